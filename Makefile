@@ -1,0 +1,73 @@
+# Everything runs in .venv, made here from any Python of at least 3.11; an active environment is neither used nor changed.
+#   make demo    set up and train a new rule on the handwritten digits
+#   make test    set up and run the everyday tests
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test slow lint docs bench ci clean
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+JOBS   ?= 2
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+help:
+	@echo 'make demo    set up and run the demonstration: a new rule, its kernel, a trained model, a plot'
+	@echo 'make test    set up and run the everyday tests (pytest -n $(JOBS); choose with ARGS="-k adam")'
+	@echo 'make slow    the tests that take long or need a fresh environment'
+	@echo 'make lint    ruff and mypy --strict'
+	@echo 'make docs    build the manual into site/'
+	@echo 'make bench   measure, print ratios to the memory limit'
+	@echo 'make ci      everything continuous integration runs'
+	@echo 'make clean   remove .venv and everything built'
+
+setup: $(VENV)/.dev
+
+$(BIN)/python:
+	@python=; for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'rulec needs Python 3.11 or newer and found none on PATH; install one, or name it: make PYTHON=/path/to/python3.12' >&2; \
+	  exit 1; \
+	fi; \
+	echo "making $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV)
+
+# The demonstration needs no framework, so that a first look is quick; everything else is one environment.
+$(VENV)/.demo: $(INPUTS) | $(BIN)/python
+	@echo 'installing rulec'
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(INPUTS) | $(BIN)/python
+	@echo 'installing rulec and its development tools (some minutes the first time)'
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/.demo $@
+
+demo: $(VENV)/.demo
+	@$(BIN)/rulec demo
+
+test: setup
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+slow: setup
+	@$(BIN)/python -m pytest -n $(JOBS) -m 'slow and not gpu' $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+
+docs: setup
+	@$(BIN)/mkdocs build --strict --quiet
+
+bench: setup
+	@$(BIN)/rulec bench $(ARGS)
+
+ci:
+	@.ci/run
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
