@@ -1,0 +1,35 @@
+"""What every test shares: one throw-away kernel cache per run, and gpu tests that ask for a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_CACHE = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point RULEC_CACHE_DIR at an empty folder, so that tests neither read nor fill the user's cache.
+
+    The controlling process makes it and the xdist workers inherit it: each kernel is compiled once per run, and the
+    locking of the cache is exercised by every run.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    config.stash[_CACHE] = tempfile.mkdtemp(prefix="rulec-test-cache-")
+    os.environ["RULEC_CACHE_DIR"] = config.stash[_CACHE]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _CACHE in config.stash:
+        shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
