@@ -1,0 +1,94 @@
+"""The way of the data goes in one direction: which folders import what, and what `import rulec` costs.
+
+language, compiler, backend and runtime know no framework; the bundled backends import theirs inside `build`. So every
+rule's source can be printed, for any backend, on a machine that has none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", "triton", "cupy"})
+HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
+PURE = ("rulec/language", "rulec/compiler", "rulec/backend", "rulec/runtime")
+ADAPTERS = [["rulec", name] for name in ("array", "torch", "jax", "testing", "bench", "cli")]
+
+
+def imports(file: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, absolute dotted name, whether it runs when the file is imported) of every name a file imports."""
+    tree = ast.parse(file.read_text(), filename=str(file))
+    delayed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = f"{origin(node, file)}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                yield node.lineno, source + alias.name, id(node) not in delayed
+
+
+def origin(node: ast.ImportFrom, file: Path) -> str:
+    """The absolute name of the module that a `from ... import` reads."""
+    package = file.parent.relative_to(ROOT).parts
+    above = package[: len(package) - node.level + 1] if node.level else ()
+    return ".".join((*above, *(node.module.split(".") if node.module else ())))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def offences(folder: str, forbidden: frozenset[str], *, only_when_imported: bool) -> list[str]:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files, f"no modules in {folder}"
+    return [
+        f"{file.relative_to(ROOT)}:{line} imports {module}"
+        for file in files
+        for line, module, when_imported in imports(file)
+        if module.partition(".")[0] in forbidden and (when_imported or not only_when_imported)
+    ]
+
+
+@pytest.mark.parametrize("folder", PURE)
+def test_pure_folders_import_no_framework_at_all(folder: str) -> None:
+    assert offences(folder, FRAMEWORKS | {"rulec_backends"}, only_when_imported=False) == []
+
+
+@pytest.mark.parametrize("folder", PURE)
+def test_pure_folders_know_no_adapter(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    names = [(file.name, line, module) for file in files for line, module, _ in imports(file)]
+    assert [name for name in names if name[2].split(".")[:2] in ADAPTERS] == []
+
+
+def test_backends_import_nothing_heavy_at_module_level() -> None:
+    assert offences("backends", HEAVY, only_when_imported=True) == []
+
+
+def test_sympy_is_only_in_symbolic() -> None:
+    found = offences("rulec", frozenset({"sympy"}), only_when_imported=False)
+    assert [place for place in found if not place.startswith("rulec/language/symbolic.py:")] == []
+
+
+def in_a_process(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_light() -> None:
+    loaded = in_a_process("import sys, rulec; print(*sorted({name.partition('.')[0] for name in sys.modules}))").split()
+    assert "rulec" in loaded
+    assert sorted(HEAVY & set(loaded)) == []
