@@ -9,7 +9,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make clean   remove .venv and everything built'
 
 setup: $(VENV)/.dev
+	@:
 
 $(BIN)/python:
 	@python=; for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -33,11 +34,11 @@ $(BIN)/python:
 	  exit 1; \
 	fi; \
 	echo "making $(VENV) with $$($$python --version)"; \
-	$$python -m venv $(VENV)
+	$$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # The demonstration needs no framework, so that a first look is quick; everything else is one environment.
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
-	@echo 'installing rulec'
+	@echo 'installing rulec (half a minute the first time)'
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
