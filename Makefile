@@ -1,7 +1,6 @@
 # Everything runs in .venv, made here from any Python of at least 3.11; an active environment is neither used nor changed.
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
-SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow lint docs bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
@@ -26,7 +25,7 @@ setup: $(VENV)/.dev
 	@:
 
 $(BIN)/python:
-	@python=; for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	@python=; for name in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
 	  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then \
