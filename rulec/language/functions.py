@@ -1,0 +1,111 @@
+"""The functions a rule may call: their names, arguments and the nodes they make.
+
+Both ways of writing a rule, text and Python, call through this one table, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rulec.language.node import LEVELS, Node, Op, const, node
+
+#: A number may be written as a node or as a plain number.
+Value = Node | float
+
+
+class CallError(ValueError):
+    """A call with arguments the function does not take; whoever parses adds the place."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One callable of the language.
+
+    `arguments` are the names of its values (a name in `[...]` is a list of extents), `optional` the keywords
+    with their defaults: a value where the default is a number or None, a word where `choices` lists it.
+    """
+
+    name: str
+    build: Callable[..., Node]
+    arguments: tuple[str, ...]
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def signature(self) -> str:
+        """How a call looks, for messages: `clip(x, low, high)`."""
+        words = [f"{k}={v!r}" if k in self.choices else f"{k}={v}" for k, v in self.optional.items()]
+        return f"{self.name}({', '.join([*self.arguments, *words])})"
+
+    def __call__(self, *args: Any, **keywords: Any) -> Node:
+        if len(args) != len(self.arguments):
+            given = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
+            raise CallError(f"{self.name} takes {len(self.arguments)}, not {given}: write {self.signature()}")
+        for argument, value in zip(self.arguments, args, strict=True):
+            wanted = "a list of extents" if argument.startswith("[") else "a value"
+            if not isinstance(value, list if argument.startswith("[") else Node | int | float):
+                raise CallError(f"{argument.strip('[]')} of {self.name} is {wanted}: write {self.signature()}")
+        for key, value in keywords.items():
+            if key not in self.optional:
+                raise CallError(f"{self.name} has no argument {key!r}: write {self.signature()}")
+            if key in self.choices and value not in self.choices[key]:
+                allowed = ", ".join(repr(c) for c in self.choices[key])
+                raise CallError(f"{key} of {self.name} is one of {allowed}, not {value!r}")
+        return self.build(*args, **{**self.optional, **keywords})
+
+
+def as_node(value: Any) -> Node:
+    """A plain number as a constant node; a node as it is."""
+    return value if isinstance(value, Node) else const(float(value))
+
+
+def _plain(op: Op, *arguments: str) -> Function:
+    return Function(op.symbol, lambda *args: node(op, *map(as_node, args)), arguments)
+
+
+def _reduction(op: Op) -> Function:
+    def build(x: Value, per: str) -> Node:
+        return node(op, as_node(x), per)
+
+    return Function(op.symbol, build, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
+
+
+def _clip(x: Value, low: Value, high: Value) -> Node:
+    return node(Op.MINIMUM, node(Op.MAXIMUM, as_node(x), as_node(low)), as_node(high))
+
+
+def _random(op: Op) -> Function:
+    def build(shape: Sequence[Value], at: Value | None) -> Node:
+        position = node(Op.STEP) if at is None else as_node(at)
+        return node(op, position, *map(as_node, shape))
+
+    return Function(op.symbol, build, ("[shape]",), {"at": None})
+
+
+def _newton_schulz(x: Value, steps: Value, dtype: str) -> Node:
+    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), dtype)
+
+
+_FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+#: Every function of the language by the name it is called by.
+FUNCTIONS: dict[str, Function] = {
+    f.name: f
+    for f in (
+        *(_plain(op, "x") for op in (Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH)),
+        *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE)),
+        *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
+        _plain(Op.WHERE, "condition", "a", "b"),
+        Function("clip", _clip, ("x", "low", "high")),
+        *(_reduction(op) for op in (Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO)),
+        Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
+        _plain(Op.TRANSPOSE, "x"),
+        Function("newton_schulz", _newton_schulz, ("x",), {"steps": 5, "dtype": "float32"}, {"dtype": _FLOATS}),
+        _plain(Op.QR, "x"),
+        _plain(Op.EIGH, "x"),
+        _plain(Op.INVERSE_ROOT, "x", "order"),
+        _random(Op.UNIFORM),
+        _random(Op.NORMAL),
+    )
+}

@@ -1,0 +1,80 @@
+"""Where rules are found: the library that ships with rulec, and files of the user's own."""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+
+from rulec.errors import RuleError
+from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
+
+
+@functools.cache
+def library_folder() -> Path:
+    """The folder of the rules that ship with rulec."""
+    spec = find_spec("rulec_rules")
+    if spec is None or spec.origin is None:
+        raise RuleError("the rule library is not installed: install rulec again")
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def rules() -> list[str]:
+    """The names of the library's rules, sorted; transforms begin with `transforms/`."""
+    folder = library_folder()
+    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+
+
+def _find(name: str, base: Path | None) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name) if base is None else base / name
+        if not path.is_file():
+            raise RuleError(f"there is no rule file {str(path)!r}")
+        return path
+    for candidate in (name, f"transforms/{name}"):
+        if candidate in rules():
+            return library_folder() / f"{candidate}.yaml"
+    hint = did_you_mean(name, [r.rpartition("/")[2] for r in rules()])
+    raise RuleError(f"there is no rule {name!r}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
+
+
+def load(name: str | Path) -> Rule:
+    """The rule of that library name (`"adamw"`), or of that rule file (`"my.yaml"`).
+
+    Raises RuleError where there is none, or at the place of a mistake in it.
+    """
+    return _load(_find(str(name), None), ())
+
+
+def _load(path: Path, above: tuple[Path, ...]) -> Rule:
+    path = path.resolve()
+    if path in above:
+        names = " -> ".join(p.stem for p in (*above[above.index(path) :], path))
+        raise RuleError(f"{path.stem} is made of itself: {names}")
+    if path.is_relative_to(library_folder()):
+        return _load_library(path) if not above else _read(path, above)
+    return _read(path, above)
+
+
+@functools.cache
+def _load_library(path: Path) -> Rule:
+    return _read(path, ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> Rule:
+    from rulec.language.yaml import parse_rule
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RuleError(f"{path} is not UTF-8 text") from None
+    return parse_rule(text, str(path), lambda name: _load(_find(name, path.parent), (*above, path)), path)
+
+
+def parse(text: str, name: str = "<string>", base: Path | None = None) -> Rule:
+    """The rule of a YAML text. Paths of rules it names are relative to `base`, by default the working folder."""
+    from rulec.language.yaml import parse_rule
+
+    return parse_rule(text, name, lambda other: _load(_find(other, base), ()))

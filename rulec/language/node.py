@@ -1,0 +1,210 @@
+"""The closed set of operations a rule may use, and the interned expression nodes made of them.
+
+Nodes are shared by construction: building the same expression twice gives the same object, so common
+subexpressions need no pass of their own, and identity is equality.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from enum import Enum, auto
+from typing import Any
+
+
+class Kind(Enum):
+    """What sort of operation it is: what the passes and the backends' op tables ask about."""
+
+    LEAF = auto()
+    ARITHMETIC = auto()
+    COMPARE = auto()
+    LOGIC = auto()
+    FUNCTION = auto()
+    REDUCE = auto()
+    MATRIX = auto()
+    RANDOM = auto()
+
+
+class Op(Enum):
+    """One operation: its name as written in a rule, and its kind."""
+
+    CONST = ("const", Kind.LEAF)  # arg: the float
+    NAME = ("name", Kind.LEAF)  # arg: an identifier of the rule's text; gone after lowering
+    HYPER = ("hyper", Kind.LEAF)  # arg: the hyper-parameter's name
+    STEP = ("t", Kind.LEAF)  # this tensor's own count of updates, from 1
+    FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps
+    LOAD = ("load", Kind.LEAF)  # arg: a buffer's name; its value before this step
+    SCALAR = ("scalar", Kind.LEAF)  # arg: a column of the scalar program's table
+    RESULT = ("result", Kind.LEAF)  # arg: the name of a finished reduction or matrix function
+
+    ADD = ("+", Kind.ARITHMETIC)
+    SUB = ("-", Kind.ARITHMETIC)
+    MUL = ("*", Kind.ARITHMETIC)
+    DIV = ("/", Kind.ARITHMETIC)
+    POW = ("**", Kind.ARITHMETIC)
+    MOD = ("%", Kind.ARITHMETIC)
+    FLOORDIV = ("//", Kind.ARITHMETIC)
+    NEG = ("neg", Kind.ARITHMETIC)
+
+    LT = ("<", Kind.COMPARE)
+    LE = ("<=", Kind.COMPARE)
+    GT = (">", Kind.COMPARE)
+    GE = (">=", Kind.COMPARE)
+    EQ = ("==", Kind.COMPARE)
+    NE = ("!=", Kind.COMPARE)
+
+    AND = ("and", Kind.LOGIC)
+    OR = ("or", Kind.LOGIC)
+    NOT = ("not", Kind.LOGIC)
+
+    WHERE = ("where", Kind.FUNCTION)
+    SQRT = ("sqrt", Kind.FUNCTION)
+    RSQRT = ("rsqrt", Kind.FUNCTION)
+    CBRT = ("cbrt", Kind.FUNCTION)
+    ABS = ("abs", Kind.FUNCTION)
+    SIGN = ("sign", Kind.FUNCTION)
+    EXP = ("exp", Kind.FUNCTION)
+    LOG = ("log", Kind.FUNCTION)
+    TANH = ("tanh", Kind.FUNCTION)
+    SIGMOID = ("sigmoid", Kind.FUNCTION)
+    ERF = ("erf", Kind.FUNCTION)
+    FLOOR = ("floor", Kind.FUNCTION)
+    ISFINITE = ("isfinite", Kind.FUNCTION)
+    MINIMUM = ("minimum", Kind.FUNCTION)
+    MAXIMUM = ("maximum", Kind.FUNCTION)
+
+    SUM = ("sum", Kind.REDUCE)  # arg: the level that remains
+    MEAN = ("mean", Kind.REDUCE)
+    NORM = ("norm", Kind.REDUCE)
+    RMS = ("rms", Kind.REDUCE)
+    MIN = ("min", Kind.REDUCE)
+    MAX = ("max", Kind.REDUCE)
+    COUNT_NONZERO = ("count_nonzero", Kind.REDUCE)
+
+    MATMUL = ("@", Kind.MATRIX)
+    TRANSPOSE = ("transpose", Kind.MATRIX)
+    NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in
+    QR = ("qr", Kind.MATRIX)  # the orthogonal factor
+    EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
+    INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order
+
+    UNIFORM = ("uniform", Kind.RANDOM)  # args: at, extents...; arg: which draw of the rule it is
+    NORMAL = ("normal", Kind.RANDOM)
+
+    def __init__(self, symbol: str, kind: Kind) -> None:
+        self.symbol = symbol
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"Op.{self.name}"
+
+
+#: What remains after a reduction `per=` a level, and what a state `per:` a level is kept for.
+LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
+
+#: Known when a kernel is made: the number of dimensions and elements, and the sides of the matrix view.
+FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
+
+BOOLEAN_OPS = frozenset({op for op in Op if op.kind in (Kind.COMPARE, Kind.LOGIC)} | {Op.ISFINITE})
+
+
+class Node:
+    """One interned expression: an operation, the expressions it applies to, and a constant of its own.
+
+    Build them with `node(...)`; never change one. Two nodes are equal exactly when they are the same object.
+    """
+
+    __slots__ = ("__weakref__", "arg", "args", "op")
+
+    op: Op
+    args: tuple[Node, ...]
+    arg: Hashable
+
+    def __repr__(self) -> str:
+        from rulec.language.text import expression_text
+
+        return f"<{expression_text(self)}>"
+
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Node:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Node], tuple[Any, ...]]:
+        return node, (self.op, *self.args, self.arg)
+
+
+_interned: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
+
+
+def node(op: Op, *args: Any) -> Node:
+    """The one node `op(args..., arg)`: leading nodes are operands, a last non-node value is the constant."""
+    operands = tuple(a for a in args if isinstance(a, Node))
+    rest = [a for a in args if not isinstance(a, Node)]
+    arg = rest[0] if rest else None
+    # Constants are keyed by their bits: 0.0 and -0.0 differ, and a NaN equals itself.
+    key = (op, operands, struct.pack("<d", arg) if isinstance(arg, float) else arg)
+    found = _interned.get(key)
+    if found is None:
+        found = Node()
+        found.op, found.args, found.arg = op, operands, arg
+        found = _interned.setdefault(key, found)
+    return found
+
+
+def const(value: float) -> Node:
+    """The constant `value` (a float64)."""
+    return node(Op.CONST, float(value))
+
+
+def name(identifier: str) -> Node:
+    """A name of the rule's text, not yet resolved."""
+    return node(Op.NAME, identifier)
+
+
+def is_boolean(value: Node) -> bool:
+    """Whether the value is true or false rather than a number."""
+    if value.op is Op.WHERE:
+        return is_boolean(value.args[1]) and is_boolean(value.args[2])
+    return value.op in BOOLEAN_OPS
+
+
+def walk(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node under `roots` once, operands before the nodes that use them, in a fixed order."""
+    seen: set[Node] = set()
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            current, expanded = stack.pop()
+            if current in seen:
+                continue
+            if expanded or not current.args:
+                seen.add(current)
+                yield current
+            else:
+                stack.append((current, True))
+                stack.extend((child, False) for child in reversed(current.args))
+
+
+def rewrite(roots: Iterable[Node], change: Callable[[Node], Node], memo: dict[Node, Node] | None = None) -> list[Node]:
+    """`roots` with `change` applied to every node, operands first; `change` sees already rewritten operands."""
+    roots = list(roots)
+    done: dict[Node, Node] = {} if memo is None else memo
+    for current in walk(roots):
+        if current not in done:
+            args = tuple(done[a] for a in current.args)
+            same = all(a is b for a, b in zip(args, current.args, strict=True))
+            done[current] = change(current if same else node(current.op, *args, current.arg))
+    return [done[root] for root in roots]
+
+
+def substitute(value: Node, mapping: Mapping[Node, Node]) -> Node:
+    """`value` with each key of `mapping` replaced by its value."""
+    return rewrite([value], lambda n: mapping.get(n, n))[0]
+
+
+def names_in(roots: Iterable[Node]) -> list[str]:
+    """The names of the rule's text that occur under `roots`, each once, in order."""
+    return [str(n.arg) for n in walk(roots) if n.op is Op.NAME]

@@ -1,0 +1,175 @@
+"""The functions of the rule language for Python: on traced values they record, on NumPy arrays they compute.
+
+    from rulec.math import sqrt, where
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rulec.language.arithmetic import NUMPY
+from rulec.language.functions import FUNCTIONS
+from rulec.language.node import Op
+from rulec.language.python import Value, record
+
+__all__ = [
+    "abs", "cbrt", "clip", "count_nonzero", "erf", "exp", "floor", "isfinite", "log", "logical_and", "logical_not",
+    "logical_or", "max", "maximum", "mean", "min", "minimum", "norm", "rms", "rsqrt", "sigmoid", "sign", "sqrt", "sum",
+    "tanh", "where",
+]  # fmt: skip
+
+#: The axes of an array that a reduction to each level removes.
+_REMOVED: dict[str, Any] = {"row": -1, "col": -2, "matrix": (-2, -1), "tensor": None, "group": None, "model": None}
+
+
+def _apply(op: Op, *args: Any) -> Any:
+    if any(isinstance(a, Value) for a in args):
+        return record(op.symbol, *args)
+    return NUMPY[op](*args)
+
+
+def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
+    if isinstance(x, Value):
+        return record(name, x, per=per)
+    axis = _REMOVED[per]
+    return compute(x, axis=axis, keepdims=axis is not None)
+
+
+def sqrt(x: Any) -> Any:
+    """Square root, elementwise; NaN below zero."""
+    return _apply(Op.SQRT, x)
+
+
+def rsqrt(x: Any) -> Any:
+    """One over the square root, elementwise."""
+    return _apply(Op.RSQRT, x)
+
+
+def cbrt(x: Any) -> Any:
+    """Cube root, elementwise; negative below zero."""
+    return _apply(Op.CBRT, x)
+
+
+def abs(x: Any) -> Any:
+    """Absolute value, elementwise."""
+    return _apply(Op.ABS, x)
+
+
+def sign(x: Any) -> Any:
+    """-1, 0 or 1, elementwise; NaN of NaN."""
+    return _apply(Op.SIGN, x)
+
+
+def exp(x: Any) -> Any:
+    """Exponential, elementwise."""
+    return _apply(Op.EXP, x)
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm, elementwise; NaN below zero."""
+    return _apply(Op.LOG, x)
+
+
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent, elementwise."""
+    return _apply(Op.TANH, x)
+
+
+def sigmoid(x: Any) -> Any:
+    """1/(1 + exp(-x)), elementwise, without overflow."""
+    return _apply(Op.SIGMOID, x)
+
+
+def erf(x: Any) -> Any:
+    """The error function, elementwise."""
+    return _apply(Op.ERF, x)
+
+
+def floor(x: Any) -> Any:
+    """The largest whole number not above, elementwise."""
+    return _apply(Op.FLOOR, x)
+
+
+def isfinite(x: Any) -> Any:
+    """Whether neither infinite nor NaN, elementwise."""
+    return _apply(Op.ISFINITE, x)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller, elementwise; NaN where either is NaN."""
+    return _apply(Op.MINIMUM, a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger, elementwise; NaN where either is NaN."""
+    return _apply(Op.MAXIMUM, a, b)
+
+
+def clip(x: Any, low: Any, high: Any) -> Any:
+    """`x` limited to the range from `low` to `high`, elementwise."""
+    if any(isinstance(a, Value) for a in (x, low, high)):
+        return record("clip", x, low, high)
+    return np.minimum(np.maximum(x, low), high)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where the condition holds, `b` elsewhere, elementwise."""
+    return _apply(Op.WHERE, condition, a, b)
+
+
+def logical_and(a: Any, b: Any) -> Any:
+    """Both hold, elementwise: Python's `and` cannot be traced."""
+    return _apply(Op.AND, a, b)
+
+
+def logical_or(a: Any, b: Any) -> Any:
+    """Either holds, elementwise: Python's `or` cannot be traced."""
+    return _apply(Op.OR, a, b)
+
+
+def logical_not(a: Any) -> Any:
+    """Does not hold, elementwise: Python's `not` cannot be traced."""
+    return _apply(Op.NOT, a)
+
+
+def sum(x: Any, per: str = "tensor") -> Any:
+    """Sum, one value left per `per`: "row", "col", "matrix", "tensor", "group" or "model"."""
+    return _reduce("sum", np.sum, x, per)
+
+
+def mean(x: Any, per: str = "tensor") -> Any:
+    """Arithmetic mean, one value left per `per`."""
+    return _reduce("mean", np.mean, x, per)
+
+
+def norm(x: Any, per: str = "tensor") -> Any:
+    """Euclidean norm, one value left per `per`."""
+    return _reduce("norm", lambda x, **k: np.sqrt(np.sum(np.square(x), **k)), x, per)
+
+
+def rms(x: Any, per: str = "tensor") -> Any:
+    """Root of the mean square, one value left per `per`."""
+    return _reduce("rms", lambda x, **k: np.sqrt(np.mean(np.square(x), **k)), x, per)
+
+
+def min(x: Any, per: str = "tensor") -> Any:
+    """Smallest value, one left per `per`."""
+    return _reduce("min", np.min, x, per)
+
+
+def max(x: Any, per: str = "tensor") -> Any:
+    """Largest value, one left per `per`."""
+    return _reduce("max", np.max, x, per)
+
+
+def count_nonzero(x: Any, per: str = "tensor") -> Any:
+    """How many values are not zero, one count left per `per`."""
+    return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
+
+
+#: Functions that Python spells with an operator or that only rule text has so far.
+_TEXT_ONLY = {"matmul", "transpose", "newton_schulz", "qr", "eigh", "inverse_root", "uniform", "normal"}
+if missing := FUNCTIONS.keys() - _TEXT_ONLY - set(__all__):
+    raise AssertionError(f"rulec.math lacks {sorted(missing)}")
