@@ -1,163 +1,90 @@
 """The rules beside implementations that are not ours: who computes the same, and under which names.
 
 Each `Peer` is one row: a rule of the library, the class or function that computes the same, and values far enough
-from the defaults that a swapped name would show. `python -m tests.rules.peers` prints the manual's table.
+from the defaults that a swapped name would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
-import numpy as np
 import optax
 import pytorch_optimizer
 import torch
-from numpy.typing import NDArray
 
 import rulec
+from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
 
-Array = NDArray[Any]
-Hyper = Mapping[str, float]
+class Start(Protocol):
+    """Makes their side: as shipped, or where `shipped` is false without the rounding of their scalars to float32."""
 
-
-class Run(Protocol):
-    """One side of a comparison: it owns its parameters, and gradients move them."""
-
-    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
-        """One update with the hyper-parameters of this step."""
-
-    def params(self) -> list[Array]:
-        """The parameters now."""
+    def __call__(self, params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run: ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the table: a rule of ours, and who else computes it.
+    """One row of the table: rules of ours, and who else computes them.
 
-    `hyper` are the values compared, `decay` the transform of ours that stands for their `weight_decay`, `start` makes
-    their side of the comparison, and `note` says for the manual what the two sides do differently.
+    `composed` is our side, where `l2` or `decay` stands for their `weight_decay`: `l2 >> adam`. `hyper` are the values
+    compared. `note` says what the two sides do differently; `rounds` that their scalars are float32, which shows in
+    float64 as shipped.
     """
 
-    rule: str
+    composed: str
     theirs: str
     hyper: Hyper
-    start: Callable[[Sequence[Array], Hyper], Run]
-    decay: Literal["", "l2", "decay"] = ""
+    start: Start
     note: str = ""
+    rounds: bool = False
 
     @property
-    def composed(self) -> str:
-        """Our side in the words of the rule language: `l2 >> adam`."""
-        return {"": self.rule, "l2": f"l2 >> {self.rule}", "decay": f"{self.rule} + decay"}[self.decay]
+    def names(self) -> list[str]:
+        """The library names of the rules composed."""
+        return re.split(r" >> | \+ ", self.composed)
+
+    @property
+    def rule(self) -> str:
+        """The rule this row is about: the first that is no weight decay."""
+        return next(name for name in self.names if name not in ("l2", "decay"))
 
     def ours(self) -> rulec.Rule:
         """Our side as a rule."""
-        rule = rulec.load(self.rule)
-        if self.decay == "l2":
-            return rulec.load("l2") >> rule
-        return rule + rulec.load("decay") if self.decay == "decay" else rule
+        first, *others = [rulec.load(name) for name in self.names]
+        for other in others:
+            first = first >> other if ">>" in self.composed else first + other
+        return first
 
     def __str__(self) -> str:
         return f"{self.composed} = {self.theirs}"
 
 
-@contextmanager
-def float64_scalars() -> Iterator[None]:
-    """torch as if its default dtype were float64.
-
-    torch keeps what it counts per tensor (NAdam's mu_product, ASGD's eta and mu) in the default dtype, float32 as it
-    is shipped. Under float64 its own code shows what it would compute without that rounding.
-    """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class TorchRun:
-    """A torch optimizer: `keywords` are its arguments for the hyper-parameters of ours."""
-
-    def __init__(
-        self, kind: Any, keywords: Callable[[Hyper], dict[str, Any]], params: Sequence[Array], hyper: Hyper,
-        prepare: Callable[[torch.optim.Optimizer], None] | None = None, shipped: bool = False,
-    ) -> None:  # fmt: skip
-        self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
-        self.keywords = keywords
-        self.prepare = prepare
-        self.shipped = shipped
-        self.optimizer = kind(self.tensors, foreach=False, **keywords(hyper))
-
-    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
-        self.optimizer.param_groups[0].update(self.keywords(hyper))
-        for tensor, grad in zip(self.tensors, grads, strict=True):
-            tensor.grad = torch.tensor(grad)
-        if self.prepare is not None:
-            self.prepare(self.optimizer)
-            self.prepare = None
-        if self.shipped:
-            self.optimizer.step()
-        else:
-            with float64_scalars():
-                self.optimizer.step()
-
-    def params(self) -> list[Array]:
-        return [tensor.detach().numpy().copy() for tensor in self.tensors]
-
-
-class OptaxRun:
-    """An optax transformation: `make` gives it for the hyper-parameters of one step."""
-
-    def __init__(
-        self, make: Callable[[Hyper], Any], params: Sequence[Array], hyper: Hyper,
-        prepare: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        with jax.enable_x64(True):
-            self.make = make
-            self.now = [jax.numpy.asarray(p) for p in params]
-            self.state = make(hyper).init(self.now)
-            if prepare is not None:
-                self.state = prepare(self.state)
-
-    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
-        with jax.enable_x64(True):
-            given = [jax.numpy.asarray(g) for g in grads]
-            updates, self.state = self.make(hyper).update(given, self.state, self.now)
-            self.now = optax.apply_updates(self.now, updates)
-
-    def params(self) -> list[Array]:
-        return [np.asarray(p) for p in self.now]
-
-
 def torch_peer(
-    rule: str, kind: Any, keywords: Callable[[Hyper], dict[str, Any]], hyper: Hyper,
-    decay: Literal["", "l2", "decay"] = "", note: str = "",
-    prepare: Callable[[torch.optim.Optimizer], None] | None = None, shipped: bool = False,
+    composed: str, kind: Any, keywords: Callable[[Hyper], dict[str, Any]], hyper: Hyper, note: str = "", *,
+    prepare: Callable[[Any], None] | None = None, widen: Callable[[Any], None] | None = None, rounds: bool = False,
 ) -> Peer:  # fmt: skip
     """A row whose other side is a class of torch.optim or pytorch_optimizer."""
     package = "torch.optim" if kind.__module__.startswith("torch.") else "pytorch_optimizer"
 
-    def start(params: Sequence[Array], values: Hyper) -> Run:
-        return TorchRun(kind, keywords, params, values, prepare, shipped)
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return TorchRun(kind, keywords, params, hyper, prepare=prepare, widen=widen, shipped=shipped)
 
-    return Peer(rule, f"{package}.{kind.__name__}", hyper, start, decay, note)
+    return Peer(composed, f"{package}.{kind.__name__}", hyper, start, note, rounds)
 
 
 def optax_peer(
-    rule: str, theirs: str, make: Callable[[Hyper], Any], hyper: Hyper, decay: Literal["", "l2", "decay"] = "",
-    note: str = "", prepare: Callable[[Any], Any] | None = None,
+    composed: str, theirs: str, make: Callable[[Hyper], Any], hyper: Hyper, note: str = "", *,
+    prepare: Callable[[Any], Any] | None = None,
 ) -> Peer:  # fmt: skip
     """A row whose other side is an optax transformation."""
 
-    def start(params: Sequence[Array], values: Hyper) -> Run:
-        return OptaxRun(make, params, values, prepare)
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return OptaxRun(make, params, hyper, prepare=prepare)
 
-    return Peer(rule, theirs, hyper, start, decay, note)
+    return Peer(composed, theirs, hyper, start, note)
 
 
 def _adam_like(h: Hyper) -> dict[str, Any]:
@@ -201,53 +128,58 @@ _RMSPROP = {"lr": 0.02, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.05}
 _SGD = {"lr": 0.05, "weight_decay": 0.1}
 
 _TORCH: tuple[Peer, ...] = (
-    torch_peer("sgd", torch.optim.SGD, _same("lr", "weight_decay"), _SGD, "l2"),
+    torch_peer("l2 >> sgd", torch.optim.SGD, _same("lr", "weight_decay"), _SGD),
     torch_peer(
-        "momentum", torch.optim.SGD, _same("lr", "momentum", "dampening", "weight_decay"),
-        {**_SGD, "momentum": 0.8, "dampening": 0.3}, "l2",
+        "l2 >> momentum", torch.optim.SGD, _same("lr", "momentum", "dampening", "weight_decay"),
+        {**_SGD, "momentum": 0.8, "dampening": 0.3},
     ),
     torch_peer(
-        "nesterov", torch.optim.SGD, _same("lr", "momentum", "weight_decay", nesterov=True),
-        {**_SGD, "momentum": 0.8}, "l2",
+        "l2 >> nesterov", torch.optim.SGD, _same("lr", "momentum", "weight_decay", nesterov=True),
+        {**_SGD, "momentum": 0.8},
     ),
     torch_peer(
-        "adagrad", torch.optim.Adagrad,
+        "l2 >> adagrad", torch.optim.Adagrad,
         lambda h: {
             "lr": h["lr"], "eps": h["eps"], "lr_decay": h["lr_decay"], "weight_decay": h["weight_decay"],
             "initial_accumulator_value": h["initial"],
         },
-        {"lr": 0.05, "eps": 1e-6, "lr_decay": 0.02, "initial": 0.1, "weight_decay": 0.05}, "l2",
+        {"lr": 0.05, "eps": 1e-6, "lr_decay": 0.02, "initial": 0.1, "weight_decay": 0.05},
     ),
     torch_peer(
-        "adadelta", torch.optim.Adadelta, _same("lr", "rho", "eps", "weight_decay"),
-        {"lr": 0.7, "rho": 0.85, "eps": 1e-5, "weight_decay": 0.05}, "l2",
+        "l2 >> adadelta", torch.optim.Adadelta, _same("lr", "rho", "eps", "weight_decay"),
+        {"lr": 0.7, "rho": 0.85, "eps": 1e-5, "weight_decay": 0.05},
     ),
-    torch_peer("rmsprop", torch.optim.RMSprop, _rmsprop, _RMSPROP, "l2"),
-    torch_peer("rmsprop_momentum", torch.optim.RMSprop, _rmsprop, {**_RMSPROP, "momentum": 0.8}, "l2"),
+    torch_peer("l2 >> rmsprop", torch.optim.RMSprop, _rmsprop, _RMSPROP),
+    torch_peer("l2 >> rmsprop_momentum", torch.optim.RMSprop, _rmsprop, {**_RMSPROP, "momentum": 0.8}),
     torch_peer(
-        "rmsprop_centered", torch.optim.RMSprop, lambda h: {**_rmsprop(h), "centered": True}, _RMSPROP, "l2",
+        "l2 >> rmsprop_centered", torch.optim.RMSprop, lambda h: {**_rmsprop(h), "centered": True}, _RMSPROP,
         "torch gives NaN where rounding makes the variance negative; the rule holds it at zero",
     ),
     torch_peer(
-        "rmsprop_centered_momentum", torch.optim.RMSprop, lambda h: {**_rmsprop(h), "centered": True},
-        {**_RMSPROP, "momentum": 0.8}, "l2",
+        "l2 >> rmsprop_centered_momentum", torch.optim.RMSprop, lambda h: {**_rmsprop(h), "centered": True},
+        {**_RMSPROP, "momentum": 0.8},
         "torch gives NaN where rounding makes the variance negative; the rule holds it at zero",
     ),
-    torch_peer("adam", torch.optim.Adam, _adam_like, _ADAM_DECAY, "l2"),
+    torch_peer("l2 >> adam", torch.optim.Adam, _adam_like, _ADAM_DECAY),
     torch_peer(
-        "adam", torch.optim.Adam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY, "decay",
+        "adam + decay", torch.optim.Adam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
     ),
     torch_peer("adamw", torch.optim.AdamW, _adam_like, _ADAM_DECAY),
-    torch_peer("amsgrad", torch.optim.Adam, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY, "l2"),
-    torch_peer("amsgrad", torch.optim.AdamW, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY, "decay"),
-    torch_peer("adamax", torch.optim.Adamax, _adam_like, _ADAM_DECAY, "l2"),
+    torch_peer("l2 >> amsgrad", torch.optim.Adam, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY),
+    torch_peer("amsgrad + decay", torch.optim.AdamW, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY),
+    torch_peer("l2 >> adamax", torch.optim.Adamax, _adam_like, _ADAM_DECAY),
     torch_peer(
-        "nadam", torch.optim.NAdam, lambda h: {**_adam_like(h), "momentum_decay": h["momentum_decay"]},
-        {**_ADAM_DECAY, "momentum_decay": 0.02}, "l2", "torch keeps mu_product in float32",
+        "l2 >> nadam", torch.optim.NAdam, lambda h: {**_adam_like(h), "momentum_decay": h["momentum_decay"]},
+        {**_ADAM_DECAY, "momentum_decay": 0.02}, "torch keeps mu_product in float32", rounds=True,
     ),
-    torch_peer("radam", torch.optim.RAdam, _adam_like, _ADAM_DECAY, "l2"),
     torch_peer(
-        "radam", torch.optim.RAdam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY, "decay",
+        "nadam + decay", torch.optim.NAdam,
+        lambda h: {**_adam_like(h), "momentum_decay": h["momentum_decay"], "decoupled_weight_decay": True},
+        {**_ADAM_DECAY, "momentum_decay": 0.02}, "torch keeps mu_product in float32", rounds=True,
+    ),
+    torch_peer("l2 >> radam", torch.optim.RAdam, _adam_like, _ADAM_DECAY),
+    torch_peer(
+        "radam + decay", torch.optim.RAdam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
     ),
     torch_peer(
         "rprop", torch.optim.Rprop,
@@ -257,9 +189,9 @@ _TORCH: tuple[Peer, ...] = (
         {"lr": 0.05, "eta_minus": 0.4, "eta_plus": 1.3, "step_min": 1e-3, "step_max": 0.09},
     ),
     torch_peer(
-        "asgd", torch.optim.ASGD, _same("lr", "lambd", "alpha", "t0", "weight_decay"),
-        {"lr": 0.05, "lambd": 0.01, "alpha": 0.6, "t0": 7, "weight_decay": 0.05}, "l2",
-        "torch keeps eta and mu in float32",
+        "l2 >> asgd", torch.optim.ASGD, _same("lr", "lambd", "alpha", "t0", "weight_decay"),
+        {"lr": 0.05, "lambd": 0.01, "alpha": 0.6, "t0": 7, "weight_decay": 0.05},
+        "torch keeps eta and mu in float32", rounds=True,
     ),
 )  # fmt: skip
 
@@ -270,14 +202,14 @@ _PYTORCH_OPTIMIZER: tuple[Peer, ...] = (
         {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
     ),
     torch_peer(
-        "signum", pytorch_optimizer.SignSGD, _same("lr", "momentum", "weight_decay"),
-        {"lr": 0.01, "momentum": 0.8, "weight_decay": 0.3}, "decay",
+        "signum + decay", pytorch_optimizer.SignSGD, _same("lr", "momentum", "weight_decay"),
+        {"lr": 0.01, "momentum": 0.8, "weight_decay": 0.3},
     ),
-    torch_peer("adabelief", pytorch_optimizer.AdaBelief, _adam_like, _ADAM_DECAY, "decay"),
+    torch_peer("adabelief + decay", pytorch_optimizer.AdaBelief, _adam_like, _ADAM_DECAY),
     torch_peer(
-        "yogi", pytorch_optimizer.Yogi, lambda h: {**_adam_like(h), "initial_accumulator": h["initial"]},
-        {**_ADAM_DECAY, "initial": 0.01}, "decay", "pytorch_optimizer and optax start the mean at 1e-6 instead of 0",
-        _yogi_from_zero,
+        "yogi + decay", pytorch_optimizer.Yogi, lambda h: {**_adam_like(h), "initial_accumulator": h["initial"]},
+        {**_ADAM_DECAY, "initial": 0.01}, "pytorch_optimizer and optax start the mean at 1e-6 instead of 0",
+        prepare=_yogi_from_zero,
     ),
     torch_peer(
         "adan", pytorch_optimizer.Adan,
@@ -296,16 +228,16 @@ _PYTORCH_OPTIMIZER: tuple[Peer, ...] = (
         {**_ADAM_DECAY, "beta3": 0.99, "alpha": 3, "alpha_warmup": 15, "beta3_warmup": 15},
     ),
     torch_peer(
-        "qhadam", pytorch_optimizer.QHAdam, lambda h: {**_adam_like(h), "nus": (h["nu1"], h["nu2"])},
-        {**_ADAM_DECAY, "nu1": 0.6, "nu2": 0.9}, "l2", "pytorch_optimizer keeps its weights in float32",
-        _float64_weights,
+        "l2 >> qhadam", pytorch_optimizer.QHAdam, lambda h: {**_adam_like(h), "nus": (h["nu1"], h["nu2"])},
+        {**_ADAM_DECAY, "nu1": 0.6, "nu2": 0.9}, "pytorch_optimizer keeps its weights in float32",
+        widen=_float64_weights, rounds=True,
     ),
     torch_peer(
-        "madgrad", pytorch_optimizer.MADGRAD,
+        "l2 >> madgrad", pytorch_optimizer.MADGRAD,
         lambda h: {
             "lr": h["lr"] - h["eps"], "momentum": h["momentum"], "eps": h["eps"], "weight_decay": h["weight_decay"],
         },
-        {"lr": 0.03, "momentum": 0.8, "eps": 1e-6, "weight_decay": 0.05}, "l2",
+        {"lr": 0.03, "momentum": 0.8, "eps": 1e-6, "weight_decay": 0.05},
         "pytorch_optimizer adds eps to lr, as the authors' code does and the paper does not: it is given lr - eps",
     ),
 )  # fmt: skip
@@ -342,8 +274,8 @@ _OPTAX: tuple[Peer, ...] = (
         {"lr": 0.05, "momentum": 0.8},
     ),
     optax_peer(
-        "adadelta", "optax.adadelta", lambda h: optax.adadelta(h["lr"], h["rho"], h["eps"], h["weight_decay"]),
-        {"lr": 0.7, "rho": 0.85, "eps": 1e-5, "weight_decay": 0.05}, "l2",
+        "l2 >> adadelta", "optax.adadelta", lambda h: optax.adadelta(h["lr"], h["rho"], h["eps"], h["weight_decay"]),
+        {"lr": 0.7, "rho": 0.85, "eps": 1e-5, "weight_decay": 0.05},
     ),
     optax_peer("rmsprop", "optax.rmsprop", _optax_rmsprop(centered=False), _RMSPROP_ALONE),
     optax_peer("rmsprop_centered", "optax.rmsprop", _optax_rmsprop(centered=True), _RMSPROP_ALONE),
@@ -371,11 +303,29 @@ _OPTAX: tuple[Peer, ...] = (
         {**_ADAM_DECAY, "beta3": 0.99, "alpha": 3},
     ),
     optax_peer(
-        "laprop", "optax.chain(scale_by_rms, ema)", _laprop,
-        {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "weight_decay": 0.07}, "decay",
+        "laprop + decay", "optax.chain(scale_by_rms, ema)", _laprop,
+        {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "weight_decay": 0.07},
         "the authors' code, and pytorch_optimizer, sum lr times the momentum, which differs where lr changes",
     ),
     optax_peer("adopt", "optax.contrib.adopt", _optax_adam_like(optax.contrib.adopt), {**_ADAM, "eps": 1e-3}),
+    optax_peer(
+        "transforms/clip >> sgd", "optax.chain(clip, sgd)",
+        lambda h: optax.chain(optax.clip(h["limit"]), optax.sgd(h["lr"])), {"lr": 0.05, "limit": 0.7},
+    ),
+    optax_peer(
+        "transforms/scale >> adam", "optax.chain(scale, adam)",
+        lambda h: optax.chain(optax.scale(h["factor"]), _optax_adam_like(optax.adam)(h)), {**_ADAM, "factor": 3},
+    ),
+    optax_peer("transforms/sign >> sgd", "optax.sign_sgd", lambda h: optax.sign_sgd(h["lr"]), {"lr": 0.05}),
+    optax_peer(
+        "transforms/nesterov + decay", "optax.chain(trace, add_decayed_weights)",
+        lambda h: optax.chain(
+            optax.trace(h["momentum"], nesterov=True),
+            optax.add_decayed_weights(h["weight_decay"]),
+            optax.scale_by_learning_rate(h["lr"]),
+        ),
+        {**_SGD, "momentum": 0.8},
+    ),
 )  # fmt: skip
 
 PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX)

@@ -1,0 +1,144 @@
+"""The sides of a comparison: our optimizer on arrays, the oracle, and the optimizers of torch and optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+import optax
+import torch
+from numpy.typing import NDArray
+
+import rulec
+from rulec.array import Optimizer
+from rulec.compiler.reference import ReferenceOptimizer
+
+Array = NDArray[Any]
+Hyper = Mapping[str, float]
+
+
+class Run(Protocol):
+    """One side of a comparison: it owns its parameters, and gradients move them."""
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        """One update with the hyper-parameters of this step."""
+
+    def params(self) -> list[Array]:
+        """The parameters now, as arrays of their own."""
+
+
+class OurRun:
+    """A rule of ours on arrays, through a backend."""
+
+    def __init__(self, rule: rulec.Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> None:
+        self.arrays = [p.copy() for p in params]
+        self.optimizer = Optimizer(rule, self.arrays, backend=backend, **hyper)
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        for name, value in hyper.items():
+            self.optimizer.hyper[name] = value
+        self.optimizer.step([g.copy() for g in grads])
+
+    def params(self) -> list[Array]:
+        return [p.copy() for p in self.arrays]
+
+
+class OracleRun:
+    """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters."""
+
+    def __init__(
+        self, rule: rulec.Rule, params: Sequence[Array], hyper: Hyper,
+        arithmetic: Literal["float64", "mpmath"] = "mpmath",
+    ) -> None:  # fmt: skip
+        arrays = [p.astype(np.float64) for p in params]
+        self.optimizer = ReferenceOptimizer(rule, arrays, dict(hyper), arithmetic=arithmetic)
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        for name, value in hyper.items():
+            self.optimizer.hyper[name] = value
+        self.optimizer.step([g.astype(np.float64) for g in grads])
+
+    def params(self) -> list[Array]:
+        return [np.array(p, dtype=np.float64) for p in self.optimizer.params]
+
+
+@contextmanager
+def float64_scalars() -> Iterator[None]:
+    """torch with float64 as its default dtype.
+
+    torch keeps what it counts per tensor (NAdam's mu_product, ASGD's eta and mu) in the default dtype, float32 as it
+    is shipped. Under float64 its own code shows what it would compute without that rounding.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class TorchRun:
+    """An optimizer of torch.optim's kind, of the class `kind`.
+
+    `keywords` gives its arguments for hyper-parameters of ours. `prepare` is called once, when gradients are there
+    and the first step is not taken. Where `shipped` is false it computes without its float32 scalars: `widen` is
+    called like `prepare`, and torch's default dtype is float64 while it steps.
+    """
+
+    def __init__(
+        self, kind: Any, keywords: Callable[[Hyper], Mapping[str, Any]], params: Sequence[Array], hyper: Hyper, *,
+        prepare: Callable[[Any], None] | None = None, widen: Callable[[Any], None] | None = None,
+        shipped: bool = False,
+    ) -> None:  # fmt: skip
+        self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
+        self.keywords = keywords
+        self.optimizer = kind(self.tensors, foreach=False, **keywords(hyper))
+        self.before_first = [hook for hook in (prepare, None if shipped else widen) if hook is not None]
+        self.shipped = shipped
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        self.optimizer.param_groups[0].update(self.keywords(hyper))
+        for tensor, grad in zip(self.tensors, grads, strict=True):
+            tensor.grad = torch.tensor(grad)
+        for hook in self.before_first:
+            hook(self.optimizer)
+        self.before_first = []
+        if self.shipped:
+            self.optimizer.step()
+        else:
+            with float64_scalars():
+                self.optimizer.step()
+
+    def params(self) -> list[Array]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+    def state(self, index: int) -> dict[str, Any]:
+        """What it stores for the parameter of that index."""
+        return dict(self.optimizer.state[self.tensors[index]])
+
+
+class OptaxRun:
+    """An optax transformation: `make` gives it for the hyper-parameters of one step, `prepare` changes its start."""
+
+    def __init__(
+        self, make: Callable[[Hyper], Any], params: Sequence[Array], hyper: Hyper, *,
+        prepare: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.make = make
+        with jax.enable_x64(True):
+            self.now = [jax.numpy.asarray(p) for p in params]
+            self.optax_state = make(hyper).init(self.now)
+            if prepare is not None:
+                self.optax_state = prepare(self.optax_state)
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        with jax.enable_x64(True):
+            given = [jax.numpy.asarray(g) for g in grads]
+            updates, self.optax_state = self.make(hyper).update(given, self.optax_state, self.now)
+            self.now = optax.apply_updates(self.now, updates)
+
+    def params(self) -> list[Array]:
+        return [np.array(p) for p in self.now]
