@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint docs bench ci clean
+.PHONY: help setup demo test slow lint format docs bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 
 VENV   := .venv
@@ -16,6 +16,7 @@ help:
 	@echo 'make test    set up and run the everyday tests (pytest -n $(JOBS); choose with ARGS="-k adam")'
 	@echo 'make slow    the tests that take long or need a fresh environment'
 	@echo 'make lint    ruff and mypy --strict'
+	@echo 'make format  put the code into the house format'
 	@echo 'make docs    build the manual into site/'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
@@ -56,8 +57,13 @@ slow: setup
 	@$(BIN)/python -m pytest -n $(JOBS) -m 'slow and not gpu' $(ARGS)
 
 lint: setup
-	@$(BIN)/ruff check
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo 'not in the house format: run make format'; exit 1; }
 	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff check --fix --quiet --select I
+	@$(BIN)/ruff format --quiet
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet
