@@ -21,7 +21,7 @@ class Trial:
     """Parameters and gradients of one comparison, the same numbers in every dtype that can hold them.
 
     Gradients have both signs, sizes from 0.01 to 10, zeros here and there, and one element that stays zero for the
-    first three steps. The learning rate changes from step to step.
+    first three steps.
     """
 
     dtype: str
@@ -49,9 +49,10 @@ class Trial:
         return [p.copy() for p in self._numbers[0]]
 
     def moves(self, hyper: Hyper) -> Iterator[tuple[list[Array], dict[str, float]]]:
-        """Gradients and hyper-parameters of each step."""
+        """Gradients and hyper-parameters of each step; the learning rate changes where `hyper` names one."""
         for k, grads in enumerate(self._numbers[1]):
-            yield [g.copy() for g in grads], {**hyper, "lr": hyper["lr"] * (1 + 0.5 * math.cos(k))}
+            lr = {"lr": hyper["lr"] * (1 + 0.5 * math.cos(k))} if "lr" in hyper else {}
+            yield [g.copy() for g in grads], {**hyper, **lr}
 
 
 @dataclass(frozen=True)

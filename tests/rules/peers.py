@@ -19,6 +19,7 @@ import torch
 import rulec
 from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
 
+
 class Start(Protocol):
     """Makes their side: as shipped, or where `shipped` is false without the rounding of their scalars to float32."""
 
@@ -329,3 +330,8 @@ _OPTAX: tuple[Peer, ...] = (
 )  # fmt: skip
 
 PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX)
+
+#: One row for each rule.
+FIRST: tuple[Peer, ...] = tuple(
+    peer for i, peer in enumerate(PEERS) if peer.rule not in {other.rule for other in PEERS[:i]}
+)

@@ -47,22 +47,27 @@ class OurRun:
 
 
 class OracleRun:
-    """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters."""
+    """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters.
+
+    It starts with the hyper-parameters of the first step, as an optimizer's states do: Rprop's steps begin at that
+    step's learning rate.
+    """
 
     def __init__(
-        self, rule: rulec.Rule, params: Sequence[Array], hyper: Hyper,
-        arithmetic: Literal["float64", "mpmath"] = "mpmath",
-    ) -> None:  # fmt: skip
-        arrays = [p.astype(np.float64) for p in params]
-        self.optimizer = ReferenceOptimizer(rule, arrays, dict(hyper), arithmetic=arithmetic)
+        self, rule: rulec.Rule, params: Sequence[Array], arithmetic: Literal["float64", "mpmath"] = "mpmath"
+    ) -> None:
+        self.rule, self.arithmetic = rule, arithmetic
+        self.start = [p.astype(np.float64) for p in params]
+        self.optimizer: ReferenceOptimizer | None = None
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
-        for name, value in hyper.items():
-            self.optimizer.hyper[name] = value
-        self.optimizer.step([g.astype(np.float64) for g in grads])
+        if self.optimizer is None:
+            self.optimizer = ReferenceOptimizer(self.rule, self.start, hyper, self.arithmetic)
+        self.optimizer.step([g.astype(np.float64) for g in grads], hyper)
 
     def params(self) -> list[Array]:
-        return [np.array(p, dtype=np.float64) for p in self.optimizer.params]
+        now = self.start if self.optimizer is None else self.optimizer.params
+        return [np.array(p, dtype=np.float64) for p in now]
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""The interop section of a rule, read as rules/README.md says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import optax
+import torch
+
+import rulec
+from tests.rules.runs import Hyper
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the interop section of the rule `rule` for the library `package`, torch or optax."""
+
+    rule: str
+    package: str
+    callable: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
+    weight_decay: str | Mapping[str, str] = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    step: str = "step"
+    start: Mapping[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """Their class or function."""
+        root = torch.optim if self.package == "torch" else optax
+        return functools.reduce(getattr, self.callable.split("."), root)
+
+    @functools.cached_property
+    def signature(self) -> Mapping[str, inspect.Parameter]:
+        """The keywords their class or function takes."""
+        return inspect.signature(self.function).parameters
+
+    @functools.cached_property
+    def our_defaults(self) -> dict[str, float]:
+        """Every hyper-parameter of our rule at its default."""
+        defaults = {name: hyper.default for name, hyper in rulec.load(self.rule).standalone().hyper.items()}
+        return {name: value for name, value in defaults.items() if isinstance(value, float)}
+
+    @functools.cached_property
+    def names(self) -> dict[str, Any]:
+        """Keyword of theirs to hyper-parameters of ours: `args`, and those called the same."""
+        mapped = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
+        lr = {"learning_rate": "lr"} if self.package == "optax" else {}
+        same = {name: name for name in self.our_defaults if name in self.signature}
+        return {**lr, **{k: v for k, v in same.items() if v not in mapped}, **self.args}
+
+    def keywords(self, hyper: Hyper) -> dict[str, Any]:
+        """Their keywords for hyper-parameters of ours."""
+        given = {k: v for k, v in self.when.items() if v != "nonzero"}
+        for key, ours in self.names.items():
+            given[key] = tuple(hyper[name] for name in ours) if isinstance(ours, list) else hyper[ours]
+        return given
+
+    def decays(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The transforms that their weight decay may stand for, each with the keywords that choose it."""
+        choices = {"default": self.weight_decay} if isinstance(self.weight_decay, str) else self.weight_decay
+        for flag, transform in choices.items():
+            yield transform, {} if flag == "default" else {flag: True}
+
+    def __str__(self) -> str:
+        return f"{self.rule} as {self.package}.{self.callable}"
+
+
+def entries() -> list[Entry]:
+    """Every interop entry of the library."""
+    found = []
+    for rule in rulec.rules():
+        for package, section in rulec.load(rule).interop.items():
+            for given in section if isinstance(section, list) else [section]:
+                data = dict(given)
+                found.append(Entry(rule, package, data.pop("class" if package == "torch" else "function"), **data))
+    return found

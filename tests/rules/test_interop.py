@@ -1,0 +1,125 @@
+"""What the interop sections say of torch and optax is true of torch and optax."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import rulec
+from tests.rules.interop import Entry, entries
+from tests.rules.measure import Trial, largest_difference
+from tests.rules.peers import PEERS
+from tests.rules.runs import Hyper, OptaxRun, OurRun, Run, TorchRun
+
+pytestmark = pytest.mark.peer
+
+ENTRIES = entries()
+FLAVOURS = [(entry, *flavour) for entry in ENTRIES for flavour in entry.decays()]
+
+
+def values(entry: Entry) -> dict[str, float]:
+    """Hyper-parameters that are not the defaults, where theirs has them; the rest at our defaults."""
+    chosen = {name: value for peer in reversed(PEERS) if peer.rule == entry.rule for name, value in peer.hyper.items()}
+    theirs = {name for value in entry.names.values() for name in (value if isinstance(value, list) else [value])}
+    return {k: chosen.get(k, default) if k in theirs else default for k, default in entry.our_defaults.items()}
+
+
+def start(entry: Entry, trial: Trial, hyper: Hyper, extra: dict[str, Any]) -> Run:
+    """Their side, made of nothing but the entry."""
+
+    def keywords(now: Hyper) -> dict[str, Any]:
+        decay = {"weight_decay": now["weight_decay"]} if entry.weight_decay else {}
+        return {**entry.keywords(now), **decay, **extra}
+
+    def from_zero(state: Any) -> Any:
+        return (state[0]._replace(**{entry.state[k]: [np.zeros_like(p) for p in trial.params] for k in entry.start}),)
+
+    if entry.package == "torch":
+        return TorchRun(entry.function, keywords, trial.params, hyper)
+    prepare = (lambda state: (*from_zero(state), *state[1:])) if entry.start else None
+    return OptaxRun(lambda now: entry.function(**keywords(now)), trial.params, hyper, prepare=prepare)
+
+
+@pytest.mark.parametrize(("entry", "decay", "extra"), FLAVOURS, ids=lambda x: str(x) if isinstance(x, Entry) else None)
+def test_same_numbers(entry: Entry, decay: str, extra: dict[str, Any]) -> None:
+    rule = rulec.load(entry.rule)
+    hyper = values(entry)
+    if decay:
+        rule = rulec.load("l2") >> rule if decay == "l2" else rule + rulec.load("decay")
+        hyper["weight_decay"] = 0.07
+    trial = Trial("float64", steps=6)
+    ours = OurRun(rule, trial.params, hyper, "numpy")
+    assert largest_difference(ours, start(entry, trial, hyper, extra), trial, hyper).relative <= 1e-12
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_keywords_and_defaults(entry: Entry) -> None:
+    known = set(entry.signature)
+    assert set(entry.when) | set(entry.args) | set(entry.defaults) <= known | {"weight_decay"}
+    decay = {"weight_decay": 0} if entry.weight_decay else {}
+    expected = {**entry.keywords(entry.our_defaults), **decay, **entry.defaults}
+    for key, default in expected.items():
+        theirs = entry.signature[key].default
+        if key not in entry.when and theirs is not None and theirs is not entry.signature[key].empty:
+            assert default == theirs, f"{key} is {theirs} by default there, {default} here"
+
+
+@pytest.mark.parametrize("theirs", sorted({(e.package, e.callable) for e in ENTRIES}), ids=".".join)
+def test_flags_choose_one_rule(theirs: tuple[str, str]) -> None:
+    rivals = [entry for entry in ENTRIES if (entry.package, entry.callable) == theirs]
+    flags = sorted({(key, type(value) is bool) for entry in rivals for key, value in entry.when.items()})
+    settings = [dict(zip([k for k, _ in flags], given, strict=True)) for given in product(*_choices(flags))]
+    matches = {str(given): [e.rule for e in rivals if _means(e, given)] for given in settings}
+    assert all(len(found) <= 1 for found in matches.values()), matches
+    assert {entry.rule for entry in rivals} == {rule for found in matches.values() for rule in found}
+
+
+def _choices(flags: list[tuple[str, bool]]) -> list[tuple[Any, ...]]:
+    return [(False, True) if boolean else (None, 0, 0.9) for _, boolean in flags]
+
+
+def _means(entry: Entry, given: dict[str, Any]) -> bool:
+    """Whether the entry is what their class with these keywords means."""
+    return all(bool(given[k]) if v == "nonzero" else given[k] == v for k, v in entry.when.items())
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.package == "torch"], ids=str)
+def test_torch_state(entry: Entry) -> None:
+    run = _stepped(entry)
+    assert isinstance(run, TorchRun)
+    for index, param in enumerate(run.params()):
+        stored = {key: value for key, value in run.state(index).items() if value is not None}
+        assert ("step" in stored) == (entry.step == "step")
+        stored.pop("step", None)
+        assert set(stored) == set(entry.state.values())
+        for ours, state in rulec.load(entry.rule).state.items():
+            assert stored[entry.state[ours]].shape == (() if state.per == "tensor" else param.shape)
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.package == "optax"], ids=str)
+def test_optax_state(entry: Entry) -> None:
+    run = _stepped(entry)
+    assert isinstance(run, OptaxRun)
+    fields = {
+        name: leaf
+        for part in jax.tree.leaves(run.optax_state, is_leaf=lambda x: hasattr(x, "_fields"))
+        if hasattr(part, "_fields")
+        for name, leaf in part._asdict().items()
+    }
+    assert set(entry.state) == set(rulec.load(entry.rule).state)
+    for theirs in entry.state.values():
+        assert [leaf.shape for leaf in fields[theirs]] == [p.shape for p in run.params()]
+
+
+def _stepped(entry: Entry) -> Run:
+    """Their side after two steps."""
+    trial = Trial("float64", steps=2)
+    hyper = {**values(entry), "weight_decay": 0.07}
+    run = start(entry, trial, hyper, {})
+    for grads, now in trial.moves(hyper):
+        run.step(grads, now)
+    return run
