@@ -43,13 +43,19 @@ NUMPY: Table = {
 
 
 @functools.cache
-def mpmath_table(digits: int = 50) -> Table:
-    """The same operations on object arrays of mpmath numbers with this many digits; IEEE values at the edges."""
+def mpmath_context() -> Any:
+    """mpmath with 50 digits, apart from mpmath's own global precision."""
     import mpmath
 
     context = mpmath.mp.clone()
-    context.dps = digits
-    return _MpmathTable(context).table()
+    context.dps = 50
+    return context
+
+
+@functools.cache
+def mpmath_table() -> Table:
+    """The same operations on object arrays of 50-digit mpmath numbers; IEEE values at the edges."""
+    return _MpmathTable(mpmath_context()).table()
 
 
 class _MpmathTable:

@@ -77,6 +77,8 @@ def _clip(x: Value, low: Value, high: Value) -> Node:
 
 def _random(op: Op) -> Function:
     def build(shape: Sequence[Value], at: Value | None) -> Node:
+        if len(shape) != 2:
+            raise CallError(f"shape of {op.symbol} is [rows, cols], not {len(shape)} extents")
         position = node(Op.STEP) if at is None else as_node(at)
         return node(op, position, *map(as_node, shape))
 

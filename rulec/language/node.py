@@ -32,7 +32,8 @@ class Op(Enum):
     CONST = ("const", Kind.LEAF)  # arg: the float
     NAME = ("name", Kind.LEAF)  # arg: an identifier of the rule's text; gone after lowering
     HYPER = ("hyper", Kind.LEAF)  # arg: the hyper-parameter's name
-    STEP = ("t", Kind.LEAF)  # this tensor's own count of updates, from 1
+    MODEL_HYPER = ("model_hyper", Kind.LEAF)  # arg: a hyper-parameter that must be the same in every group
+    STEP = ("t", Kind.LEAF)  # this tensor's own count of updates, from 1; arg: None, "group" or "model"
     FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps
     LOAD = ("load", Kind.LEAF)  # arg: a buffer's name; its value before this step
     SCALAR = ("scalar", Kind.LEAF)  # arg: a column of the scalar program's table
@@ -89,7 +90,8 @@ class Op(Enum):
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order
 
-    UNIFORM = ("uniform", Kind.RANDOM)  # args: at, extents...; arg: which draw of the rule it is
+    # args: at, extents...; once lowered, args: at, and arg: which draw of the rule it is and its extents
+    UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
 
     def __init__(self, symbol: str, kind: Kind) -> None:

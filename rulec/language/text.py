@@ -75,6 +75,8 @@ def _call_arguments(value: Node, named: Mapping[Node, str]) -> str:
         return f'{parts[0]}, per="{value.arg}"'
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts
+        if isinstance(value.arg, tuple):
+            extents = [_text(e, named)[0] for e in value.arg[1:]]
         return f"[{', '.join(extents)}], at={at}"
     if value.op is Op.NEWTON_SCHULZ:
         return f'{parts[0]}, steps={parts[1]}, dtype="{value.arg}"'

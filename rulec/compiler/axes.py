@@ -1,0 +1,153 @@
+"""Which axes every value has; and means, norms and counts written out once that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Stage, Store
+from rulec.errors import RuleError
+from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.source import rule_error
+from rulec.language.text import expression_text
+
+_STEP_AXES = {None: "kn", "group": "k", "model": ""}
+
+
+class AxisInference:
+    """Computes the axes of values of one program; remembers what it has seen."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.buffers = {b.name: b.axes for b in program.buffers}
+        self.results = {r.name: r.axes for s in program.stages for r in (*s.reduces, *s.matrix)}
+        self.known: dict[Node, Axes] = {}
+
+    def axes(self, value: Node) -> Axes:
+        """The axes of `value`; RuleError where its parts do not fit together."""
+        for part in walk([value]):
+            if part not in self.known:
+                self.known[part] = self._infer(part)
+        return self.known[value]
+
+    def _infer(self, value: Node) -> Axes:
+        operands = [self.known[a] for a in value.args]
+        if value.op.kind is Kind.LEAF:
+            return self._leaf(value)
+        if value.op.kind is Kind.REDUCE:
+            return _reduced(value, operands[0])
+        if value.op.kind is Kind.MATRIX:
+            return self._matrix(value, operands)
+        if value.op.kind is Kind.RANDOM:
+            _, rows, cols = value.arg  # type: ignore[misc]
+            return Axes(AXES, rows, cols)
+        return self._union(value, operands)
+
+    def _leaf(self, value: Node) -> Axes:
+        if value.op is Op.LOAD:
+            return self.buffers[str(value.arg)]
+        if value.op is Op.HYPER:
+            return Axes("k")
+        if value.op is Op.STEP:
+            return Axes(_STEP_AXES[value.arg])  # type: ignore[index]
+        if value.op is Op.RESULT:
+            return self.results[str(value.arg)]
+        if value.op is Op.SCALAR:
+            return self.axes(self.program.scalars.columns[value.arg].value)  # type: ignore[call-overload]
+        return Axes("kn") if value.op is Op.FACT else Axes()
+
+    def _union(self, value: Node, operands: list[Axes]) -> Axes:
+        letters = "".join(c for c in AXES if any(c in a.letters for a in operands))
+        extents: list[Node | None] = []
+        for side, letter in (("rows", "i"), ("cols", "j")):
+            having = [getattr(a, side) for a in operands if letter in a.letters]
+            if any(h is not having[0] for h in having):
+                sizes = " and ".join(dict.fromkeys(f"{expression_text(h)} {side}" for h in having))
+                raise RuleError(f"shapes do not fit in {expression_text(value)!r}: one part has {sizes}")
+            extents.append(having[0] if having else None)
+        return Axes(letters, extents[0], extents[1])
+
+    def _matrix(self, value: Node, operands: list[Axes]) -> Axes:
+        for operand, axes in zip(value.args[:2], operands, strict=False):
+            if "i" not in axes.letters and operand not in value.args[1:]:
+                raise RuleError(f"{value.op.symbol} needs a matrix, and {expression_text(operand)!r} is none")
+        first = operands[0]
+        if value.op is Op.MATMUL:
+            if first.cols is not operands[1].rows:
+                raise RuleError(f"the inner sides of {expression_text(value)!r} differ")
+            return Axes(AXES, first.rows, operands[1].cols)
+        if value.op is Op.TRANSPOSE:
+            return Axes(AXES, first.cols, first.rows)
+        if value.op is Op.EIGH:
+            return Axes(AXES, first.rows, first.rows)
+        return first
+
+
+def _reduced(value: Node, operand: Axes) -> Axes:
+    letters = "".join(c for c in operand.letters if c in LEVEL_AXES[str(value.arg)])
+    return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
+
+
+def _count(removed: str, operand: Axes, level: str) -> Node:
+    """How many values a reduction joins, as an expression of shape facts."""
+    count = const(1)
+    for letter, extent in (("i", operand.rows), ("j", operand.cols)):
+        if letter in removed and extent is not None:
+            count = extent if count is const(1) else node(Op.MUL, count, extent)
+    if {"b", "i", "j"} <= set(removed) and operand.rows is ROWS and operand.cols is COLS:
+        count = node(Op.FACT, "numel")
+    elif "b" in removed:
+        batch = node(Op.DIV, node(Op.FACT, "numel"), node(Op.MUL, ROWS, COLS))
+        count = node(Op.MUL, count, batch)
+    # Tensors differ in size, so a count over several of them is a sum of their own counts.
+    return node(Op.SUM, count, level) if "n" in removed or "k" in removed else count
+
+
+def _written_out(value: Node, inference: AxisInference) -> Node:
+    """A mean, norm, rms or count as sums; anything else as it is."""
+    if value.op not in (Op.MEAN, Op.NORM, Op.RMS, Op.COUNT_NONZERO):
+        return value
+    (x,), level = value.args, str(value.arg)
+    if value.op is Op.COUNT_NONZERO:
+        return node(Op.SUM, node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0)), level)
+    operand = inference.axes(x)
+    removed = "".join(c for c in operand.letters if c not in LEVEL_AXES[level])
+    total = node(Op.SUM, x if value.op is Op.MEAN else node(Op.MUL, x, x), level)
+    mean = total if value.op is Op.NORM else node(Op.DIV, total, _count(removed, operand, level))
+    return mean if value.op is Op.MEAN else node(Op.SQRT, mean)
+
+
+def infer_axes(program: Program) -> Program:
+    """The program with means and norms written out as sums, and its values' axes checked.
+
+    Raises RuleError, at its line where that is known, for parts that do not fit together and for a state that is
+    assigned a value with more axes than it has.
+    """
+    inference = AxisInference(program)
+    memo: dict[Node, Node] = {}
+    stages = []
+    for stage in program.stages:
+        stores = []
+        for store in stage.stores:
+            value = rewrite([store.value], lambda n: _written_out(n, inference), memo)[0]
+            _check_store(program, store.buffer, value, inference)
+            stores.append(Store(store.buffer, value))
+        stages.append(Stage(tuple(stores)))
+    labels = {memo.get(value, value): label for value, label in program.labels.items()}
+    return replace(program, stages=tuple(stages), labels=labels)
+
+
+def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
+    state = program.rule.state.get(buffer)
+    try:
+        axes = inference.axes(value)
+    except RuleError as error:
+        raise rule_error(f"{buffer}: {error.message}", state.span if state else None) from None
+    wider = set(axes.letters) - set(program.buffer(buffer).axes.letters)
+    if wider:
+        names = {v: k for k, v in LEVEL_AXES.items()}
+        has, keeps = names.get(axes.letters, axes.letters), names[program.buffer(buffer).axes.letters]
+        raise rule_error(
+            f"{buffer} is kept per {keeps} but is assigned a value per {has}: "
+            f"reduce it with per={keeps!r}, or declare the state per {has}",
+            state.span if state else None,
+        )

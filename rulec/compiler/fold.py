@@ -1,0 +1,46 @@
+"""Constant folding: only identities that hold for every IEEE number, signed zeros, infinities and NaN included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Kind, Node, Op, const, is_boolean
+
+
+def fold_node(value: Node) -> Node:
+    """The simplest node with the same value, given operands that are folded already."""
+    if value.op.kind in (Kind.ARITHMETIC, Kind.FUNCTION) and value.args and all(a.op is Op.CONST for a in value.args):
+        return _fold_constant(value)
+    if value.op.kind is Kind.ARITHMETIC:
+        return _fold_identity(value)
+    if value.op is Op.WHERE and value.args[1] is value.args[2]:
+        return value.args[1]
+    return value
+
+
+def _fold_constant(value: Node) -> Node:
+    if is_boolean(value) or value.op is Op.WHERE:
+        return value
+    with np.errstate(all="ignore"):
+        operands = [np.float64(a.arg) for a in value.args]  # type: ignore[arg-type]
+        return const(float(NUMPY[value.op](*operands)))
+
+
+def _is(value: Node, number: float) -> bool:
+    return value.op is Op.CONST and value.arg == number
+
+
+def _fold_identity(value: Node) -> Node:
+    left = value.args[0]
+    right = value.args[-1]
+    if value.op is Op.MUL and (_is(left, 1) or _is(right, 1)):
+        return right if _is(left, 1) else left
+    if value.op in (Op.DIV, Op.POW) and _is(right, 1):
+        return left
+    # x - 0 is x for every x; x + 0 is not (-0 + 0 is +0).
+    if value.op is Op.SUB and _is(right, 0) and str(right.arg) != "-0.0":
+        return left
+    if value.op is Op.NEG and left.op is Op.NEG:
+        return left.args[0]
+    return value

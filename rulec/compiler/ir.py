@@ -1,0 +1,156 @@
+"""The program a rule compiles to: buffers, a scalar program, and stages.
+
+Every value has axes, letters in the order of `AXES`: `k` group, `n` tensor (with `n` always comes `k`), `b` leading
+batch, `i` row, `j` column. A parameter is `knbij`, a per-tensor norm `kn`, a model-wide value has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rulec.language.node import Node, Op, node
+from rulec.language.rule import Hyper, Rule
+
+AXES = "knbij"
+
+#: What remains of a value at each level of the language.
+LEVEL_AXES: Mapping[str, str] = {
+    "element": "knbij", "row": "knbi", "col": "knbj", "matrix": "knb", "tensor": "kn", "group": "k", "model": "",
+}  # fmt: skip
+
+ROWS, COLS = node(Op.FACT, "rows"), node(Op.FACT, "cols")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a value, and the extents of its rows and columns where it has them.
+
+    The extents are expressions of shape facts and static hyper-parameters: `rows` and `cols` for what has the
+    parameter's own shape, others for a low-rank state.
+    """
+
+    letters: str = ""
+    rows: Node | None = None
+    cols: Node | None = None
+
+    def __str__(self) -> str:
+        return self.letters or "none"
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether there is one value per element of the parameter."""
+        return self.letters == AXES and self.rows is ROWS and self.cols is COLS
+
+
+def axes_of_letters(letters: str) -> Axes:
+    """Axes with the parameter's own extents."""
+    return Axes(letters, ROWS if "i" in letters else None, COLS if "j" in letters else None)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that stages load from and store to.
+
+    `role` is `param`, `grad`, `state` or `input`. Its dtype is the layout's to choose; `init` is a state's first
+    value as an expression of hyper-parameters, shape facts and the parameter `p`.
+    """
+
+    name: str
+    role: str
+    axes: Axes
+    init: Node | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """`buffer` takes this value, rounded to the buffer's dtype."""
+
+    buffer: str
+    value: Node
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished reduction or matrix function, read by later stages as `RESULT name`."""
+
+    name: str
+    value: Node
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass over the tensors.
+
+    `stores` write elementwise buffers; `reduces` are sums, minima and maxima over elements; `matrix` are matrix
+    functions of values that this stage writes to scratch; `finish` writes what is narrower than an element, once
+    this stage's reductions are complete.
+    """
+
+    stores: tuple[Store, ...] = ()
+    reduces: tuple[Result, ...] = ()
+    matrix: tuple[Result, ...] = ()
+    finish: tuple[Store, ...] = ()
+
+    @property
+    def roots(self) -> list[Node]:
+        """Every expression that the stage computes for each element."""
+        found = [s.value for s in self.stores]
+        for result in (*self.reduces, *self.matrix):
+            found.extend(result.value.args)
+        return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the scalar table: a value per tensor that kernels read and never compute."""
+
+    name: str
+    value: Node
+
+
+@dataclass(frozen=True)
+class ScalarProgram:
+    """What depends on hyper-parameters, `t` and shape facts alone, in float64, once per distinct (group, t).
+
+    `stores` are the states that belong here entirely, such as NAdam's product of momenta.
+    """
+
+    columns: tuple[Column, ...] = ()
+    stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled rule: what a backend prints and the reference runs.
+
+    `labels` are the author's names for values, kept for readable output. `skip` is true where a step is to leave
+    everything as it is. Two compilations of one rule for one set of decisions are the same object.
+    """
+
+    name: str
+    rule: Rule
+    buffers: tuple[Buffer, ...]
+    hyper: Mapping[str, Hyper]
+    stages: tuple[Stage, ...]
+    scalars: ScalarProgram = field(default_factory=ScalarProgram)
+    labels: Mapping[Node, str] = field(default_factory=dict)
+    skip: Node | None = None
+    evaluate: Node | None = None
+
+    def buffer(self, buffer_name: str) -> Buffer:
+        """The buffer of this name."""
+        return next(b for b in self.buffers if b.name == buffer_name)
+
+    @property
+    def states(self) -> tuple[Buffer, ...]:
+        """The buffers a rule remembers between steps."""
+        return tuple(b for b in self.buffers if b.role == "state")
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether one pass without reductions or matrix functions does it all."""
+        return len(self.stages) == 1 and not (self.stages[0].reduces or self.stages[0].matrix)
+
+    __hash__ = object.__hash__

@@ -1,0 +1,185 @@
+"""From the lines of a rule to values: names become nodes, branches are decided or merged, states become stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.fold import fold_node
+from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Stage, Store, axes_of_letters
+from rulec.errors import RuleError
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
+from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.source import Span, rule_error
+
+#: Levels of a state that several tensors share.
+_WIDE_LEVELS = ("group", "model")
+
+
+def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
+    """The truth of a condition of shape facts and static hyper-parameters; None where it depends on more."""
+    values: dict[Node, Any] = {}
+    for part in walk([condition]):
+        if part.op is Op.CONST:
+            values[part] = np.float64(part.arg)  # type: ignore[arg-type]
+        elif part.op in (Op.FACT, Op.HYPER, Op.NAME) and part.arg in known:
+            values[part] = np.float64(known[str(part.arg)])
+        elif part.op in NUMPY and all(a in values for a in part.args):
+            values[part] = NUMPY[part.op](*(values[a] for a in part.args))
+    return bool(values[condition]) if condition in values else None
+
+
+@dataclass
+class _Lowering:
+    """What is known while the lines are walked: the value of every name so far, and the author's names of values."""
+
+    rule: Rule
+    known: Mapping[str, float]
+    values: dict[str, Node]
+    labels: dict[Node, str] = field(default_factory=dict)
+    lines: dict[str, Span | None] = field(default_factory=dict)
+
+    def expression(self, value: Node) -> Node:
+        """The rule-text expression as a value of now."""
+
+        def change(n: Node) -> Node:
+            if n.op is Op.NAME:
+                return self._name(str(n.arg))
+            return fold_node(_numeric_operands(n))
+
+        return rewrite([value], change)[0]
+
+    def _name(self, identifier: str) -> Node:
+        if identifier not in self.values:
+            raise RuleError(f"{identifier!r} of {self.rule.name} has no value here: its state does not exist for this shape")
+        return self.values[identifier]
+
+    def statements(self, step: tuple[Statement, ...]) -> None:
+        for line in step:
+            if isinstance(line, Assign):
+                self._assign(line)
+            else:
+                self._branch(line)
+
+    def _assign(self, line: Assign) -> None:
+        value = self.expression(line.value)
+        state = self.rule.state.get(line.target)
+        if state is not None:
+            value = _numeric(value)
+            if state.per in _WIDE_LEVELS:
+                value = _at_level(value, state.per)
+        self.values[line.target] = value
+        self.lines[line.target] = line.span
+        if value.op.kind is not Kind.LEAF:
+            new = line.target in self.rule.state or line.target == "p"
+            self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
+
+    def _branch(self, line: Branch) -> None:
+        condition = self.expression(line.condition)
+        decided = decide(condition, self.known)
+        if decided is not None:
+            self.statements(line.then if decided else line.otherwise)
+            return
+        if not is_boolean(condition):
+            raise rule_error("the condition of an if is true or false: write a comparison", line.span)
+        before = dict(self.values)
+        self.statements(line.then)
+        then, self.values = self.values, dict(before)
+        self.statements(line.otherwise)
+        for key in then.keys() & self.values.keys():
+            if then[key] is not self.values[key]:
+                self.values[key] = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
+
+
+def _at_level(value: Node, level: str) -> Node:
+    """A value stored for a whole group or model: `t` is that level's own count, and a model's hyper-parameters are
+    the same in every group. What stands inside a reduction still belongs to each tensor."""
+    if value.op is Op.STEP:
+        return node(Op.STEP, level)
+    if value.op is Op.HYPER and level == "model":
+        return node(Op.MODEL_HYPER, value.arg)
+    if value.op.kind is Kind.REDUCE or not value.args:
+        return value
+    return node(value.op, *(_at_level(a, level) for a in value.args), value.arg)
+
+
+def _numeric(value: Node) -> Node:
+    return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
+
+
+def _numeric_operands(value: Node) -> Node:
+    """Truth values as 1 and 0 where numbers are wanted, and the other way round."""
+    if value.op.kind in (Kind.ARITHMETIC, Kind.COMPARE, Kind.REDUCE):
+        return node(value.op, *map(_numeric, value.args), value.arg)
+    if value.op.kind is Kind.LOGIC:
+        return node(value.op, *(a if is_boolean(a) else node(Op.NE, a, const(0)) for a in value.args))
+    if value.op is Op.WHERE and not is_boolean(value.args[0]):
+        return node(Op.WHERE, node(Op.NE, value.args[0], const(0)), *value.args[1:])
+    if value.op is Op.WHERE and is_boolean(value.args[1]) != is_boolean(value.args[2]):
+        return node(Op.WHERE, value.args[0], *map(_numeric, value.args[1:]))
+    return value
+
+
+def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
+    """The value of each name before the first line."""
+    leaves = {fact: node(Op.FACT, fact) for fact in FACTS}
+    leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
+    leaves |= {key: node(Op.LOAD, key) for key in (*states, *rule.inputs)}
+    return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": node(Op.LOAD, "p"), "t": node(Op.STEP)}
+
+
+def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -> Program:
+    """The program of a rule for tensors with these shape facts, all in one stage that later passes cut.
+
+    `static` are the values of static hyper-parameters. Raises RuleError at the line of a mistake.
+    """
+    rule = rule.standalone()
+    known = {**facts, **static}
+    names = {n: node(Op.HYPER, n) for n in rule.hyper} | {f: node(Op.FACT, f) for f in FACTS}
+    states = {}
+    for key, state in rule.state.items():
+        if state.condition is None or decide(state.condition, known) is not False:
+            states[key] = state
+    lowering = _Lowering(rule, known, _leaves(rule, states))
+    before = dict(lowering.values)
+    lowering.statements(rule.step)
+    skip = lowering.expression(rule.skip) if rule.skip is not None else None
+    stores = []
+    for key in (*states, "p"):
+        value, old = _numeric(lowering.values[key]), before[key]
+        if value is not old:
+            stores.append(Store(key, value if skip is None else node(Op.WHERE, skip, old, value)))
+    resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
+    buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
+    for key, state in states.items():
+        extents = None if state.shape is None else tuple(resolve.expression(x) for x in state.shape)
+        buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), resolve.expression(state.init)))
+    for key, kind in rule.inputs.items():
+        buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
+    evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
+    return Program(
+        rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(_number_draws(stores))),), labels=lowering.labels,
+        skip=skip, evaluate=evaluate,
+    )  # fmt: skip
+
+
+def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
+    if extents is None:
+        return axes_of_letters(LEVEL_AXES[rule.state[key].per])
+    if len(extents) != 2:
+        raise rule_error(f"state {key} has a shape of {len(extents)} extents: give two, rows and columns", rule.state[key].span)
+    rows, cols = (x if x is not None else y for x, y in zip(extents, (ROWS, COLS), strict=True))
+    return Axes("knbij", rows, cols)
+
+
+def _number_draws(stores: list[Store]) -> list[Store]:
+    """The stores with every random draw of the rule numbered, in order: each has its own place in the stream."""
+    values = [s.value for s in stores]
+    order = [n for n in walk(values) if n.op.kind is Kind.RANDOM]
+    # Extents become part of the constant: they are static, and must not be hoisted with the scalars.
+    memo = {n: node(n.op, n.args[0], (i, *n.args[1:])) for i, n in enumerate(order)}
+    return [Store(s.buffer, v) for s, v in zip(stores, rewrite(values, lambda n: n, memo), strict=True)]

@@ -1,0 +1,96 @@
+"""The driver: a rule into a program, pass by pass."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+from rulec.compiler.axes import infer_axes
+from rulec.compiler.ir import Program
+from rulec.compiler.lower import decide, lower
+from rulec.compiler.scalars import hoist_scalars
+from rulec.compiler.stages import split_stages
+from rulec.compiler.verify import verify
+from rulec.language.node import Node
+from rulec.language.rule import Rule, conditions
+
+Pass = Callable[[Program], Program]
+
+#: The passes after lowering, in order; each takes a program and gives a program.
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("infer_axes", infer_axes),
+    ("hoist_scalars", hoist_scalars),
+    ("split_stages", split_stages),
+)
+
+#: The shape facts of an ordinary matrix: what `compile` assumes of a rule whose kernel depends on them.
+DEFAULT_FACTS: Mapping[str, float] = {"ndim": 2, "numel": 4096, "rows": 64, "cols": 64}
+
+
+def shape_conditions(rule: Rule) -> list[Node]:
+    """The conditions that make one rule several programs: those of branches and of states."""
+    found = [branch.condition for branch in conditions(rule.step)]
+    return found + [s.condition for s in rule.state.values() if s.condition is not None]
+
+
+def compile(rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None) -> Program:
+    """The program of `rule` for tensors with these shape facts (those of a 64 by 64 matrix by default).
+
+    `static` gives static hyper-parameters; others are read when a step runs and never recompile anything. Programs
+    are shared: facts that decide every condition alike give the same object. Raises RuleError for a mistake that
+    only the whole shows, such as shapes that do not fit.
+    """
+    facts = dict(DEFAULT_FACTS if facts is None else facts)
+    static = {k: float(v) for k, v in (static or _static_defaults(rule)).items()}
+    known = {**facts, **static}
+    decisions = tuple(decide(c, known) for c in shape_conditions(rule))
+    return _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts))
+
+
+def _static_defaults(rule: Rule) -> dict[str, float]:
+    return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+
+
+class _ByIdentity:
+    """A rule as a dictionary key: equal rules made separately simply compile separately."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def __hash__(self) -> int:
+        return id(self.rule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and self.rule is other.rule
+
+
+class _Facts(dict[str, float]):
+    """Shape facts that take no part in a cache key: the decisions made from them do."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Facts)
+
+
+@functools.lru_cache(maxsize=512)
+def _compile(key: _ByIdentity, decisions: object, static: tuple[tuple[str, float], ...], facts: _Facts) -> Program:
+    program = None
+    for _, program in passes(key.rule, facts, dict(static)):
+        if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
+            from rulec.compiler.show import program_text
+
+            print(f"--- {_}\n{program_text(program)}")
+    assert program is not None
+    return program
+
+
+def passes(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -> Iterator[tuple[str, Program]]:
+    """The program after each pass, with the pass's name: what `rulec show --passes` prints."""
+    program = verify(lower(rule, facts, static), "lower")
+    yield "lower", program
+    for name, run in PASSES:
+        program = verify(run(program), name)
+        yield name, program

@@ -1,0 +1,54 @@
+"""The random stream of the language: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011).
+
+Key: (seed, tensor id). Counter: (element//4 as two words, draw of the rule, step). The 32-bit words are the same on
+every backend; an element's value depends on nothing but these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Four random 32-bit words for each counter (four broadcastable arrays of 32-bit words)."""
+    c = [np.asarray(x, np.uint64) for x in counter]
+    k = list(key)
+    for _ in range(10):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c[0])
+        high1, low1 = _multiply(_MULTIPLIERS[1], c[2])
+        c = [high1 ^ c[1] ^ np.uint64(k[0]), low1, high0 ^ c[3] ^ np.uint64(k[1]), low0]
+        k = [(k[0] + _WEYL[0]) & 0xFFFFFFFF, (k[1] + _WEYL[1]) & 0xFFFFFFFF]
+    a, b, d, e = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*c))
+    return a, b, d, e
+
+
+def _multiply(factor: int, word: Any) -> tuple[Any, Any]:
+    product = np.uint64(factor) * word
+    return product >> np.uint64(32), product & np.uint64(0xFFFFFFFF)
+
+
+def stream(count: int, *, seed: int, tensor: int, draw: int, step: int) -> Words:
+    """The first `count` words of one tensor's draw at one step."""
+    block = np.arange((count + 3) // 4, dtype=np.uint64)
+    counter = (block & np.uint64(0xFFFFFFFF), block >> np.uint64(32), draw, step & 0xFFFFFFFF)
+    return np.stack(philox(counter, (seed & 0xFFFFFFFF, tensor & 0xFFFFFFFF)), axis=-1).reshape(-1)[:count]
+
+
+def uniform(words: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Words as numbers strictly between 0 and 1, exact in float32: the top 23 bits, in the middle of their cell."""
+    return ((words >> np.uint32(9)).astype(np.float64) + 0.5) * 2.0**-23
+
+
+def normal(count: int, **position: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """`count` standard normal numbers by Box and Muller's method, two from each pair of words."""
+    u = uniform(stream(count + count % 2, **position)).reshape(-1, 2)
+    radius, angle = np.sqrt(-2.0 * np.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1)[:count]

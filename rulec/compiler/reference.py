@@ -1,0 +1,391 @@
+"""The living definition of the language: a program run node by node, in float64 or in 50-digit mpmath.
+
+Slow on purpose. Every backend is compared with the float64 walk, and the float64 walk with the mpmath one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler import random
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Program, Stage, Store
+from rulec.compiler.lower import decide
+from rulec.compiler.pipeline import compile
+from rulec.compiler.scalars import resolve_hyper
+from rulec.compiler.view import MatrixView, matrix_view
+from rulec.errors import HyperError, InternalError, RuleError
+from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
+from rulec.language.library import load
+from rulec.language.node import Kind, Node, Op, rewrite, walk
+from rulec.language.rule import Rule
+
+Array = np.ndarray[Any, Any]
+
+#: Which instance of a value: a tensor's index, a group's, or None for the whole model.
+Key = int | None
+
+
+def _to_float(array: Any) -> Array:
+    return np.asarray(array, dtype=np.float64)
+
+
+def _to_mpf(array: Any) -> Array:
+    """Numbers as mpmath's with 50 digits: what is given in float64 is taken exactly."""
+    convert = np.frompyfunc(mpmath_context().mpf, 1, 1)
+    given = np.asarray(array)
+    return np.asarray(convert(given if given.dtype == object else given.astype(np.float64)))
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the reference computes: the operations, and numbers into arrays it understands."""
+
+    table: Table
+    array: Any
+    exact: bool
+
+
+def arithmetic(name: str) -> Arithmetic:
+    """`float64`, or `mpmath` with 50 digits."""
+    if name == "mpmath":
+        return Arithmetic(mpmath_table(), _to_mpf, exact=True)
+    if name == "float64":
+        return Arithmetic(NUMPY, _to_float, exact=False)
+    raise ValueError(f"arithmetic is 'float64' or 'mpmath', not {name!r}")
+
+
+@dataclass
+class Tensor:
+    """One parameter as the reference holds it: the matrix view of its value, its states, its own step count."""
+
+    view: MatrixView
+    value: Array
+    group: int
+    index: int
+    machine_eps: float
+    states: dict[str, Array] = field(default_factory=dict)
+    t: int = 0
+
+
+class Run:
+    """One step of a program over some tensors: values by node and instance."""
+
+    def __init__(
+        self, program: Program, tensors: Sequence[Tensor], hyper: Sequence[Mapping[str, float]], how: Arithmetic,
+        shared: dict[tuple[str, Key], Array], gradients: Mapping[int, Array], seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.program, self.tensors, self.hyper, self.how = program, list(tensors), hyper, how
+        self.shared, self.gradients, self.seed = shared, gradients, seed
+        self.inference = AxisInference(program)
+        self.values: dict[tuple[Node, Key], Any] = {}
+        self.results: dict[tuple[str, Key], Any] = {}
+        self.columns: dict[tuple[int, Key], Any] = {}
+        self.by_index = {t.index: t for t in self.tensors}
+
+    def execute(self) -> None:
+        """Every stage in order; then the stores, all at once."""
+        columns = [c.value for c in self.program.scalars.columns]
+        pending = self._stores(self.program.scalars.stores)
+        for index, column in enumerate(columns):
+            self._evaluate([column])
+            for key in self._keys(self._letters(column)):
+                self.columns[index, key] = self.values[column, key]
+        for stage in self.program.stages:
+            pending += self._stage(stage)
+        for buffer, key, value in pending:
+            self._write(buffer, key, value)
+
+    def _stage(self, stage: Stage) -> list[tuple[str, Key, Any]]:
+        for result in (*stage.reduces, *stage.matrix):
+            self._evaluate([result.value])
+            for key in self._keys(result.axes.letters):
+                self.results[result.name, key] = self.values[result.value, key]
+        return self._stores((*stage.stores, *stage.finish))
+
+    def _stores(self, stores: Sequence[Store]) -> list[tuple[str, Key, Any]]:
+        pending = []
+        for store in stores:
+            self._evaluate([store.value])
+            letters = self.program.buffer(store.buffer).axes.letters
+            for key in self._keys(letters):
+                pending.append((store.buffer, key, self._get(store.value, key, letters)))
+        return pending
+
+    def _write(self, buffer: str, key: Key, value: Any) -> None:
+        letters = self.program.buffer(buffer).axes.letters
+        if "n" not in letters:
+            self.shared[buffer, key] = value
+        elif buffer == "p":
+            tensor = self.by_index[key]  # type: ignore[index]
+            tensor.value = np.broadcast_to(value, tensor.value.shape).copy()
+        else:
+            states = self.by_index[key].states  # type: ignore[index]
+            states[buffer] = np.broadcast_to(value, states[buffer].shape).copy()
+
+    def _keys(self, letters: str) -> list[Key]:
+        if "n" in letters:
+            return [t.index for t in self.tensors]
+        return list(dict.fromkeys(t.group for t in self.tensors)) if "k" in letters else [None]
+
+    def _letters(self, value: Node) -> str:
+        return self.inference.axes(value).letters
+
+    def _evaluate(self, roots: Sequence[Node]) -> None:
+        with np.errstate(all="ignore"):
+            for part in walk(roots):
+                for key in self._keys(self._letters(part)):
+                    if (part, key) not in self.values:
+                        self.values[part, key] = self._compute(part, key)
+
+    def _get(self, value: Node, key: Key, letters: str) -> Any:
+        """The instance of `value` that the instance `key` of something with axes `letters` sees."""
+        own = self._letters(value)
+        if "n" in own:
+            return self.values[value, key]
+        if "k" not in own:
+            return self.values[value, None]
+        return self.values[value, self.by_index[key].group if "n" in letters else key]  # type: ignore[index]
+
+    def _compute(self, value: Node, key: Key) -> Any:
+        if value.op.kind is Kind.LEAF:
+            return self._leaf(value, key)
+        if value.op.kind is Kind.REDUCE:
+            return self._reduce(value, key)
+        letters = self._letters(value)
+        operands = [self._get(a, key, letters) for a in value.args]
+        if value.op.kind is Kind.MATRIX:
+            return _matrix(value, operands, self.how)
+        if value.op.kind is Kind.RANDOM:
+            return self._random(value, operands, key)
+        return self.how.table[value.op](*operands)
+
+    def _leaf(self, value: Node, key: Key) -> Any:
+        array = self.how.array
+        if value.op is Op.CONST:
+            return array(value.arg)
+        if value.op is Op.HYPER:
+            return array(self.hyper[key][str(value.arg)])  # type: ignore[index]
+        if value.op is Op.MODEL_HYPER:
+            return array(self._model_hyper(str(value.arg)))
+        if value.op is Op.SCALAR:
+            return self.columns[value.arg, key]  # type: ignore[index]
+        if value.op is Op.RESULT:
+            return self.results[str(value.arg), key]
+        if value.op is Op.STEP:
+            return array(self._step(value.arg, key))
+        if value.op is Op.FACT:
+            tensor = self.by_index[key]  # type: ignore[index]
+            return array({**tensor.view.facts, "machine_eps": tensor.machine_eps}[str(value.arg)])
+        return self._load(str(value.arg), key)
+
+    def _model_hyper(self, name: str) -> float:
+        values = {group[name] for group in self.hyper}
+        if len(values) > 1:
+            raise HyperError(
+                f"{name} of {self.program.name} is part of a state of the whole model, so every group needs the same value, "
+                f"not {', '.join(map(str, sorted(values)))}"
+            )
+        return values.pop()
+
+    def _step(self, level: Any, key: Key) -> int:
+        if level is None:
+            return self.by_index[key].t  # type: ignore[index]
+        return max(t.t for t in self.tensors if level == "model" or t.group == key)
+
+    def _load(self, buffer: str, key: Key) -> Any:
+        if (buffer, key) in self.shared:
+            return self.shared[buffer, key]
+        tensor = self.by_index[key]  # type: ignore[index]
+        if buffer == "p":
+            return tensor.value
+        return self.gradients[tensor.index] if buffer == "g" else tensor.states[buffer]
+
+    def _reduce(self, value: Node, key: Key) -> Any:
+        (operand,) = value.args
+        have, keep = self._letters(operand), self._letters(value)
+        removed = set(have) - set(keep)
+        axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
+        combine = {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[value.op]
+        total: Any = None
+        for part in self._keys(have):
+            if not self._belongs(part, have, key, keep):
+                continue
+            x = np.asarray(self.values[operand, part])
+            for axis in axes:
+                x = combine.reduce(x, axis=axis, keepdims=True) if x.ndim == 3 else x
+            total = x if total is None else combine(total, x)
+        return total.reshape(()) if "n" in removed and np.ndim(total) == 3 else total
+
+    def _belongs(self, part: Key, have: str, key: Key, keep: str) -> bool:
+        if "n" in keep or key is None:
+            return part == key or key is None
+        return (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
+
+    def _random(self, value: Node, operands: Sequence[Any], key: Key) -> Any:
+        draw, *sizes = value.arg  # type: ignore[misc]
+        self._evaluate(sizes)
+        extents = [int(self._get(x, key, "kn")) for x in sizes]
+        count = int(np.prod(extents))
+        position = {"seed": self.seed, "tensor": int(key or 0), "draw": int(draw), "step": int(operands[0])}
+        made = random.normal(count, **position)
+        if value.op is Op.UNIFORM:
+            made = random.uniform(random.stream(count, **position))
+        return self.how.array(made.reshape(1, *extents))
+
+
+def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
+    first = operands[0]
+    if value.op is Op.MATMUL:
+        return np.matmul(first, operands[1])
+    if value.op is Op.TRANSPOSE:
+        return np.swapaxes(first, -1, -2)
+    if value.op is Op.NEWTON_SCHULZ:
+        return newton_schulz(first, int(operands[1]), how)
+    if how.exact:
+        raise RuleError(f"{value.op.symbol} has no 50-digit form: use the float64 reference")
+    if value.op is Op.QR:
+        return np.linalg.qr(first)[0]
+    if value.op is Op.EIGH:
+        return np.linalg.eigh(first)[1]
+    if value.op is Op.INVERSE_ROOT:
+        lambdas, vectors = np.linalg.eigh(first)
+        return (vectors * lambdas[..., None, :] ** (-1.0 / float(operands[1]))) @ np.swapaxes(vectors, -1, -2)
+    raise InternalError(f"the reference has no {value.op.symbol}")
+
+
+def newton_schulz(x: Array, steps: int, how: Arithmetic) -> Array:
+    """The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients (Jordan, 2024)."""
+    a, b, c = (how.array(k) for k in (3.4445, -4.7750, 2.0315))
+    tall = x.shape[-2] > x.shape[-1]
+    y = np.swapaxes(x, -1, -2) if tall else x
+    norm = how.table[Op.SQRT](np.sum(y * y, axis=(-2, -1), keepdims=True))
+    y = y / how.table[Op.MAXIMUM](norm, how.array(1e-7))
+    for _ in range(steps):
+        gram = np.matmul(y, np.swapaxes(y, -1, -2))
+        y = a * y + np.matmul(b * gram + c * np.matmul(gram, gram), y)
+    return np.swapaxes(y, -1, -2) if tall else y
+
+
+class ReferenceOptimizer:
+    """A rule run by the reference over a list of parameters: the oracle that tests compare everything with.
+
+    `params` are arrays of any shape, `hyper` the values that differ from their defaults (or one dict per group,
+    with `groups` giving each parameter's). `tags` are each parameter's words for `tagged(...)`.
+    """
+
+    def __init__(
+        self, rule: Rule, params: Sequence[Any], hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
+        arithmetic: str = "float64", *, groups: Sequence[int] | None = None, tags: Sequence[set[str]] | None = None,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.how = _arithmetic(arithmetic)
+        given = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
+        self.seed = seed
+        group_of = list(groups or [0] * len(params))
+        words = list(tags or [set()] * len(params))
+        self.tensors: list[Tensor] = []
+        self._parts: dict[int, _Part] = {}
+        routes: dict[str, tuple[Rule, list[Mapping[str, float]]]] = {}
+        for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
+            eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
+            routed, bindings = route(rule, np.shape(param), words[index])
+            key = routed.name
+            routes.setdefault(key, (routed.standalone(), [_own(g, routed, bindings) for g in given]))
+            view = matrix_view(np.shape(param), routed.view)
+            self.tensors.append(Tensor(view, view.matrices(self.how.array(param)), group, index, eps))
+            self._add(index, *routes[key])
+
+    def _add(self, index: int, rule: Rule, given: list[Mapping[str, float]]) -> None:
+        tensor = self.tensors[index]
+        hyper = [resolve_hyper(rule.hyper, g, tensor.machine_eps, rule.name) for g in given]
+        static = {k: v for k, v in hyper[tensor.group].items() if rule.hyper[k].static}
+        program = compile(rule, tensor.view.facts, static)
+        part = self._parts.setdefault(id(program), _Part(program, hyper))
+        part.tensors.append(tensor)
+        for buffer in program.states:
+            self._initialise(part, tensor, buffer.name)
+
+    def _initialise(self, part: _Part, tensor: Tensor, state: str) -> None:
+        buffer = part.program.buffer(state)
+        key = tensor.index if "n" in buffer.axes.letters else tensor.group if "k" in buffer.axes.letters else None
+        run = Run(part.program, [tensor], part.hyper, self.how, part.shared, {}, self.seed)
+        assert buffer.init is not None
+        run._evaluate([buffer.init])
+        value = next(iter(run.values[buffer.init, k] for k in run._keys(run._letters(buffer.init))))
+        if "n" not in buffer.axes.letters:
+            part.shared.setdefault((state, key), value)
+            return
+        extent = {"b": tensor.view.batch, "i": 1, "j": 1}
+        for letter, size in (("i", buffer.axes.rows), ("j", buffer.axes.cols)):
+            if size is not None:
+                run._evaluate([size])
+                extent[letter] = int(run._get(size, tensor.index, "kn"))
+        shape = tuple(extent[c] if c in buffer.axes.letters else 1 for c in "bij")
+        tensor.states[state] = np.broadcast_to(value, shape).copy()
+
+    @property
+    def params(self) -> list[Array]:
+        """The parameters now, in their own shapes."""
+        return [t.view.tensor(t.value) for t in self.tensors]
+
+    def state(self, index: int) -> dict[str, Array]:
+        """The states of one parameter now; those of its shape in its shape."""
+        tensor = self.tensors[index]
+        return {k: tensor.view.tensor(v) if v.shape == tensor.value.shape else v for k, v in tensor.states.items()}
+
+    def step(self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None) -> None:
+        """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from here on."""
+        for part in self._parts.values():
+            if hyper:
+                for group in part.hyper:
+                    group.update({k: v for k, v in hyper.items() if k in group})
+            active = [t for t in part.tensors if grads[t.index] is not None]
+            if not active:
+                continue
+            for tensor in active:
+                tensor.t += 1
+            gradients = {t.index: t.view.matrices(self.how.array(grads[t.index])) for t in active}
+            Run(part.program, active, part.hyper, self.how, part.shared, gradients, self.seed).execute()
+
+
+@dataclass
+class _Part:
+    """The tensors that one program serves, and what they share."""
+
+    program: Program
+    hyper: list[dict[str, float]]
+    tensors: list[Tensor] = field(default_factory=list)
+    shared: dict[tuple[str, Key], Array] = field(default_factory=dict)
+
+
+_arithmetic = arithmetic
+
+
+def _own(given: Mapping[str, float], rule: Rule, bindings: Mapping[str, float | str]) -> dict[str, float]:
+    """The given hyper-parameters that a routed rule has, under its own names."""
+    known = set(rule.standalone().hyper)
+    own = {k: v for k, v in given.items() if k in known}
+    return own | {k: given[str(v)] for k, v in bindings.items() if isinstance(v, str) and v in given and k in known}
+
+
+def route(rule: Rule, shape: Sequence[int], tags: set[str]) -> tuple[Rule, Mapping[str, float | str]]:
+    """The rule that a tensor of this shape and with these tags goes to, and how its hyper-parameters are bound."""
+    if rule.applies_to is None:
+        return rule, {}
+    words = {n for n in walk([rule.applies_to]) if n.op is Op.FACT and str(n.arg).startswith("tagged(")}
+    from rulec.language.node import const, name
+
+    values = {n: const(float(str(n.arg)[8:-2] in tags)) for n in words}
+    condition = rewrite([rule.applies_to], lambda n: values.get(n, n))[0]
+    del name
+    facts = matrix_view(shape, rule.view).facts
+    if decide(condition, facts):
+        return rule, {}
+    if rule.otherwise is None:
+        raise RuleError(f"{rule.name} does not apply to a tensor of shape {tuple(shape)}, and names no rule otherwise")
+    return load(rule.otherwise.rule).bind(**rule.otherwise.bindings), rule.otherwise.bindings

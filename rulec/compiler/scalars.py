@@ -1,0 +1,203 @@
+"""The scalar program: what depends on hyper-parameters, `t` and shape facts alone leaves the kernel.
+
+It is evaluated in float64 once per distinct (group, t) into a table, and kernels read their row of it. So a learning
+rate never recompiles anything, `1 - beta2**t` is not computed for every element, and it is not computed in float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Kind, Node, Op, node, rewrite, walk
+from rulec.language.text import expression_text
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+_SCALAR_LEAVES = (Op.CONST, Op.HYPER, Op.MODEL_HYPER, Op.STEP, Op.FACT)
+
+
+def hoist_scalars(program: Program) -> Program:
+    """The program with every largest scalar value replaced by a column of the table.
+
+    A state joins the scalar program where its new value is scalar, as NAdam's product of momenta.
+    """
+    stage = program.stages[0]
+    values = {s.buffer: s.value for s in stage.stores}
+    states = _scalar_states(program, values)
+    hoisted = _ScalarSet(states)
+    columns: dict[Node, Column] = {}
+    kernel_stores = [s for s in stage.stores if s.buffer not in states]
+    _ = [hoisted.contains(s.value) for s in kernel_stores]
+    wanted = _maximal([s.value for s in kernel_stores], hoisted)
+    for index, value in enumerate(wanted):
+        columns[value] = Column(_column_name(program, value, index, columns), value)
+    position = {value: node(Op.SCALAR, index) for index, value in enumerate(columns)}
+    rewritten = _replace([s.value for s in kernel_stores], position)
+    labels = dict(program.labels)
+    memo: dict[Node, Node] = {}
+    for value, label in program.labels.items():
+        labels[_replace([value], position, memo)[0]] = label
+    stores = tuple(Store(s.buffer, v) for s, v in zip(kernel_stores, rewritten, strict=True))
+    scalars = ScalarProgram(tuple(columns.values()), tuple(Store(b, v) for b, v in values.items() if b in states))
+    return replace(program, stages=(Stage(stores),), scalars=scalars, labels=labels)
+
+
+def _replace(roots: Sequence[Node], position: Mapping[Node, Node], memo: dict[Node, Node] | None = None) -> list[Node]:
+    """The roots with hoisted values replaced from the outside in: the largest one wins."""
+    memo = {} if memo is None else memo
+    memo.update(position)
+    return rewrite(roots, lambda n: n, memo)
+
+
+class _ScalarSet:
+    """Whether a value is scalar: made of hyper-parameters, `t`, shape facts and scalar states."""
+
+    def __init__(self, states: set[str]) -> None:
+        self.states = states
+        self.known: dict[Node, bool] = {}
+
+    def contains(self, value: Node) -> bool:
+        for part in walk([value]):
+            if part not in self.known:
+                self.known[part] = self._is_scalar(part)
+        return self.known[value]
+
+    def _is_scalar(self, value: Node) -> bool:
+        if value.op is Op.LOAD:
+            return value.arg in self.states
+        if value.op.kind is Kind.LEAF:
+            return value.op in _SCALAR_LEAVES
+        elementwise = value.op.kind not in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM)
+        return elementwise and all(self.known[a] for a in value.args)
+
+
+def _scalar_states(program: Program, values: Mapping[str, Node]) -> set[str]:
+    narrow = {b.name for b in program.states if set(b.axes.letters) <= {"k", "n"}}
+    while True:
+        scalar = _ScalarSet(narrow)
+        leaving = {s for s in narrow if s in values and not scalar.contains(values[s])}
+        if not leaving:
+            return narrow
+        narrow -= leaving
+
+
+def _maximal(roots: Sequence[Node], hoisted: _ScalarSet) -> list[Node]:
+    """The scalar values that something else reads, each once, in order; constants stay where they are."""
+    found: dict[Node, None] = {}
+    for part in walk(roots):
+        if not hoisted.contains(part):
+            found.update(dict.fromkeys(a for a in part.args if hoisted.contains(a) and a.op is not Op.CONST))
+    found.update(dict.fromkeys(r for r in roots if hoisted.contains(r) and r.op is not Op.CONST))
+    return list(found)
+
+
+def _column_name(program: Program, value: Node, index: int, taken: Mapping[Node, Column]) -> str:
+    used = {c.name for c in taken.values()} | {b.name for b in program.buffers}
+    name = program.labels.get(value, str(value.arg) if value.op in (Op.HYPER, Op.MODEL_HYPER) else "")
+    if not name:
+        name = _words(expression_text(value))
+    name = re.sub(r"\W", "_", name)
+    return name if name and name not in used else f"scalar_{index}"
+
+
+def _words(text: str) -> str:
+    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `1 - beta2**t` is `one_minus_beta2_t`."""
+    if not re.fullmatch(r"1 - \w+(\*\*t)?", text):
+        return ""
+    return text.replace("1 - ", "one_minus_").replace("**", "_")
+
+
+class ScalarTable:
+    """Evaluates a scalar program for many tensors at once, in float64.
+
+    Every input is an array over rows (or a number): hyper-parameters, the step count, shape facts, states.
+    """
+
+    def __init__(self, scalars: ScalarProgram) -> None:
+        self.columns = [c.value for c in scalars.columns]
+        self.stores = scalars.stores
+        self.order = list(walk([*self.columns, *(s.value for s in scalars.stores)]))
+        self.facts = {str(n.arg) for n in self.order if n.op is Op.FACT}
+        self.hyper = {str(n.arg) for n in self.order if n.op in (Op.HYPER, Op.MODEL_HYPER)}
+
+    def evaluate(
+        self, rows: int, hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any], states: Mapping[str, Any],
+        levels: Mapping[str, Any] | None = None,
+    ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+        """The table (`rows` x columns, float64) and the new value of each scalar state.
+
+        `levels` are the step counts of groups and of the model, for states kept per those; by default `t`.
+        """
+        values: dict[Node, Any] = {}
+        with np.errstate(all="ignore"):
+            for part in self.order:
+                values[part] = self._value(part, values, hyper, t, facts, states, levels or {})
+        table = np.empty((rows, len(self.columns)))
+        for index, value in enumerate(self.columns):
+            table[:, index] = values[value]
+        return table, {s.buffer: values[s.value] for s in self.stores}
+
+    @staticmethod
+    def _value(
+        part: Node, values: Mapping[Node, Any], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any],
+        states: Mapping[str, Any], levels: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        if part.op is Op.CONST:
+            return np.float64(part.arg)  # type: ignore[arg-type]
+        if part.op in (Op.HYPER, Op.MODEL_HYPER):
+            return hyper[str(part.arg)]
+        if part.op is Op.STEP:
+            return t if part.arg is None else levels.get(str(part.arg), t)
+        if part.op is Op.FACT:
+            return facts[str(part.arg)]
+        if part.op is Op.LOAD:
+            return states[str(part.arg)]
+        return NUMPY[part.op](*(values[a] for a in part.args))
+
+
+def resolve_hyper(program_hyper: Mapping[str, Any], given: Mapping[str, float], machine_eps: float, owner: str) -> dict[str, float]:
+    """Every hyper-parameter's value: given, or by default; expressions such as `sqrt(beta2)` are evaluated.
+
+    Raises HyperError for a value outside its range.
+    """
+    resolved: dict[str, float] = {}
+    pending = [key for key in program_hyper if key not in given]
+    for key, value in given.items():
+        resolved[key] = program_hyper[key].check(key, value, owner)
+    names: dict[str, float] = {"machine_eps": machine_eps, **resolved}
+    while pending:
+        ready = [k for k in pending if _needed(program_hyper[k].default) <= names.keys()]
+        if not ready:
+            from rulec.errors import HyperError
+
+            raise HyperError(f"the defaults of {', '.join(pending)} of {owner} depend on each other: give one of them")
+        for key in ready:
+            default = program_hyper[key].default
+            value = default if not isinstance(default, Node) else _number(default, names)
+            names[key] = resolved[key] = program_hyper[key].check(key, value, owner)
+        pending = [k for k in pending if k not in resolved]
+    return {key: resolved[key] for key in program_hyper}
+
+
+def _needed(default: Any) -> set[str]:
+    return {str(n.arg) for n in walk([default]) if n.op is Op.NAME} if isinstance(default, Node) else set()
+
+
+def _number(value: Node, names: Mapping[str, float]) -> float:
+    values: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):
+        for part in walk([value]):
+            if part.op is Op.CONST:
+                values[part] = np.float64(part.arg)  # type: ignore[arg-type]
+            elif part.op is Op.NAME:
+                values[part] = np.float64(names[str(part.arg)])
+            else:
+                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
+    return float(values[value])

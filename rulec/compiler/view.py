@@ -1,0 +1,54 @@
+"""How a tensor of any shape is seen as a batch of matrices, and the shape facts that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """A tensor's shape, and the `batch x rows x cols` that row and column reductions and `@` see.
+
+    By default the last two dimensions are the matrix and the others the batch; a vector is one row.
+    `flatten: rest` joins all but the first dimension into columns; `short: first` transposes tall matrices.
+    """
+
+    shape: tuple[int, ...]
+    batch: int
+    rows: int
+    cols: int
+    transposed: bool = False
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The shape facts a rule may name, but for machine_eps, which belongs to the dtype."""
+        return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
+
+    def matrices(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The array of the tensor's shape as `batch x rows x cols`."""
+        if self.transposed:
+            return array.reshape(self.batch, self.cols, self.rows).swapaxes(1, 2)
+        return array.reshape(self.batch, self.rows, self.cols)
+
+    def tensor(self, matrices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The inverse of `matrices`."""
+        return (matrices.swapaxes(1, 2) if self.transposed else matrices).reshape(self.shape)
+
+
+def matrix_view(shape: Sequence[int], view: Mapping[str, str] | None = None) -> MatrixView:
+    """The view of a tensor of this shape under a rule's `view`."""
+    shape, view = tuple(shape), view or {}
+    if len(shape) < 2:
+        batch, rows, cols = 1, 1, math.prod(shape)
+    elif view.get("flatten") == "rest":
+        batch, rows, cols = 1, shape[0], math.prod(shape[1:])
+    else:
+        batch, rows, cols = math.prod(shape[:-2]), shape[-2], shape[-1]
+    if view.get("short") == "first" and rows > cols:
+        return MatrixView(shape, batch, cols, rows, transposed=True)
+    return MatrixView(shape, batch, rows, cols)
