@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Node, Op, const, is_boolean
+from rulec.language.node import Kind, Node, Op, const, is_boolean, node
 
 
 def fold_node(value: Node) -> Node:
@@ -43,4 +45,18 @@ def _fold_identity(value: Node) -> Node:
         return left
     if value.op is Op.NEG and left.op is Op.NEG:
         return left.args[0]
+    if value.op is Op.POW and right.op is Op.CONST and right.arg in _SMALL_POWERS:
+        return _SMALL_POWERS[right.arg](left)  # type: ignore[index]
     return value
+
+
+def _times(a: Node, b: Node) -> Node:
+    return node(Op.MUL, a, b)
+
+
+#: Powers as products: exact for the square, and within an ulp of a correctly rounded power for the others.
+_SMALL_POWERS: dict[object, Callable[[Node], Node]] = {
+    2.0: lambda x: _times(x, x),
+    3.0: lambda x: _times(_times(x, x), x),
+    4.0: lambda x: _times(_times(x, x), _times(x, x)),
+}

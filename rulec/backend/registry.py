@@ -1,0 +1,46 @@
+"""Backends by name, ours and others', through one entry-point group."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+
+from rulec.backend.protocol import Backend
+from rulec.errors import BackendUnavailable
+from rulec.language.source import did_you_mean
+
+GROUP = "rulec.backends"
+
+
+@functools.cache
+def _found() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """The names of all installed backends, sorted, whether usable here or not."""
+    return sorted(_found())
+
+
+@functools.cache
+def get(name: str) -> Backend:
+    """The backend of this name; BackendUnavailable where there is none or it does not load.
+
+    It may still be unusable here: ask its `unavailable_reason()`, or use `usable`.
+    """
+    if name not in _found():
+        raise BackendUnavailable(f"there is no backend {name!r}{did_you_mean(name, names())}: installed are {', '.join(names())}")
+    try:
+        backend = _found()[name].load()()
+    except ImportError as error:
+        raise BackendUnavailable(f"backend {name!r} does not load: {error}") from error
+    return backend  # type: ignore[no-any-return]
+
+
+def usable(name: str) -> Backend:
+    """The backend of this name where it can run here; BackendUnavailable with the reason where it cannot."""
+    backend = get(name)
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")
+    return backend
