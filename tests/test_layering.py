@@ -7,9 +7,11 @@ rule's source can be printed, for any backend, on a machine that has none of the
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -80,10 +82,11 @@ def test_sympy_is_only_in_symbolic() -> None:
     assert [place for place in found if not place.startswith("rulec/language/symbolic.py:")] == []
 
 
-def in_a_process(program: str) -> str:
+def in_a_process(program: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -92,3 +95,41 @@ def test_import_is_light() -> None:
     loaded = in_a_process("import sys, rulec; print(*sorted({name.partition('.')[0] for name in sys.modules}))").split()
     assert "rulec" in loaded
     assert sorted(HEAVY & set(loaded)) == []
+
+
+EMIT_EVERYTHING = """
+import hashlib
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in FRAMEWORKS:
+            raise ModuleNotFoundError(f"{name} is not to be imported here", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+import rulec
+from rulec.backend import registry
+from rulec.backend.layout import layout_for
+
+for backend in map(registry.get, BUNDLED):
+    for name in rulec.rules():
+        program = rulec.compile(rulec.load(name))
+        for dtype in ("float32", "float64", "bfloat16"):
+            source = backend.emit(program, layout_for(program, dtype))
+            print(backend.name, name, dtype, len(source), hashlib.sha256(source.encode()).hexdigest())
+"""
+
+
+def test_every_rule_is_emitted_where_no_framework_can_be_imported() -> None:
+    """In two processes that order their sets differently: equal text is what the disk cache is keyed by."""
+    found = entry_points(group="rulec.backends")
+    bundled = sorted(entry.name for entry in found if entry.module.startswith("rulec_backends."))
+    blocked = sorted(FRAMEWORKS | {"sympy", "mpmath"})
+    program = f"FRAMEWORKS = {blocked}\nBUNDLED = {bundled}\n{EMIT_EVERYTHING}"
+    printed = in_a_process(program, PYTHONHASHSEED="1")
+    assert printed == in_a_process(program, PYTHONHASHSEED="2")
+    lines = [line.split() for line in printed.splitlines()]
+    assert {backend for backend, *_ in lines} == {"numpy", "cpu", "triton", "jax"}
+    assert len({rule for _, rule, *_ in lines}) >= 30
+    assert all(int(length) > 0 for _, _, _, length, _ in lines)
