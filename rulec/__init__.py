@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rulec.errors import RulecError, RuleError
 from rulec.compiler.pipeline import compile
+from rulec.errors import RulecError, RuleError
 from rulec.language.library import load, parse, rules
 from rulec.language.python import rule
 from rulec.language.rule import Rule
 
-__all__ = ["compile", "Rule", "RuleError", "RulecError", "load", "parse", "rule", "rules"]
+__all__ = ["Rule", "RuleError", "RulecError", "compile", "load", "parse", "rule", "rules"]
 __version__ = "0.1.0"

@@ -49,7 +49,8 @@ class BackendUnsupported(RulecError, NotImplementedError):
     def __init__(self, backend: str, what: str, rule: str) -> None:
         self.backend, self.what, self.rule = backend, what, rule
         super().__init__(
-            f"backend {backend!r} cannot express {what} of rule {rule!r}: choose another backend (`rulec doctor` lists them)"
+            f"backend {backend!r} cannot express {what} of rule {rule!r}: "
+            f"choose another backend (`rulec doctor` lists them)"
         )
 
 

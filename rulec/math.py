@@ -1,6 +1,6 @@
 """The functions of the rule language for Python: on traced values they record, on NumPy arrays they compute.
 
-    from rulec.math import sqrt, where
+from rulec.math import sqrt, where
 """
 
 from __future__ import annotations

@@ -89,5 +89,3 @@ def clear() -> int:
     held = sum(1 for _ in folder.glob("*/*/*/"))
     shutil.rmtree(folder, ignore_errors=True)
     return held
-
-

@@ -37,7 +37,11 @@ class Layout:
 
 
 def layout_for(
-    program: Program, param: str, grad: str | None = None, states: Mapping[str, str] | None = None, maximize: bool = False
+    program: Program,
+    param: str,
+    grad: str | None = None,
+    states: Mapping[str, str] | None = None,
+    maximize: bool = False,
 ) -> Layout:
     """The layout for parameters of dtype `param`: gradients and states have the same unless said otherwise."""
     chosen = {"p": param, "g": grad or param, **(states or {})}

@@ -29,7 +29,10 @@ def get(name: str) -> Backend:
     It may still be unusable here: ask its `unavailable_reason()`, or use `usable`.
     """
     if name not in _found():
-        raise BackendUnavailable(f"there is no backend {name!r}{did_you_mean(name, names())}: installed are {', '.join(names())}")
+        known = names()
+        raise BackendUnavailable(
+            f"there is no backend {name!r}{did_you_mean(name, known)}: installed are {', '.join(known)}"
+        )
     try:
         backend = _found()[name].load()()
     except ImportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Stage, Store
 from rulec.errors import RuleError
@@ -38,7 +39,7 @@ class AxisInference:
         if value.op.kind is Kind.MATRIX:
             return self._matrix(value, operands)
         if value.op.kind is Kind.RANDOM:
-            _, rows, cols = value.arg  # type: ignore[misc]
+            _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
         return self._union(value, operands)
 

@@ -46,7 +46,7 @@ def _fold_identity(value: Node) -> Node:
     if value.op is Op.NEG and left.op is Op.NEG:
         return left.args[0]
     if value.op is Op.POW and right.op is Op.CONST and right.arg in _SMALL_POWERS:
-        return _SMALL_POWERS[right.arg](left)  # type: ignore[index]
+        return _SMALL_POWERS[right.arg](left)
     return value
 
 

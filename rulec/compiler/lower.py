@@ -55,7 +55,8 @@ class _Lowering:
 
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
-            raise RuleError(f"{identifier!r} of {self.rule.name} has no value here: its state does not exist for this shape")
+            where = f"{identifier!r} of {self.rule.name}"
+            raise RuleError(f"{where} has no value here: its state does not exist for this shape")
         return self.values[identifier]
 
     def statements(self, step: tuple[Statement, ...]) -> None:
@@ -171,7 +172,8 @@ def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
     if extents is None:
         return axes_of_letters(LEVEL_AXES[rule.state[key].per])
     if len(extents) != 2:
-        raise rule_error(f"state {key} has a shape of {len(extents)} extents: give two, rows and columns", rule.state[key].span)
+        message = f"state {key} has a shape of {len(extents)} extents: give two, rows and columns"
+        raise rule_error(message, rule.state[key].span)
     rows, cols = (x if x is not None else y for x, y in zip(extents, (ROWS, COLS), strict=True))
     return Axes("knbij", rows, cols)
 

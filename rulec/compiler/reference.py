@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -187,8 +187,8 @@ class Run:
         values = {group[name] for group in self.hyper}
         if len(values) > 1:
             raise HyperError(
-                f"{name} of {self.program.name} is part of a state of the whole model, so every group needs the same value, "
-                f"not {', '.join(map(str, sorted(values)))}"
+                f"{name} of {self.program.name} is part of a state of the whole model, so every group needs the same "
+                f"value, not {', '.join(map(str, sorted(values)))}"
             )
         return values.pop()
 
@@ -210,7 +210,9 @@ class Run:
         have, keep = self._letters(operand), self._letters(value)
         removed = set(have) - set(keep)
         axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-        combine = {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[value.op]
+        combine: Any = {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[
+            value.op
+        ]
         total: Any = None
         for part in self._keys(have):
             if not self._belongs(part, have, key, keep):
@@ -227,7 +229,7 @@ class Run:
         return (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
 
     def _random(self, value: Node, operands: Sequence[Any], key: Key) -> Any:
-        draw, *sizes = value.arg  # type: ignore[misc]
+        draw, *sizes = cast(tuple[Any, ...], value.arg)
         self._evaluate(sizes)
         extents = [int(self._get(x, key, "kn")) for x in sizes]
         count = int(np.prod(extents))
@@ -279,7 +281,8 @@ class ReferenceOptimizer:
     """
 
     def __init__(
-        self, rule: Rule, params: Sequence[Any], hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
+        self, rule: Rule, params: Sequence[Any],
+        hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
         arithmetic: str = "float64", *, groups: Sequence[int] | None = None, tags: Sequence[set[str]] | None = None,
         seed: int = 0,
     ) -> None:  # fmt: skip

@@ -162,7 +162,9 @@ class ScalarTable:
         return NUMPY[part.op](*(values[a] for a in part.args))
 
 
-def resolve_hyper(program_hyper: Mapping[str, Any], given: Mapping[str, float], machine_eps: float, owner: str) -> dict[str, float]:
+def resolve_hyper(
+    program_hyper: Mapping[str, Any], given: Mapping[str, float], machine_eps: float, owner: str
+) -> dict[str, float]:
     """Every hyper-parameter's value: given, or by default; expressions such as `sqrt(beta2)` are evaluated.
 
     Raises HyperError for a value outside its range.

@@ -29,7 +29,7 @@ def program_text(program: Program) -> str:
 def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
     """A name for each value that deserves a line of its own: the author's where there is one."""
     labelled = {v: re.sub(r"\W", "_", label) for v, label in program.labels.items()}
-    wanted = {v for v in shared(roots)} | set(labelled)
+    wanted = set(shared(roots)) | set(labelled)
     names: dict[Node, str] = {}
     taken = {b.name for b in program.buffers}
     from rulec.language.node import Kind, walk
@@ -52,7 +52,8 @@ def stage_lines(program: Program, stage: Stage) -> list[str]:
 
     def text(value: Node, defining: bool = False) -> str:
         named = {k: v for k, v in names.items() if not (defining and k is value)}
-        return re.sub(r"\x00(\d+)", lambda m: columns[Op.SCALAR][int(m[1])], expression_text(_mark(value), _marked(named)))
+        marked = expression_text(_mark(value), _marked(named))
+        return re.sub(r"\x00(\d+)", lambda m: columns[Op.SCALAR][int(m[1])], marked)
 
     def effect(value: Node) -> str:
         return names.get(value) or text(value)

@@ -82,7 +82,10 @@ class _MpmathTable:
             Op.MINIMUM: lambda a, b: a + b if mp.isnan(a) or mp.isnan(b) else min(a, b),
             Op.MAXIMUM: lambda a, b: a + b if mp.isnan(a) or mp.isnan(b) else max(a, b),
         }  # fmt: skip
-        return {op: np.frompyfunc(f, f.__code__.co_argcount if hasattr(f, "__code__") else 1, 1) for op, f in self._arity(scalar)}
+        return {
+            op: np.frompyfunc(f, f.__code__.co_argcount if hasattr(f, "__code__") else 1, 1)
+            for op, f in self._arity(scalar)
+        }
 
     @staticmethod
     def _arity(scalar: dict[Op, Callable[..., Any]]) -> list[tuple[Op, Callable[..., Any]]]:

@@ -6,9 +6,11 @@ is an ordinary rule, so what is composed compiles to one program like anything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import isinf
+from typing import Any
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.expression import CONSTANTS, Text, parse_expression
@@ -139,7 +141,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     """The rules one after the other: each one's input `g` is the direction of the one before it."""
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
-    for before, rule in zip(rules, rules[1:], strict=False):
+    for before, rule in pairwise(rules):
         if not rule.reads("g"):
             a, b = before.key, rule.key
             raise RuleError(
@@ -184,9 +186,9 @@ def _short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) ->
     }  # fmt: skip
 
 
-def _single_attributes(rules: Sequence[Rule]) -> dict[str, object]:
+def _single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     """What at most one of several composed rules may have: an evaluation point, a skip, a routing, a view."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for attribute in ("evaluate", "skip", "applies_to", "otherwise", "view"):
         having = [rule for rule in rules if getattr(rule, attribute)]
         if len(having) > 1:
@@ -202,7 +204,7 @@ class _AnyName:
     def __contains__(self, identifier: object) -> bool:
         return identifier not in CONSTANTS and identifier not in FUNCTIONS
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[str]:
         return iter(())
 
 
@@ -245,7 +247,10 @@ def _substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
     def change(n: Node) -> Node:
         return replace_names(n, values)
 
-    hyper = {k: replace(h, default=change(h.default)) if isinstance(h.default, Node) else h for k, h in rule.hyper.items()}
+    hyper = dict(rule.hyper)
+    for key, h in rule.hyper.items():
+        if isinstance(h.default, Node):
+            hyper[key] = replace(h, default=change(h.default))
     state = {
         key: replace(
             state,

@@ -120,15 +120,19 @@ def _guarded_compose(source: Source) -> yaml.Node | None:
     depth = 0
     for event in yaml.parse(source.text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            place = Span(source, event.start_mark.line + 1, event.start_mark.column + 1)
-            raise rule_error("anchors and aliases are not part of a rule file: write the value out", place)
+            raise rule_error(
+                "anchors and aliases are not part of a rule file: write the value out", _event(source, event)
+            )
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
-            raise rule_error(
-                f"{source.name} is nested deeper than {MAX_NESTING} levels",
-                Span(source, event.start_mark.line + 1, event.start_mark.column + 1),
-            )
+            raise rule_error(f"{source.name} is nested deeper than {MAX_NESTING} levels", _event(source, event))
     return yaml.compose(source.text, Loader=_Loader)
+
+
+def _event(source: Source, event: yaml.Event) -> Span:
+    mark = event.start_mark
+    assert mark is not None  # of a text, the parser knows where every event stands
+    return Span(source, mark.line + 1, mark.column + 1)
 
 
 def _convert(document: Document, at: yaml.Node, path: Path) -> Any:

@@ -58,7 +58,8 @@ class Text:
     def parse(self) -> list[ast.stmt]:
         """The statements of the text; what Python's grammar refuses is an error at its place."""
         if len(self.text) > MAX_TEXT:
-            raise rule_error(f"this text has {len(self.text)} characters, over the limit of {MAX_TEXT}", self.place(1, 0))
+            message = f"this text has {len(self.text)} characters, over the limit of {MAX_TEXT}"
+            raise rule_error(message, self.place(1, 0))
         for number, line in enumerate(self._lines, 1):
             if "\t" in line:
                 offset = len(line[: line.index("\t")].encode())
@@ -70,8 +71,8 @@ class Text:
                 warnings.simplefilter("ignore", SyntaxWarning)
                 return ast.parse(self.text).body
         except SyntaxError as error:
-            line, column = error.lineno or 1, max(0, (error.offset or 1) - 1)
-            place = self.place(line, len(self._line(line)[:column].encode()), None)
+            bad, column = error.lineno or 1, max(0, (error.offset or 1) - 1)
+            place = self.place(bad, len(self._line(bad)[:column].encode()), None)
             raise rule_error(f"cannot read this: {error.msg}", Span(place.source, place.line, place.column)) from None
         except (RecursionError, MemoryError):
             raise rule_error("this is nested too deeply: split it into named lines", self.place(1, 0)) from None

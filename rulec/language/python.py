@@ -169,17 +169,19 @@ class _States:
         object.__setattr__(self, "_trace", trace)
 
     def __getattr__(self, state: str) -> Value:
-        return self._trace.read(self._known(state))
+        return _checked(self, state).read(state)
 
     def __setattr__(self, state: str, value: Any) -> None:
-        self._trace.assign(self._known(state), value)
+        _checked(self, state).assign(state, value)
 
-    def _known(self, state: str) -> str:
-        if state not in self._trace.version:
-            known = self._trace.version
-            raise _error(f"{self._trace.rule_name} has no state {state!r}{did_you_mean(state, known)}: "
-                         f"declare it as state=dict({state}=0)")  # fmt: skip
-        return state
+
+def _checked(states: _States, state: str) -> _Trace:
+    """The trace behind `s`, where it has a state of this name."""
+    trace: _Trace = object.__getattribute__(states, "_trace")
+    if state not in trace.version:
+        raise _error(f"{trace.rule_name} has no state {state!r}{did_you_mean(state, trace.version)}: "
+                     f"declare it as state=dict({state}=0)")  # fmt: skip
+    return trace
 
 
 def call_rule(rule: Rule, value: Any) -> Any:
@@ -296,7 +298,7 @@ def _signature(
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             default = None if parameter.default is parameter.empty else float(parameter.default)
-            hypers[key] = Hyper(default, **(ranges.get(key) or well_known_range(key)))  # type: ignore[arg-type]
+            hypers[key] = Hyper(default, **(ranges.get(key) or well_known_range(key)))
         elif key in (*_ARGUMENTS, *FACTS):
             positional.append(key)
         else:

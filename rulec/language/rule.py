@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.node import LEVELS, Node, Op, const, name, names_in, node
@@ -15,8 +15,18 @@ from rulec.language.source import Span, did_you_mean, rule_error
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+class Limits(TypedDict, total=False):
+    """The range of a hyper-parameter, as keywords of `Hyper`."""
+
+    min: float
+    max: float
+    above: float
+    below: float
+
+
 #: Ranges of well-known hyper-parameters: (pattern of the whole name, keywords of `Hyper`).
-WELL_KNOWN: tuple[tuple[str, Mapping[str, float]], ...] = (
+WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
     (r"lr", {"min": 0.0}),
     (r"beta\d*|momentum", {"min": 0.0, "below": 1.0}),
     (r"eps\d*", {"min": 0.0}),
@@ -27,7 +37,7 @@ WELL_KNOWN: tuple[tuple[str, Mapping[str, float]], ...] = (
 DEFAULT_LR = 1e-3
 
 
-def well_known_range(hyper_name: str) -> Mapping[str, float]:
+def well_known_range(hyper_name: str) -> Limits:
     """The range built in for a hyper-parameter of this name; empty where there is none."""
     for pattern, limits in WELL_KNOWN:
         if re.fullmatch(pattern, hyper_name):
@@ -220,7 +230,7 @@ class Rule:
         return call_rule(self, value)
 
     def bind(self, **bindings: float | str) -> Rule:
-        """The rule with hyper-parameters bound: a number sets the default, an expression removes the hyper-parameter."""
+        """The rule with hyper-parameters bound: a number sets the default, an expression removes the parameter."""
         from rulec.language.compose import bind
 
         return bind(self, bindings)

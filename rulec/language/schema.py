@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Level = Literal["element", "row", "col", "matrix", "tensor", "group", "model"]
+from rulec.language.node import LEVELS
+
 Number = int | float
 Expression = Annotated[str, Field(description="An expression of the rule language")]
 Component = str | Annotated[dict[str, dict[str, Number | str]], Field(min_length=1, max_length=1)]
@@ -40,7 +41,7 @@ class StateEntry(_Strict):
     """A state kept for something other than each element, or of a shape of its own."""
 
     init: Number | Expression = 0
-    per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": list(Level.__args__)})  # type: ignore[attr-defined]
+    per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": [*LEVELS]})
     shape: list[Number | Expression] | None = None
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
 

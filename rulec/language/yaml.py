@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rulec.errors import RuleError
 from rulec.language import compose
@@ -19,6 +19,7 @@ from rulec.language.expression import parse_expression
 from rulec.language.node import FACTS, Node, Op, const, node
 from rulec.language.rule import (
     Hyper,
+    Limits,
     Routing,
     Rule,
     State,
@@ -26,7 +27,7 @@ from rulec.language.rule import (
     check_rule,
     well_known_range,
 )
-from rulec.language.schema import HyperEntry, RuleFile, StateEntry
+from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import RESERVED, Scope, StepParser, step_text
 from rulec.language.text import expression_text
@@ -60,12 +61,12 @@ def _validate(document: Document) -> RuleFile:
 
 
 def _explain(document: Document, problem: Any) -> RuleError:
-    place, kind, last = _value_place(document, problem["loc"]), problem["type"], str(problem["loc"][-1:] and problem["loc"][-1])
+    place, kind = _value_place(document, problem["loc"]), problem["type"]
+    last = str(problem["loc"][-1]) if problem["loc"] else ""
     if kind == "extra_forbidden":
-        model = {"paper": RuleFile, "hyper": HyperEntry, "state": StateEntry}.get(str(place[0])) if len(place) > 1 else RuleFile
-        known = [f.alias or k for k, f in (model or RuleFile).model_fields.items()]
-        if place[:1] == ("paper",):
-            known = ["title", "authors", "year", "url"]
+        parts: dict[Any, type[BaseModel]] = {"paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry}
+        model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
+        known = [f.alias or k for k, f in model.model_fields.items()]
         return rule_error(f"unknown key {last!r}{did_you_mean(last, known)}", document.span(place, key=True))
     if kind == "missing":
         return rule_error(f"the key {last!r} is missing", document.span(place))
@@ -95,13 +96,14 @@ class _RuleReader:
         parts = [self._component((key, i)) for i in range(len(self.document.data[key]))]
         try:
             joined = join(parts, self.file.name)
-            bound = joined.bind(**{k: v for k, v in self.document.data.get("hyper", {}).items()})
+            bound = joined.bind(**(self.document.data.get("hyper") or {}))
         except RuleError as error:
             if error.place:
                 raise
             raise rule_error(error.message, self.document.span((key,), key=True)) from None
         if self.file.state:
-            raise rule_error(f"a rule made by {key} has the states of its parts", self.document.span(("state",), key=True))
+            span = self.document.span(("state",), key=True)
+            raise rule_error(f"a rule made by {key} has the states of its parts", span)
         return bound
 
     def _component(self, place: Place) -> Rule:
@@ -177,8 +179,7 @@ class _RuleReader:
         span = self.document.span(place, key=True)
         if not isinstance(entry, HyperEntry):
             return Hyper(self._default(place), **well_known_range(key), span=span)
-        given = {k: float(v) for k in ("min", "max", "above", "below") if (v := getattr(entry, k)) is not None}
-        limits: Mapping[str, float] = given or well_known_range(key)
+        limits = _limits(entry) or well_known_range(key)
         default = None if entry.default is None else self._default((*place, "default"))
         return Hyper(default, **limits, static=entry.static, span=span)
 
@@ -213,6 +214,11 @@ class _RuleReader:
             component, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
             found["otherwise"] = Routing(component, bindings)
         return found
+
+
+def _limits(entry: HyperEntry) -> Limits:
+    given = {k: float(v) for k in Limits.__annotations__ if (v := getattr(entry, k)) is not None}
+    return cast(Limits, given)
 
 
 def document_attributes(file: RuleFile) -> dict[str, Any]:
@@ -259,7 +265,7 @@ def _plain(value: Node | float | None) -> Any:
 
 
 def _hyper_entry(key: str, hyper: Hyper) -> Any:
-    limits = {k: getattr(hyper, k) for k in ("min", "max", "above", "below") if getattr(hyper, k) != getattr(Hyper(0), k)}
+    limits = {k: v for k in Limits.__annotations__ if (v := getattr(hyper, k)) != getattr(Hyper(0), k)}
     entry: dict[str, Any] = {"default": _plain(hyper.default)}
     if limits != well_known_range(key):
         # A range that is empty must still be written, or the well-known one would come back.
