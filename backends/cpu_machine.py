@@ -1,0 +1,101 @@
+"""From a printed kernel to machine code and back: compiling with Numba, and loading an object file with LLVM alone.
+
+What is cached is a plain object file, not a pickle: loading one needs llvmlite and not Numba, takes a few milliseconds,
+and runs nothing but the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from rulec.errors import InternalError
+
+ENTRY = "rulec_kernel"
+
+
+def architecture() -> str:
+    """The processor and what it can do, as LLVM names them: machine code for one may not run on another."""
+    import llvmlite.binding as llvm
+
+    return f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+def compile_text(source: str, path: Path) -> str:
+    """Optimised LLVM assembly of a printed kernel that lies at `path`, with `ENTRY(job)` as a C function."""
+    from numba import int64
+    from numba.core.errors import NumbaError
+
+    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
+    kernel = namespace["kernel"]
+    try:
+        kernel.compile((int64,))
+    except NumbaError as error:
+        raise InternalError(f"Numba does not compile the kernel that rulec printed to {path}: {error}") from error
+    (signature,) = kernel.signatures
+    native = kernel.overloads[signature].fndesc.mangled_name
+    return f"{kernel.inspect_llvm(signature)}\n{_entry(native)}"
+
+
+def _entry(native: str) -> str:
+    """Numba's own functions take the place of their result and of an exception first; a kernel has neither."""
+    return (
+        f"define void @{ENTRY}(i64 %job) {{\n  %none = alloca ptr\n"
+        f'  %status = call i32 @"{native}"(ptr %none, ptr null, i64 %job)\n  ret void\n}}\n'
+    )
+
+
+def emit_object(text: str) -> bytes:
+    """The object file of LLVM assembly for this processor."""
+    import llvmlite.binding as llvm
+
+    module = _checked(llvm, text)
+    emitted: bytes = _target_machine(llvm).emit_object(module)
+    return emitted
+
+
+def emit_assembly(text: str) -> str:
+    """The assembly of LLVM assembly for this processor, to read."""
+    import llvmlite.binding as llvm
+
+    emitted: str = _target_machine(llvm).emit_assembly(_checked(llvm, text))
+    return emitted
+
+
+def _checked(llvm: Any, text: str) -> Any:
+    """The parsed module. LLVM ends the process over a missing symbol, so they are looked for here."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    for function in module.functions:
+        known = not function.is_declaration or function.name.startswith("llvm.")
+        if not known and not llvm.address_of_symbol(function.name):
+            raise InternalError(f"the cpu kernel calls {function.name}, which this process does not have")
+    return module
+
+
+def _target_machine(llvm: Any) -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
+
+
+class Machine:
+    """A loaded kernel: `address` of the C function `void (int64_t job)`, valid as long as this object lives.
+
+    `run(job)` calls it with the address of a job, without Python's global lock.
+    """
+
+    def __init__(self, object_file: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(llvm))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_file))
+        self._engine.finalize_object()
+        self.address: int = self._engine.get_function_address(ENTRY)
+        if not self.address:
+            raise InternalError("the cpu kernel's object file has no entry")
+        self.run = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self.address)

@@ -1,0 +1,124 @@
+"""Runs a kernel on one job with several threads.
+
+A kernel takes spans of work from its job until none is left, so a job may be run by any number of threads, and a thread
+that comes late does no harm. Where PyTorch has loaded an OpenMP library, its threads are used: they are awake after a
+backward pass, and no second set competes with them. Otherwise Python threads are, which wait for work in a queue and
+run it without the global lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from rulec.errors import RulecError
+
+#: Positions in a job, in 64-bit words. What threads write has a cache line of its own.
+NEXT_SPAN, ACTIVE = 0, 8
+SPANS, SPAN_TABLE, CHUNK_TABLE, POINTERS, TENSORS, ROW_INDEX, ROWS = range(16, 23)
+
+Job = ctypes.c_int64 * 24
+
+#: Below this many spans, waking Python threads costs more than they save.
+_FEW_SPANS = 8
+
+_Run = Callable[[int], None]
+_Work = tuple[_Run, "ctypes.Array[ctypes.c_int64]"]
+
+
+def run(kernel: _Run, address: int, job: ctypes.Array[ctypes.c_int64]) -> None:
+    """Runs the kernel (`address` is that of its C function) until the job is done and no thread is at it any more."""
+    spans = job[SPANS]
+    if spans > 1:
+        openmp = _openmp("torch" in sys.modules)
+        if openmp is not None:
+            asked = asked_for()
+            openmp(address, ctypes.addressof(job), min(spans, asked) if asked else 0, 0)
+            return
+        if spans >= _FEW_SPANS and thread_count() > 1:
+            _team().run(kernel, job, min(spans, thread_count()))
+            return
+    kernel(ctypes.addressof(job))
+
+
+@functools.cache
+def asked_for() -> int:
+    """The threads that RULEC_NUM_THREADS asks for; 0 where it is not set."""
+    text = os.environ.get("RULEC_NUM_THREADS", "0")
+    if not text.isdecimal():
+        raise RulecError(f"RULEC_NUM_THREADS is {text!r}: set it to a number of threads, or unset it")
+    return int(text)
+
+
+@functools.cache
+def thread_count() -> int:
+    """How many Python threads run a kernel: as many as asked for, else the processors this process may use."""
+    if asked_for():
+        return asked_for()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def _openmp(torch_is_loaded: bool) -> Callable[[int, int, int, int], None] | None:
+    """`GOMP_parallel(function, argument, threads, flags)` of PyTorch's OpenMP, 0 threads meaning its own number.
+
+    None where PyTorch is not loaded, has another OpenMP, or this process is a fork: GNU's does not survive one.
+    """
+    if not torch_is_loaded or _FORKED or not hasattr(os, "RTLD_NOLOAD"):
+        return None
+    try:
+        # The library that is loaded under this name, if any; nothing is loaded here.
+        parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+class _Team:
+    """Python threads that wait for jobs; the caller of `run` works with them."""
+
+    def __init__(self, helpers: int) -> None:
+        self._work: SimpleQueue[_Work] = SimpleQueue()
+        for index in range(helpers):
+            threading.Thread(target=self._help, name=f"rulec-{index}", daemon=True).start()
+
+    def _help(self) -> None:
+        while True:
+            kernel, job = self._work.get()
+            kernel(ctypes.addressof(job))
+            del job
+
+    def run(self, kernel: _Run, job: ctypes.Array[ctypes.c_int64], threads: int) -> None:
+        for _ in range(threads - 1):
+            self._work.put((kernel, job))
+        kernel(ctypes.addressof(job))
+        # Every span is taken; a helper may still be at its last one.
+        while job[ACTIVE]:
+            time.sleep(0)
+
+
+_FORKED: list[int] = []
+
+
+@functools.cache
+def _team() -> _Team:
+    return _Team(thread_count() - 1)
+
+
+def _forget_threads() -> None:
+    """A forked child has none of its parent's threads."""
+    _FORKED.append(os.getpid())
+    _openmp.cache_clear()
+    _team.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
