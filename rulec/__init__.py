@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
 from rulec.language.library import load, parse, rules
@@ -10,3 +13,12 @@ from rulec.language.rule import Rule
 
 __all__ = ["Rule", "RuleError", "RulecError", "compile", "load", "parse", "rule", "rules"]
 __version__ = "0.1.0"
+
+#: Imported when first used: none of them may slow `import rulec` down.
+_SUBMODULES = ("array", "backend", "bench", "math", "testing", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"rulec.{name}")
+    raise AttributeError(f"module 'rulec' has no attribute {name!r}")

@@ -125,23 +125,24 @@ class ScalarTable:
         self.stores = scalars.stores
         self.order = list(walk([*self.columns, *(s.value for s in scalars.stores)]))
         self.facts = {str(n.arg) for n in self.order if n.op is Op.FACT}
-        self.hyper = {str(n.arg) for n in self.order if n.op in (Op.HYPER, Op.MODEL_HYPER)}
+        self.loads = {str(n.arg) for n in self.order if n.op is Op.LOAD}
 
     def evaluate(
-        self, rows: int, hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any], states: Mapping[str, Any],
+        self, shape: tuple[int, ...], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any], states: Mapping[str, Any],
         levels: Mapping[str, Any] | None = None,
-    ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """The table (`rows` x columns, float64) and the new value of each scalar state.
+    ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
+        """The table (`shape` by columns, float64) and the new value of each scalar state.
 
-        `levels` are the step counts of groups and of the model, for states kept per those; by default `t`.
+        Every input broadcasts to `shape`. `levels` are the step counts of groups and of the model, for states kept
+        per those; by default `t`.
         """
         values: dict[Node, Any] = {}
         with np.errstate(all="ignore"):
             for part in self.order:
                 values[part] = self._value(part, values, hyper, t, facts, states, levels or {})
-        table = np.empty((rows, len(self.columns)))
+        table = np.empty((*shape, len(self.columns)))
         for index, value in enumerate(self.columns):
-            table[:, index] = values[value]
+            table[..., index] = values[value]
         return table, {s.buffer: values[s.value] for s in self.stores}
 
     @staticmethod
@@ -160,6 +161,16 @@ class ScalarTable:
         if part.op is Op.LOAD:
             return states[str(part.arg)]
         return NUMPY[part.op](*(values[a] for a in part.args))
+
+
+def evaluate_once(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, Any], loads: Mapping[str, Any]) -> Any:
+    """One expression of hyper-parameters, shape facts and buffers, in float64."""
+    table = ScalarTable(ScalarProgram(columns=(Column("value", value),)))
+    values: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):
+        for part in table.order:
+            values[part] = table._value(part, values, hyper, 0, facts, loads, {})
+    return values[value]
 
 
 def resolve_hyper(

@@ -1,0 +1,137 @@
+"""NumPy arrays as the runtime sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import ITEM_SIZE
+from rulec.errors import TensorError
+from rulec.runtime.arrays import Vector
+from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
+
+Array = np.ndarray[Any, Any]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name of ours; bfloat16 needs the package ml_dtypes."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TensorError(
+            "NumPy has no bfloat16 of its own: install ml_dtypes, or choose another state dtype"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+
+
+class NumpyArrays:
+    """NumPy arrays of float32, float64, float16, and bfloat16 (ml_dtypes), contiguous in C or Fortran order."""
+
+    def shape(self, array: Array) -> tuple[int, ...]:
+        """The shape."""
+        return tuple(array.shape)
+
+    def dtype(self, array: Array) -> str:
+        """The dtype by our name; TensorError for one that no kernel stores."""
+        name: str = array.dtype.name
+        if name not in ITEM_SIZE:
+            raise TensorError(f"an array of dtype {name} cannot be optimized: use one of {', '.join(ITEM_SIZE)}")
+        if not array.dtype.isnative:
+            raise TensorError(
+                "an array in foreign byte order cannot be optimized: use array.astype of its native dtype"
+            )
+        return name
+
+    def device(self, array: Array) -> str:
+        """Always the CPU."""
+        return "cpu"
+
+    def backend(self, device: str) -> str:
+        """The fused CPU kernels."""
+        return "cpu"
+
+    def addresses(self, arrays: Sequence[Array]) -> Sequence[int]:
+        """Nothing: an array's memory does not move."""
+        return ()
+
+    def check_parameter(self, array: Any, name: str) -> None:
+        """TensorError where the array cannot be updated in place."""
+        if not isinstance(array, np.ndarray):
+            raise TensorError(f"parameter {name} is a {type(array).__name__}, not a NumPy array")
+        self.dtype(array)
+        if not array.flags.writeable:
+            raise TensorError(f"parameter {name} is read-only and cannot be updated in place: pass a writable array")
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            raise TensorError(
+                f"parameter {name} is not contiguous: pass np.ascontiguousarray of it, or the whole array"
+            )
+
+    def check_gradients(
+        self, grads: Sequence[Any], params: Sequence[Array], dtype: str, name: Callable[[int], str]
+    ) -> Sequence[Array]:
+        """The same gradients; TensorError, naming the tensor, where one does not fit its parameter."""
+        for i, (grad, param) in enumerate(zip(grads, params, strict=True)):
+            if not isinstance(grad, np.ndarray):
+                raise TensorError(f"the gradient of {name(i)} is a {type(grad).__name__}, not a NumPy array")
+            if grad.shape != param.shape:
+                raise TensorError(f"the gradient of {name(i)} has shape {grad.shape}, its parameter {param.shape}")
+            if grad.dtype.name != dtype or not grad.dtype.isnative:
+                raise TensorError(f"the gradient of {name(i)} has dtype {grad.dtype}, where {dtype} is expected")
+            same_order = (grad.flags.c_contiguous and param.flags.c_contiguous) or (
+                grad.flags.f_contiguous and param.flags.f_contiguous
+            )
+            if not same_order:
+                order = "C" if param.flags.c_contiguous else "F"
+                raise TensorError(
+                    f"the gradient of {name(i)} is not contiguous in its parameter's memory order: "
+                    f"pass np.asarray(grad, order={order!r})"
+                )
+        return grads
+
+    def allocate(
+        self, params: Sequence[Array], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
+        facts: Sequence[Mapping[str, float]],
+    ) -> list[dict[str, Array]]:  # fmt: skip
+        """For each parameter its states: named views of one arena, disjoint and aligned, in its memory order."""
+        slots, size = plan_arena(specs, [p.size for p in params])
+        arena = aligned_bytes(size)
+        by_name = {spec.name: spec for spec in specs}
+        found: list[dict[str, Array]] = [{} for _ in params]
+        for slot in slots:
+            spec, param = by_name[slot.name], params[slot.tensor]
+            flat = arena[slot.offset : slot.offset + slot.size].view(numpy_dtype(spec.dtype))
+            state = flat.reshape(param.shape, order="C" if param.flags.c_contiguous else "F")
+            _initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
+            found[slot.tensor][spec.name] = state
+        return found
+
+    def vector(self, values: Array) -> Vector:
+        """A copy of the numbers, with a 0-d view of each."""
+        numbers = values.copy()
+        return Vector(numbers, [numbers[i : i + 1].reshape(()) for i in range(numbers.size)])
+
+
+def _initialise(
+    state: Array, spec: StateSpec, param: Array, hyper: Mapping[str, float], facts: Mapping[str, float]
+) -> None:
+    if spec.copies_parameter:
+        state[...] = param
+    elif spec.reads_parameter:
+        state[...] = spec.values(hyper, facts, param.astype(np.float64))
+    else:
+        state[...] = spec.number(hyper, facts)
+
+
+def check_disjoint(arrays: Sequence[Array], names: Sequence[str]) -> None:
+    """TensorError where two arrays share memory, or one is given twice."""
+    ranges = sorted((a.__array_interface__["data"][0], a.nbytes, name) for a, name in zip(arrays, names, strict=True))
+    end, owner = 0, ""
+    for start, size, name in ranges:
+        if size and start < end:
+            raise TensorError(f"parameters {owner} and {name} share memory: give each array once")
+        if start + size > end:
+            end, owner = start + size, name

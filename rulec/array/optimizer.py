@@ -1,0 +1,139 @@
+"""`rulec.array.Optimizer`: any rule on plain arrays, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rulec.array.arrays import NumpyArrays, check_disjoint
+from rulec.array.tree import flatten, matching_leaves
+from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.language.library import load
+from rulec.language.rule import Rule
+from rulec.runtime.engine import Engine, default_hyper
+
+
+class Optimizer:
+    """Updates NumPy arrays in place by a rule, with no copy of a parameter, gradient or state.
+
+    `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
+    float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint). `state_dtype` gives the storage dtype of
+    states by name, or of all. Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
+
+    Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
+    before anything is written.
+    """
+
+    def __init__(
+        self, rule: Rule | str | Path, params: Any, backend: str | None = None, *,
+        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, **hyper: float,
+    ) -> None:  # fmt: skip
+        self.rule = rule if isinstance(rule, Rule) else load(rule)
+        self.hyper = default_hyper(self.rule, hyper)
+        arrays = NumpyArrays()
+        dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
+        self._engine = Engine(self.rule, arrays, backend, dtypes, maximize)
+        leaves = list(flatten(params))
+        self.names = [name for name, _ in leaves]
+        for name, array in leaves:
+            arrays.check_parameter(array, name)
+        check_disjoint([array for _, array in leaves], self.names)
+        self._params = dict(leaves)
+        self._ids = {name: self._engine.add(array, 0, name) for name, array in leaves}
+        self._open: set[str] | None = None
+
+    def step(self, grads: Any) -> None:
+        """One step in place. `grads` has the structure of the parameters; None leaves an array as it is."""
+        if self._open is not None:
+            raise RulecError("step() inside partial(): use update(layer, grad) there, or close it first")
+        self._fire(matching_leaves(grads, self.names, "the gradient"))
+
+    @contextmanager
+    def partial(self) -> Iterator[Optimizer]:
+        """A step taken layer by layer: `with opt.partial(): opt.update(layer, grad)`. It closes at exit.
+
+        Raises RulecError for a rule whose update of one tensor depends on the others.
+        """
+        if self._open is not None:
+            raise RulecError("partial() is open already: close it first")
+        self._open = set()
+        self._engine.begin()
+        try:
+            yield self
+        finally:
+            self._engine.finish()
+            self._open = None
+
+    def update(self, layer: str | int, grad: Any) -> None:
+        """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure."""
+        if self._open is None:
+            raise RulecError("update() belongs inside `with opt.partial():`")
+        prefix = str(layer)
+        leaves = matching_leaves(
+            grad, self.names, f"the gradient of {prefix}", "" if prefix == "param" else f"{prefix}/"
+        )
+        again = self._open & leaves.keys()
+        if again:
+            raise TensorError(f"{min(again)} is updated twice in one step: give it its whole gradient once")
+        self._fire(leaves, in_step=True)
+        self._open |= leaves.keys()
+
+    def _fire(self, leaves: Mapping[str, Any], in_step: bool = False) -> None:
+        ids = tuple(self._ids[name] for name in leaves)
+        table = self._engine.hyper_table([self.hyper])
+        fire = self._engine.fire if in_step else self._engine.step
+        fire(ids, list(leaves.values()), table)
+
+    def state(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
+        return self._engine.state(self._ids[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (copies)."""
+        state = {n: {k: np.array(v) for k, v in self.state(n).items()} for n in self.names}
+        shared = {k: v.copy() for k, v in self._engine.shared.items()}
+        return {
+            "rule": self.rule.name,
+            "hyper": dict(self.hyper),
+            "state": {k: v for k, v in state.items() if v},
+            "shared": shared,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict()`: values are copied into this optimizer's own buffers, in their own dtypes.
+
+        Raises StateMismatch, before anything is written, where it belongs to another rule or other arrays.
+        """
+        if saved.get("rule") != self.rule.name:
+            raise StateMismatch(f"this state is of {saved.get('rule')}, not of {self.rule.name}")
+        unknown = saved["state"].keys() - self._ids.keys()
+        if unknown:
+            raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
+        hyper = default_hyper(self.rule, dict(saved["hyper"]))
+        table = self._engine.hyper_table([hyper])
+        self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
+        pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
+        for own, states, name in pairs:
+            _check_states(own, states, name)
+        for own, states, _ in pairs:
+            for key, value in states.items():
+                own[key][...] = value
+        for key, value in saved.get("shared", {}).items():
+            self._engine.shared[key][...] = value
+        self.hyper = hyper
+
+    def reset(self) -> None:
+        """Forgets all state: the next step is the first."""
+        self._engine.forget()
+
+
+def _check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
+    if own.keys() != saved.keys():
+        raise StateMismatch(f"the saved state of {name} has {sorted(saved)}, where the rule has {sorted(own)}")
+    for key, value in saved.items():
+        if np.shape(value) != own[key].shape:
+            raise StateMismatch(f"{key} of {name} was saved with shape {np.shape(value)}, not {own[key].shape}")

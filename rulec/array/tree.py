@@ -1,0 +1,32 @@
+"""Parameters as people keep them: an array, lists, tuples and dicts of arrays, nested as they like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rulec.errors import TensorError
+
+
+def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each leaf with its name: `dense1/weight`, `0/1`; a single array is named `param`."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from flatten(value, f"{prefix}{key}/")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from flatten(value, f"{prefix}{index}/")
+    else:
+        yield prefix.rstrip("/") or "param", tree
+
+
+def matching_leaves(tree: Any, names: list[str], what: str, prefix: str = "") -> dict[str, Any]:
+    """The leaves of `tree` by name, those that are None left out; TensorError where a name is not among `names`."""
+    found = {}
+    for name, leaf in flatten(tree, prefix):
+        if leaf is None:
+            continue
+        if name not in names:
+            raise TensorError(f"{what} has {name}, which is no parameter: give it the structure of the parameters")
+        found[name] = leaf
+    return found

@@ -1,0 +1,60 @@
+"""What the runtime asks of a kind of array: NumPy's in `rulec.array`, torch's in `rulec.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.runtime.state import StateSpec
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One number per tensor, visible twice: to the runtime as one NumPy array, to users as a view per tensor."""
+
+    numbers: np.ndarray[Any, Any]
+    views: Sequence[Any]
+
+
+class Arrays(Protocol):
+    """How one kind of array is described, allocated and checked."""
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """The shape."""
+        ...
+
+    def dtype(self, array: Any) -> str:
+        """The dtype by our name; TensorError for one that no kernel stores."""
+        ...
+
+    def device(self, array: Any) -> str:
+        """A word for where the memory is: arrays of different devices never share a bucket."""
+        ...
+
+    def backend(self, device: str) -> str:
+        """The name of the backend to use there unless another is asked for."""
+        ...
+
+    def addresses(self, arrays: Sequence[Any]) -> Sequence[int]:
+        """Where each array's memory begins, or nothing where memory never moves."""
+        ...
+
+    def check_gradients(
+        self, grads: Sequence[Any], params: Sequence[Any], dtype: str, name: Callable[[int], str]
+    ) -> Sequence[Any]:
+        """The gradients as kernels can read them; TensorError, naming the tensor, where one does not fit."""
+        ...
+
+    def allocate(
+        self, params: Sequence[Any], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
+        facts: Sequence[Mapping[str, float]],
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """For each parameter its initialised states by name: of its shape, contiguous in its memory order."""
+        ...
+
+    def vector(self, values: np.ndarray[Any, Any]) -> Vector:
+        """A copy of these numbers (float64, or int64 for step counts), one for each tensor."""
+        ...

@@ -1,0 +1,89 @@
+"""The rows of the scalar table: one for each distinct (group, t) among the tensors that fire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Program
+from rulec.compiler.scalars import ScalarTable
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+#: How many steps are evaluated ahead once hyper-parameters have stopped changing: the cost of a step's scalars, a
+#: dozen small NumPy calls, is paid once for all of them.
+AHEAD = 32
+
+
+class RowSource:
+    """Evaluates the scalar program for one bucket.
+
+    `groups` is each tensor's group, `facts` each tensor's shape facts. Per-tensor scalar states give every tensor a
+    row of its own, and so do shape facts; otherwise rows are shared, however many tensors there are.
+    """
+
+    def __init__(self, program: Program, groups: Numbers, facts: Sequence[Mapping[str, float]]) -> None:
+        self.table = ScalarTable(program.scalars)
+        self.groups = np.asarray(groups, np.int64)
+        letters = {b.name: b.axes.letters for b in program.buffers}
+        self.tensor_states = [s.buffer for s in program.scalars.stores if letters[s.buffer] == "kn"]
+        self.group_states = [b.name for b in program.states if b.axes.letters == "k"]
+        self.model_states = [b.name for b in program.states if b.axes.letters == ""]
+        self.own_rows = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
+        self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
+        self.slots, self.index = np.unique(self.groups, return_inverse=True)
+        self.index = np.ascontiguousarray(self.index, np.int64)
+        self._ahead: tuple[bytes, int, Numbers] | None = None
+        self._last = b""
+
+    def rows(
+        self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], stamp: bytes,
+        states: Mapping[str, Numbers], levels: Mapping[str, Numbers],
+    ) -> tuple[Rows, dict[str, Numbers]]:  # fmt: skip
+        """The rows for tensors whose updates are now counted `t`, and the new scalar states, by tensor fired.
+
+        `fired` are positions in the bucket, None for all of it; `t` has one count for each. `hyper` has one number
+        per group; `stamp` is equal when it is. `states` are per-tensor, per-group and model-wide scalar states;
+        `levels` the counts of groups and of the model.
+        """
+        uniform = t.size > 0 and bool((t == t[0]).all())
+        if uniform and fired is None and not (self.own_rows or states):
+            return self._shared(int(t[0]), hyper, stamp), {}
+        return self._separate(t, fired, hyper, states, levels)
+
+    def _shared(self, t: int, hyper: Mapping[str, Numbers], stamp: bytes) -> Rows:
+        ahead = self._ahead
+        if ahead is None or ahead[0] != stamp or not 0 <= t - ahead[1] < len(ahead[2]):
+            steps = AHEAD if stamp == self._last else 1
+            counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
+            chosen = {k: v[self.slots][None, :] for k, v in hyper.items()}
+            table, _ = self.table.evaluate((steps, self.slots.size), chosen, counts, {}, {})
+            ahead = self._ahead = (stamp, t, table)
+        self._last = stamp
+        return Rows(ahead[2][t - ahead[1]], self.index)
+
+    def _separate(
+        self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
+        levels: Mapping[str, Numbers],
+    ) -> tuple[Rows, dict[str, Numbers]]:  # fmt: skip
+        positions = np.arange(self.groups.size) if fired is None else np.asarray(fired, np.int64)
+        groups = self.groups[positions]
+        if self.own_rows:
+            keep, back = np.arange(positions.size), np.arange(positions.size)
+        else:
+            pairs = np.stack([groups.astype(np.float64), np.asarray(t, np.float64)])
+            _, keep, back = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        at, of = positions[keep], groups[keep]
+        chosen = {k: v[of] for k, v in hyper.items()}
+        seen = {k: v[at] for k, v in states.items() if k in self.tensor_states}
+        seen |= {k: states[k][of] for k in self.group_states if k in states}
+        seen |= {k: states[k][0] for k in self.model_states if k in states}
+        counts = {k: v[of] if k == "group" else v for k, v in levels.items()}
+        facts = {k: v[at] for k, v in self.facts.items()}
+        table, stored = self.table.evaluate((keep.size,), chosen, np.asarray(t, np.float64)[keep], facts, seen, counts)
+        index = np.zeros(self.groups.size, np.int64)
+        index[positions] = back.reshape(-1)
+        return Rows(table, index), {k: np.broadcast_to(v, (keep.size,))[back.reshape(-1)] for k, v in stored.items()}

@@ -1,0 +1,93 @@
+"""The state allocator: what a rule must remember of each tensor, laid out in memory and initialised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
+from rulec.compiler.ir import Program
+from rulec.compiler.scalars import evaluate_once
+from rulec.errors import InternalError
+from rulec.language.node import Node, Op, walk
+
+#: Buffers begin at multiples of this many bytes: a cache line, and the widest vector.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state buffer of one tensor: its name, storage dtype and how its first value is found."""
+
+    name: str
+    dtype: str
+    init: Node
+
+    @property
+    def copies_parameter(self) -> bool:
+        """Whether the first value is the parameter itself."""
+        return self.init.op is Op.LOAD
+
+    @property
+    def reads_parameter(self) -> bool:
+        """Whether the first value is computed from the parameter, element by element."""
+        return any(n.op is Op.LOAD for n in walk([self.init]))
+
+    def number(self, hyper: Mapping[str, float], facts: Mapping[str, float]) -> float:
+        """The first value where it is one number for all elements."""
+        return float(evaluate_once(self.init, hyper, facts, {}))
+
+    def values(self, hyper: Mapping[str, float], facts: Mapping[str, float], parameter: Any) -> Any:
+        """The first value of each element, in float64, from the parameter's values in float64."""
+        return evaluate_once(self.init, hyper, facts, {"p": parameter})
+
+
+def state_specs(program: Program, layout: Layout) -> list[StateSpec]:
+    """The state buffers that a kernel has pointers to, in the program's order."""
+    found = []
+    for buffer in kernel_buffers(program):
+        if buffer.role == "state":
+            if buffer.init is None:
+                raise InternalError(f"state {buffer.name} of {program.name} has no initial value")
+            found.append(StateSpec(buffer.name, layout.dtype(buffer.name), buffer.init))
+    return found
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A range of bytes of an arena: one state of one tensor."""
+
+    tensor: int
+    name: str
+    offset: int
+    size: int
+
+
+def plan_arena(specs: Sequence[StateSpec], element_counts: Sequence[int]) -> tuple[list[Slot], int]:
+    """Where each state of each tensor lies in one arena, tensor by tensor, and the arena's size in bytes.
+
+    Every slot is aligned and no two overlap, which is checked.
+    """
+    slots: list[Slot] = []
+    end = 0
+    for tensor, count in enumerate(element_counts):
+        for spec in specs:
+            offset = math.ceil(end / ALIGNMENT) * ALIGNMENT
+            slots.append(Slot(tensor, spec.name, offset, count * ITEM_SIZE[spec.dtype]))
+            end = slots[-1].offset + slots[-1].size
+    for before, after in pairwise(slots):
+        if before.offset + before.size > after.offset:
+            raise InternalError(f"states {before} and {after} overlap")
+    return slots, end
+
+
+def aligned_bytes(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised memory of this many bytes that begins at a multiple of `ALIGNMENT`."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
