@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,17 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 class NumpyArrays:
     """NumPy arrays of float32, float64, float16, and bfloat16 (ml_dtypes), contiguous in C or Fortran order."""
+
+    def __init__(self) -> None:
+        self._owned: list[tuple[int, int, str]] = []  # ranges of addresses that a step writes, sorted
+
+    def own(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
+        """Remembers arrays that steps write to; TensorError where two of them share memory, or one is given twice."""
+        found = [(_address(a), _address(a) + a.nbytes, name) for a, name in zip(arrays, names, strict=True) if a.nbytes]
+        self._owned = sorted(self._owned + found)
+        for (_, end, before), (start, _, after) in pairwise(self._owned):
+            if start < end:
+                raise TensorError(f"{before} and {after} share memory: give each array once")
 
     def shape(self, array: Array) -> tuple[int, ...]:
         """The shape."""
@@ -90,7 +102,20 @@ class NumpyArrays:
                     f"the gradient of {name(i)} is not contiguous in its parameter's memory order: "
                     f"pass np.asarray(grad, order={order!r})"
                 )
+        self._check_apart(grads, name)
         return grads
+
+    def _check_apart(self, grads: Sequence[Array], name: Callable[[int], str]) -> None:
+        """TensorError where a gradient lies in memory that the step writes: it could be overwritten before it is read."""
+        starts = np.array([_address(g) for g in grads], np.int64)
+        ends = starts + np.array([g.nbytes for g in grads], np.int64)
+        owned_ends = np.array([end for _, end, _ in self._owned], np.int64)
+        first = np.searchsorted(owned_ends, starts, side="right")
+        inside = np.flatnonzero((first < owned_ends.size) & (ends > starts))
+        for i in inside:
+            start, _, owner = self._owned[first[i]]
+            if start < ends[i]:
+                raise TensorError(f"the gradient of {name(int(i))} shares memory with {owner}: pass a copy of it")
 
     def allocate(
         self, params: Sequence[Array], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
@@ -99,6 +124,7 @@ class NumpyArrays:
         """For each parameter its states: named views of one arena, disjoint and aligned, in its memory order."""
         slots, size = plan_arena(specs, [p.size for p in params])
         arena = aligned_bytes(size)
+        self.own([arena], ["the optimizer's state"])
         by_name = {spec.name: spec for spec in specs}
         found: list[dict[str, Array]] = [{} for _ in params]
         for slot in slots:
@@ -126,12 +152,5 @@ def _initialise(
         state[...] = spec.number(hyper, facts)
 
 
-def check_disjoint(arrays: Sequence[Array], names: Sequence[str]) -> None:
-    """TensorError where two arrays share memory, or one is given twice."""
-    ranges = sorted((a.__array_interface__["data"][0], a.nbytes, name) for a, name in zip(arrays, names, strict=True))
-    end, owner = 0, ""
-    for start, size, name in ranges:
-        if size and start < end:
-            raise TensorError(f"parameters {owner} and {name} share memory: give each array once")
-        if start + size > end:
-            end, owner = start + size, name
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

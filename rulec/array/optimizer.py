@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array.arrays import NumpyArrays, check_disjoint
+from rulec.array.arrays import NumpyArrays
 from rulec.array.tree import flatten, matching_leaves
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.library import load
@@ -41,7 +41,7 @@ class Optimizer:
         self.names = [name for name, _ in leaves]
         for name, array in leaves:
             arrays.check_parameter(array, name)
-        check_disjoint([array for _, array in leaves], self.names)
+        arrays.own([array for _, array in leaves], [f"parameter {name}" for name in self.names])
         self._params = dict(leaves)
         self._ids = {name: self._engine.add(array, 0, name) for name, array in leaves}
         self._open: set[str] | None = None
@@ -125,10 +125,6 @@ class Optimizer:
         for key, value in saved.get("shared", {}).items():
             self._engine.shared[key][...] = value
         self.hyper = hyper
-
-    def reset(self) -> None:
-        """Forgets all state: the next step is the first."""
-        self._engine.forget()
 
 
 def _check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:

@@ -300,7 +300,7 @@ class ReferenceOptimizer:
             key = routed.name
             routes.setdefault(key, (routed.standalone(), [_own(g, routed, bindings) for g in given]))
             view = matrix_view(np.shape(param), routed.view)
-            self.tensors.append(Tensor(view, view.matrices(self.how.array(param)), group, index, eps))
+            self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
             self._add(index, *routes[key])
 
     def _add(self, index: int, rule: Rule, given: list[Mapping[str, float]]) -> None:

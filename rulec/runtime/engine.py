@@ -208,13 +208,6 @@ class Engine:
         found = {"step": tensor.bucket.t.views[tensor.position], **tensor.bucket.states[tensor.position]}
         return found | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
 
-    def forget(self) -> None:
-        """Drops every state and count: each tensor's next update is its first."""
-        for tensor in self.tensors:
-            tensor.bucket = None
-        self.buckets, self.shared, self._plan = {}, {}, None
-        self.group_t, self.model_t = np.zeros_like(self.group_t), 0.0
-
     # Steps
 
     def hyper_table(self, groups: Sequence[Mapping[str, float]]) -> Numbers:
