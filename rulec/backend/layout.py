@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rulec.compiler.ir import Program
+from rulec.language.node import Op, walk
 
 #: The dtypes that parameters, gradients and states may be stored in, by our names, with their size in bytes.
 ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -46,6 +47,17 @@ def layout_for(
     """The layout for parameters of dtype `param`: gradients and states have the same unless said otherwise."""
     chosen = {"p": param, "g": grad or param, **(states or {})}
     return Layout(tuple((b.name, chosen.get(b.name, param)) for b in kernel_buffers(program)), maximize)
+
+
+def traffic(program: Program, layout: Layout) -> tuple[int, int]:
+    """The bytes that one element's update reads and writes, over all stages: what a kernel's speed is judged by."""
+    read = written = 0
+    pointers = {b.name for b in kernel_buffers(program)}
+    for stage in program.stages:
+        loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
+        read += sum(ITEM_SIZE[layout.dtype(b)] for b in loads & pointers)
+        written += sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
+    return read, written
 
 
 def kernel_buffers(program: Program) -> list:  # type: ignore[type-arg]

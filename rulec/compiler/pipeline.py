@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from rulec.compiler.axes import infer_axes
@@ -78,11 +79,11 @@ class _Facts(dict[str, float]):
 @functools.lru_cache(maxsize=512)
 def _compile(key: _ByIdentity, decisions: object, static: tuple[tuple[str, float], ...], facts: _Facts) -> Program:
     program = None
-    for _, program in passes(key.rule, facts, dict(static)):
+    for name, program in passes(key.rule, facts, dict(static)):
         if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
             from rulec.compiler.show import program_text
 
-            print(f"--- {_}\n{program_text(program)}")
+            print(f"--- {name}\n{program_text(program)}", file=sys.stderr)
     assert program is not None
     return program
 

@@ -6,7 +6,9 @@ framework: what differs between arrays is behind `Arrays`, what differs between 
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import ITEM_SIZE, Layout, layout_for
+from rulec.backend.layout import ITEM_SIZE, Layout, layout_for, traffic
 from rulec.backend.protocol import Call, Kernel, Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
@@ -37,6 +39,7 @@ class Tensor:
     array: Any
     group: int
     name: str
+    numel: int
     bucket: Bucket | None = None
     position: int = 0
 
@@ -48,6 +51,7 @@ class Bucket:
     program: Program
     layout: Layout
     device: str
+    backend: str
     kernel: Kernel
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
@@ -114,7 +118,7 @@ class Engine:
     def add(self, array: Any, group: int, name: str) -> int:
         """Adds a parameter and returns its id; its state is allocated when it first gets a gradient."""
         self.arrays.dtype(array)
-        self.tensors.append(Tensor(array, group, name))
+        self.tensors.append(Tensor(array, group, name, math.prod(self.arrays.shape(array))))
         if group >= self.group_t.size:
             self.group_t = np.concatenate([self.group_t, np.zeros(group + 1 - self.group_t.size)])
         return len(self.tensors) - 1
@@ -158,8 +162,10 @@ class Engine:
         program, layout, device = key
         if bucket is None:
             backend = registry.usable(self.backend_name or self.arrays.backend(device))
-            kernel = backend.build(program, layout, backend.emit(program, layout))
-            bucket = Bucket(program, layout, device, kernel)
+            source = backend.emit(program, layout)
+            if _DEBUG >= 4:
+                print(source, file=sys.stderr)
+            bucket = Bucket(program, layout, device, backend.name, backend.build(program, layout, source))
         named = [dict(zip(self.hyper_names, hyper[:, t.group].tolist(), strict=True)) for t in tensors]
         facts = [self._facts(t) for t in tensors]
         params = [t.array for t in tensors]
@@ -328,16 +334,19 @@ class Engine:
             _report(launch, time.perf_counter() - begin)
 
 
+#: RULEC_DEBUG: 1 names each call's backend and bucket, 2 adds its time and bandwidth, 3 prints each pass as a rule is
+#: compiled, 4 the source of each kernel.
 _DEBUG = int(os.environ.get("RULEC_DEBUG") or 0)
 
 
 def _report(launch: _Launch, seconds: float) -> None:
-    """RULEC_DEBUG=1 names each call's backend and bucket, 2 adds its time and bandwidth."""
     bucket = launch.bucket
-    line = f"rulec: {bucket.program.name} on {bucket.device}, {bucket.layout.text()}: {len(launch.grads)} tensors"
+    line = f"rulec: {bucket.program.name} by {bucket.backend} on {bucket.device}, {bucket.layout.text()}: {len(launch.grads)} tensors"
     if _DEBUG >= 2:
-        line += f", {seconds * 1e6:.1f} us"
-    print(line)
+        fired = bucket.tensors if launch.positions is None else [bucket.tensors[i] for i in launch.positions]
+        moved = sum(t.numel for t in fired) * sum(traffic(bucket.program, bucket.layout))
+        line += f", {seconds * 1e6:.1f} us, {moved / seconds / 1e9:.1f} GB/s"
+    print(line, file=sys.stderr)
 
 
 def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:

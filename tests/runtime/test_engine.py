@@ -17,7 +17,9 @@ from rulec.runtime.engine import Engine, default_hyper
 from rulec.runtime.state import StateSpec, plan_arena
 
 
-def engine_with(rule: str, params: list[np.ndarray], groups: list[int], **options: Any) -> tuple[Engine, tuple[int, ...]]:
+def engine_with(
+    rule: str, params: list[np.ndarray], groups: list[int], **options: Any
+) -> tuple[Engine, tuple[int, ...]]:
     engine = Engine(rulec.load(rule), NumpyArrays(), **options)
     return engine, tuple(engine.add(p, g, str(i)) for i, (p, g) in enumerate(zip(params, groups, strict=True)))
 
@@ -167,7 +169,7 @@ def test_the_arena_is_aligned_and_disjoint(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_group_states_advance_once_a_step_and_match_the_reference() -> None:
-    """Schedule-free AdamW keeps its weights per group: several dtypes and partial firing must not advance them twice."""
+    """Averaging weights are kept per group: several dtypes and partial firing must not advance them twice."""
     text = """
 name: Averaged
 hyper: {lr: 0.1}
