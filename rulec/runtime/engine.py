@@ -341,7 +341,8 @@ _DEBUG = int(os.environ.get("RULEC_DEBUG") or 0)
 
 def _report(launch: _Launch, seconds: float) -> None:
     bucket = launch.bucket
-    line = f"rulec: {bucket.program.name} by {bucket.backend} on {bucket.device}, {bucket.layout.text()}: {len(launch.grads)} tensors"
+    where = f"{bucket.program.name} by {bucket.backend} on {bucket.device}, {bucket.layout.text()}"
+    line = f"rulec: {where}: {len(launch.grads)} tensors"
     if _DEBUG >= 2:
         fired = bucket.tensors if launch.positions is None else [bucket.tensors[i] for i in launch.positions]
         moved = sum(t.numel for t in fired) * sum(traffic(bucket.program, bucket.layout))
