@@ -31,8 +31,11 @@ _Table = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Elements in a chunk, the unit of the loop. A tensor's last chunk is shorter.
 CHUNK = 32768
-#: Elements that make a span, the unit that threads take from a job: as many chunks as that needs.
-SPAN = 32768
+#: Spans for each thread, where there is work enough. A span is what a thread takes from a job at once: neighbouring
+#: chunks, for starting to stream at a new place costs about a microsecond.
+SPANS_PER_THREAD = 32
+#: Elements in a span, at least: fewer are not worth taking.
+SMALLEST_SPAN = 32768
 
 
 class CpuBackend:
@@ -133,7 +136,8 @@ class CpuCall:
                 line[:] = [self._address(x) for x in (params if name == "p" else [s[name] for s in states])]
         self._gradients = self._pointers[kernel.buffers.index("g")]
         self._chunks, self._first_chunk = _chunks([_elements(p) for p in params])
-        self._spans = _spans(self._chunks[:, 2] - self._chunks[:, 1])
+        self._spans = self._spans_of(range(len(params)))
+        self._part: tuple[Sequence[int], _Table] = ((), self._spans)
         self._tables = [_array_address(t) for t in (self._spans, self._chunks, self._pointers)]
 
     def __call__(
@@ -146,7 +150,9 @@ class CpuCall:
             self._gradients[:] = [*map(self._address, moving)]
         else:
             self._gradients[list(tensors)] = [*map(self._address, moving)]
-            spans = self._spans_of(tensors)
+            if self._part[0] is not tensors:
+                self._part = (tensors, self._spans_of(tensors))
+            spans = self._part[1]
             spans_at = _array_address(spans)
         job = Job()
         job[cpu_threads.SPANS :] = [
@@ -157,10 +163,20 @@ class CpuCall:
         return self._written
 
     def _spans_of(self, tensors: Sequence[int]) -> _Table:
-        """Spans that hold the chunks of some tensors alone."""
-        first = self._first_chunk
-        chunks = np.concatenate([np.arange(first[t], first[t + 1]) for t in tensors] or [np.zeros(0, np.int64)])
-        return np.stack([chunks, chunks + 1], axis=1)
+        """Rows (first chunk, last chunk + 1) over the chunks of these tensors."""
+        lengths = (self._chunks[:, 2] - self._chunks[:, 1]).tolist()
+        first = self._first_chunk.tolist()
+        spans: list[list[int]] = []
+        wanted = max(SMALLEST_SPAN, sum(lengths) // (SPANS_PER_THREAD * cpu_threads.thread_count()))
+        held = wanted
+        for tensor in tensors:
+            for chunk in range(first[tensor], first[tensor + 1]):
+                if held >= wanted or spans[-1][1] != chunk:
+                    spans.append([chunk, chunk])
+                    held = 0
+                spans[-1][1] = chunk + 1
+                held += lengths[chunk]
+        return np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _elements(tensor: Any) -> int:
@@ -176,20 +192,6 @@ def _chunks(lengths: Sequence[int]) -> tuple[_Table, _Table]:
     tensor = np.repeat(np.arange(len(length)), count)
     start = (np.arange(first[-1]) - first[tensor]) * CHUNK
     return np.stack([tensor, start, np.minimum(start + CHUNK, length[tensor])], axis=1), first
-
-
-def _spans(lengths: _Table) -> _Table:
-    """Rows (first chunk, last chunk + 1), each as few chunks of these lengths as have SPAN elements together."""
-    ends: list[int] = []
-    held = 0
-    for position, length in enumerate(lengths.tolist(), start=1):
-        held += length
-        if held >= SPAN:
-            ends.append(position)
-            held = 0
-    if held:
-        ends.append(len(lengths))
-    return np.stack([np.array([0, *ends[:-1]][: len(ends)], np.int64), np.array(ends, np.int64)], axis=1)
 
 
 def _address_of(tensors: Sequence[Any]) -> Callable[[Any], int]:

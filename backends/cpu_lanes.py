@@ -7,6 +7,7 @@ multiply-add happens exactly where `fma` is written, so the vector body and the 
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,14 @@ SINGLE = Format("float32", 32, 23, 127)
 DOUBLE = Format("float64", 64, 52, 1023)
 
 
+@functools.cache
+def scales_in_one() -> bool:
+    """Whether this processor multiplies a vector by powers of two in one instruction, and LLVM knows (tried with 22)."""
+    import llvmlite.binding as llvm
+
+    return bool(llvm.llvm_version_info[0] >= 22 and llvm.get_host_cpu_features().get("avx512f"))
+
+
 class Unit:
     """Emits instructions of one floating-point format into one LLVM function."""
 
@@ -52,6 +61,8 @@ class Unit:
         self.whole_type = ir.IntType(form.bits)
         self.constant = ir.Constant
         self.function_type = ir.FunctionType
+        self.exponent_type = ir.IntType(32)
+        self.function = ir.Function
 
     def real(self, value: Real | float) -> Real:
         """A number as a value of this unit's format, rounded to it; a value as it is."""
@@ -68,6 +79,16 @@ class Unit:
         kind = self.function_type(self.real_type, [self.real_type] * len(args))
         function = self.builder.module.declare_intrinsic(f"llvm.{name}", [self.real_type], kind)
         return Real(self, self.builder.call(function, [a.value for a in args]))
+
+    def scaled(self, x: Real, count: Whole) -> Real:
+        """`x * 2**count` by one instruction; only where `scales_in_one`."""
+        exponent = count.value if self.form.bits == 32 else self.builder.trunc(count.value, self.exponent_type)
+        name = f"llvm.ldexp.f{self.form.bits}.i32"
+        function = self.builder.module.globals.get(name)
+        if function is None:
+            kind = self.function_type(self.real_type, [self.real_type, self.exponent_type])
+            function = self.function(self.builder.module, kind, name)
+        return Real(self, self.builder.call(function, [x.value, exponent]))
 
     def remainder(self, a: Real, b: Real) -> Real:
         """`a - b*trunc(a/b)`, exact."""
@@ -144,7 +165,7 @@ class Real:
 
 
 class Whole:
-    """An unsigned integer as wide as the format; arithmetic wraps."""
+    """An integer as wide as the format, of two's complement; arithmetic wraps."""
 
     def __init__(self, unit: Unit, value: Any) -> None:
         self.unit = unit
@@ -172,11 +193,9 @@ class Whole:
     def __rshift__(self, count: int) -> Whole:
         return self._binary("lshr", count)
 
-    def __lt__(self, other: Whole | int) -> Truth:
-        return Truth(self.unit, self.unit.builder.icmp_unsigned("<", self.value, self.unit.whole(other).value))
-
-    def equals(self, other: Whole | int) -> Truth:
-        return Truth(self.unit, self.unit.builder.icmp_unsigned("==", self.value, self.unit.whole(other).value))
+    def halved(self) -> Whole:
+        """Half of it as a signed number, rounded down."""
+        return self._binary("ashr", 1)
 
     def as_real(self) -> Real:
         """The real with these bits."""
@@ -235,8 +254,13 @@ def with_sign_of(magnitude: Real, sign: Real) -> Real:
 
 
 def polynomial(x: Real, coefficients: tuple[float, ...]) -> Real:
-    """`c[0] + c[1]*x + c[2]*x**2 + ...` by Horner's scheme, one fma a term."""
-    total = x.unit.real(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = fma(total, x, coefficient)
+    """`c[0] + c[1]*x + c[2]*x**2 + ...`: Horner's scheme in x**2, on pairs of terms, so that half as many fma wait."""
+    square = x * x
+    pairs = [
+        fma(x, coefficients[i + 1], coefficients[i]) if i + 1 < len(coefficients) else x.unit.real(coefficients[i])
+        for i in range(0, len(coefficients), 2)
+    ]
+    total = pairs[-1]
+    for pair in reversed(pairs[:-1]):
+        total = fma(total, square, pair)
     return total
