@@ -1,0 +1,201 @@
+"""Runs the blocks of a page as its reader would, in an empty folder.
+
+A block's language says what is done with it:
+
+- `python` runs, every block of a page in one module, one after the other;
+- `yaml` is read as a rule, and written to the file its title names, where it has one;
+- `console` holds commands after `$ `, which run, each followed by what it prints, where that is shown;
+- `sh` holds commands that take long or change the machine: they are looked at, not run;
+- `toml` and `json` are read;
+- `text` right behind a `python` or `yaml` block is what that prints, or the error it ends in.
+
+In what is shown, a line `...` stands for any number of lines and `...` within a line for any text. Below a comment
+`<!-- figures vary -->` a number stands for any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import linecache
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import rulec
+from tests.docs.markdown import ROOT, Block
+
+_BIN = Path(sys.executable).parent
+
+#: What `sh` blocks may hold: set-up, and commands whose existence is checked.
+_SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a block did: `shown` is the block with its output, None where the page shows none."""
+
+    block: Block
+    shown: Block | None
+    printed: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the page shows what happened."""
+        if self.shown is None:
+            return agrees("", self.printed)
+        return agrees(self.shown.text, self.printed, self.shown.varies)
+
+
+def agrees(shown: str, printed: str, varies: bool = False) -> bool:
+    """Whether `printed` is what `shown` says, with `...` standing for anything, and numbers where they vary."""
+    if varies:
+        shown, printed = _without_figures(shown), _without_figures(printed)
+    pattern = ""
+    for line in shown.splitlines():
+        if line.strip() == "...":
+            pattern += r"(?:.*\n)*?"
+        else:
+            pattern += ".*".join(map(re.escape, line.rstrip().split("..."))) + r"\n"
+    return re.fullmatch(pattern, tidy(printed)) is not None
+
+
+def _without_figures(text: str) -> str:
+    return re.sub(" +", " ", re.sub(r"-?\b\d+(\.\d+)?(e[+-]?\d+)?\b", "#", text))
+
+
+def tidy(text: str) -> str:
+    """Lines without spaces at their ends, nor empty lines around them."""
+    lines = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+    return f"{lines}\n" if lines else ""
+
+
+@dataclass
+class PageRun:
+    """One page's blocks run in `folder`, which is the working folder meanwhile."""
+
+    name: str
+    folder: Path
+    module: ModuleType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module = ModuleType(f"page_{re.sub(r'[^a-z]', '_', self.name.lower())}")
+
+    def run(self, page: list[Block]) -> Iterator[Outcome]:
+        """The outcome of every block but those that show the output of another."""
+        before, modules = Path.cwd(), set(sys.modules)
+        os.chdir(self.folder)
+        sys.path.insert(0, str(self.folder))
+        sys.modules[self.module.__name__] = self.module
+        try:
+            yield from self._outcomes(page)
+        finally:
+            os.chdir(before)
+            sys.path.remove(str(self.folder))
+            # Other pages may have files of the same names.
+            for name in set(sys.modules) - modules:
+                if name == self.module.__name__ or self._is_of_page(sys.modules[name]):
+                    del sys.modules[name]
+
+    def _is_of_page(self, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return file is not None and Path(file).is_relative_to(self.folder)
+
+    def _outcomes(self, page: list[Block]) -> Iterator[Outcome]:
+        for position, block in enumerate(page):
+            following = page[position + 1] if position + 1 < len(page) else None
+            shows = following is not None and following.language == "text" and following.adjacent
+            if block.language == "text":
+                continue
+            if block.title is not None:
+                Path(block.title).write_text(block.text)
+            if block.language == "console":
+                yield Outcome(block, block, self._console(block))
+            else:
+                yield Outcome(block, following if shows else None, self._printed(block, may_fail=shows))
+
+    def _printed(self, block: Block, may_fail: bool) -> str:
+        output = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output):
+                self._do(block)
+        except Exception as error:
+            if not may_fail:
+                raise AssertionError(f"the block of line {block.first + 1} fails: {error}") from error
+            place = type(error).__module__
+            kind = type(error).__name__ if place == "builtins" else f"{place}.{type(error).__name__}"
+            # A mistake in a rule file is shown as it reads; one in Python as the last line of its traceback.
+            print(error if block.language == "yaml" else f"{kind}: {error}", file=output)
+        return tidy(output.getvalue())
+
+    def _do(self, block: Block) -> None:
+        if block.language == "python":
+            self._python(block)
+        elif block.language == "yaml":
+            rulec.parse(block.text, block.title or "rule.yaml", self.folder)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                _check_command(line)
+        else:
+            raise AssertionError(f"blocks of the language {block.language!r} are not part of the manual")
+
+    def _python(self, block: Block) -> None:
+        file = Path(block.title or "example.py")
+        file.write_text(block.text)
+        linecache.clearcache()  # every untitled block is a new example.py
+        SourceFileLoader(self.module.__name__, str(file)).exec_module(self.module)
+
+    def _console(self, block: Block) -> str:
+        """The block with what each command prints now, where the page shows it."""
+        parts = []
+        for part in re.split(r"^(?=\$ )", block.text, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            done = _command(command[2:])
+            if not shown:
+                assert done.returncode == 0, f"{command} fails:\n{done.stdout}"
+            # What agrees stays as it is shown, so that elisions survive a refresh.
+            kept = not shown or agrees(shown, done.stdout, block.varies)
+            parts.append(part if kept else f"{command}\n{tidy(done.stdout)}")
+        return "".join(parts)
+
+
+def _command(line: str) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(line)
+    settings = {}
+    while "=" in words[0]:
+        key, _, settings[key] = words.pop(0).partition("=")
+    place = {"PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [_BIN / words[0], *words[1:]], env={**os.environ, **place, **settings}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+
+
+def _check_command(line: str) -> None:
+    """AssertionError for a set-up command that cannot work: no such target, extra or subcommand."""
+    line = line.partition("#")[0].strip()
+    assert _SET_UP.fullmatch(line), f"{line!r} is not a set-up command"
+    words = shlex.split(line)
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"there is no target {words[1]}"
+    if words[0] == "pip" and "[" in line:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        named = line[line.index("[") + 1 : line.index("]")].split(",")
+        assert set(named) <= set(extras), f"pyproject.toml has no extra {set(named) - set(extras)}"
+    if words[0] == ".ci/run":
+        assert (ROOT / words[0]).is_file()
+    if words[0] == "rulec":
+        assert _command(f"rulec {words[1]} --help").returncode == 0, f"there is no command {line!r}"

@@ -1,0 +1,59 @@
+"""What is made from the code is what the pages hold, and what was measured was measured of these rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rulec.compiler.pipeline import PASSES
+from rulec.language.schema import RuleFile
+from tests.docs import peers
+from tests.docs.generated import MAKERS
+from tests.docs.markdown import ROOT, pages, with_generated
+from tests.rules.peers import PEERS
+from tests.rules.test_peers import RELATIVE_FLOAT64, ULPS_FLOAT32
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_page_is_fresh(path: Path) -> None:
+    text = path.read_text()
+    assert with_generated(text, MAKERS) == text, f"run: python -m tests.docs.refresh {path.name}"
+
+
+def test_every_maker_is_used() -> None:
+    used = {name for path in pages() for name in re.findall(r"<!-- generated: ([\w-]+) -->", path.read_text())}
+    assert used == set(MAKERS)
+
+
+def test_comparison_is_of_these_rules() -> None:
+    """Measured again with `python -m tests.docs.peers` when a rule, its peers or the values compared have changed."""
+    rows = {(row["rule"], row["peer"]): row["digest"] for row in peers.read()["rows"]}
+    assert rows == {(peer.composed, peer.theirs): peers.digest(peer) for peer in PEERS}
+
+
+def test_measured_differences_are_within_bounds() -> None:
+    for row in peers.read()["rows"]:
+        assert row["float64_relative"] <= RELATIVE_FLOAT64
+        assert row["float32_ulps"] <= ULPS_FLOAT32
+
+
+def test_one_row_measured_again() -> None:
+    """The figures come from this code: one row, which packages and processors round alike."""
+    row = next(row for row in peers.read()["rows"] if row["rule"] == "sgd")
+    again = peers.measured(next(peer for peer in PEERS if peer.composed == "sgd"))
+    assert again == row
+
+
+def test_every_key_of_a_rule_file_is_described() -> None:
+    text = (ROOT / "docs" / "write-a-rule.md").read_text()
+    section = text[text.index("## The whole rule file") :]
+    lines = [line for line in section[: section.index("\n\n", section.index("| `name`"))].splitlines() if "| `" in line]
+    described = [key for line in lines for key in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+    assert sorted(described) == sorted(RuleFile.model_fields)
+
+
+def test_every_pass_is_walked_through() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == ["lower", *(name for name, _ in PASSES)]
