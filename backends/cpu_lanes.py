@@ -43,7 +43,7 @@ DOUBLE = Format("float64", 64, 52, 1023)
 
 @functools.cache
 def scales_in_one() -> bool:
-    """Whether this processor multiplies a vector by powers of two in one instruction, and LLVM knows (tried with 22)."""
+    """Whether one instruction multiplies a vector by powers of two here, and LLVM knows of it (tried with 22)."""
     import llvmlite.binding as llvm
 
     return bool(llvm.llvm_version_info[0] >= 22 and llvm.get_host_cpu_features().get("avx512f"))

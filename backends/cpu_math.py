@@ -50,7 +50,7 @@ def _between(x: Real, low: float, high: float) -> Real:
 
 
 def _reduced(x: Real) -> tuple[Whole, Real]:
-    """(n, r) with `x = n*log(2) + r` and |r| at most a little above log(2)/2; x where exp neither over- nor underflows."""
+    """(n, r) with `x = n*log(2) + r` and |r| hardly above log(2)/2, for x where exp neither over- nor underflows."""
     form, table = x.unit.form, _table(x)
     magic = 1.5 * 2.0**form.fraction  # added to it, a small number is rounded to an integer, in the lowest bits
     shifted = fma(x, _LOG2_E, magic)
