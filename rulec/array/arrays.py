@@ -66,10 +66,6 @@ class NumpyArrays:
         """The fused CPU kernels."""
         return "cpu"
 
-    def addresses(self, arrays: Sequence[Array]) -> Sequence[int]:
-        """Nothing: an array's memory does not move."""
-        return ()
-
     def check_parameter(self, array: Any, name: str) -> None:
         """TensorError where the array cannot be updated in place."""
         if not isinstance(array, np.ndarray):
@@ -82,31 +78,21 @@ class NumpyArrays:
                 f"parameter {name} is not contiguous: pass np.ascontiguousarray of it, or the whole array"
             )
 
-    def check_gradients(
-        self, grads: Sequence[Any], params: Sequence[Array], dtype: str, name: Callable[[int], str]
-    ) -> Sequence[Array]:
-        """The same gradients; TensorError, naming the tensor, where one does not fit its parameter."""
-        for i, (grad, param) in enumerate(zip(grads, params, strict=True)):
-            if not isinstance(grad, np.ndarray):
-                raise TensorError(f"the gradient of {name(i)} is a {type(grad).__name__}, not a NumPy array")
-            if grad.shape != param.shape:
-                raise TensorError(f"the gradient of {name(i)} has shape {grad.shape}, its parameter {param.shape}")
-            if grad.dtype.name != dtype or not grad.dtype.isnative:
-                raise TensorError(f"the gradient of {name(i)} has dtype {grad.dtype}, where {dtype} is expected")
-            same_order = (grad.flags.c_contiguous and param.flags.c_contiguous) or (
-                grad.flags.f_contiguous and param.flags.f_contiguous
-            )
-            if not same_order:
-                order = "C" if param.flags.c_contiguous else "F"
-                raise TensorError(
-                    f"the gradient of {name(i)} is not contiguous in its parameter's memory order: "
-                    f"pass np.asarray(grad, order={order!r})"
-                )
-        self._check_apart(grads, name)
-        return grads
+    def gradient_check(
+        self, params: Sequence[Array], dtype: str, names: Sequence[str]
+    ) -> Callable[[Sequence[Any]], Sequence[Array]]:
+        """A function that gives the same gradients, or TensorError where one does not fit its parameter."""
 
-    def _check_apart(self, grads: Sequence[Array], name: Callable[[int], str]) -> None:
-        """TensorError where a gradient lies in memory that the step writes: it could be overwritten before it is read."""
+        def check(grads: Sequence[Any]) -> Sequence[Array]:
+            for grad, param, name in zip(grads, params, names, strict=True):
+                _check_gradient(grad, param, dtype, name)
+            self._check_apart(grads, names)
+            return grads
+
+        return check
+
+    def _check_apart(self, grads: Sequence[Array], names: Sequence[str]) -> None:
+        """TensorError where a gradient lies in memory that the step writes: it might change before it is read."""
         starts = np.array([_address(g) for g in grads], np.int64)
         ends = starts + np.array([g.nbytes for g in grads], np.int64)
         owned_ends = np.array([end for _, end, _ in self._owned], np.int64)
@@ -115,7 +101,7 @@ class NumpyArrays:
         for i in inside:
             start, _, owner = self._owned[first[i]]
             if start < ends[i]:
-                raise TensorError(f"the gradient of {name(int(i))} shares memory with {owner}: pass a copy of it")
+                raise TensorError(f"the gradient of {names[int(i)]} shares memory with {owner}: pass a copy of it")
 
     def allocate(
         self, params: Sequence[Array], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
@@ -150,6 +136,22 @@ def _initialise(
         state[...] = spec.values(hyper, facts, param.astype(np.float64))
     else:
         state[...] = spec.number(hyper, facts)
+
+
+def _check_gradient(grad: Any, param: Array, dtype: str, name: str) -> None:
+    if not isinstance(grad, np.ndarray):
+        raise TensorError(f"the gradient of {name} is a {type(grad).__name__}, not a NumPy array")
+    if grad.shape != param.shape:
+        raise TensorError(f"the gradient of {name} has shape {grad.shape}, its parameter {param.shape}")
+    if grad.dtype.name != dtype or not grad.dtype.isnative:
+        raise TensorError(f"the gradient of {name} has dtype {grad.dtype}, where {dtype} is expected")
+    given, wanted = grad.flags, param.flags
+    if not ((given.c_contiguous and wanted.c_contiguous) or (given.f_contiguous and wanted.f_contiguous)):
+        order = "C" if wanted.c_contiguous else "F"
+        raise TensorError(
+            f"the gradient of {name} is not contiguous in its parameter's memory order: "
+            f"pass np.asarray(grad, order={order!r})"
+        )
 
 
 def _address(array: Array) -> int:

@@ -38,14 +38,13 @@ class Arrays(Protocol):
         """The name of the backend to use there unless another is asked for."""
         ...
 
-    def addresses(self, arrays: Sequence[Any]) -> Sequence[int]:
-        """Where each array's memory begins, or nothing where memory never moves."""
-        ...
+    def gradient_check(
+        self, params: Sequence[Any], dtype: str, names: Sequence[str]
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """A function of these parameters' gradients that gives them as kernels can read them.
 
-    def check_gradients(
-        self, grads: Sequence[Any], params: Sequence[Any], dtype: str, name: Callable[[int], str]
-    ) -> Sequence[Any]:
-        """The gradients as kernels can read them; TensorError, naming the tensor, where one does not fit."""
+        It raises TensorError, naming the tensor, where one does not fit its parameter or is not of this dtype.
+        """
         ...
 
     def allocate(

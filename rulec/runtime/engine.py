@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import PartialUpdate, RuleError, TensorError
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Arrays, Vector
+from rulec.runtime.counts import Counts
 from rulec.runtime.rows import Numbers, RowSource
 from rulec.runtime.state import state_specs
 
@@ -56,23 +57,36 @@ class Bucket:
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
-    t: Vector = field(default_factory=lambda: Vector(np.zeros(0), []))
+    counts: Counts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
     scalar_states: dict[str, Vector] = field(default_factory=dict)
     rows: RowSource | None = None
     call: Call | None = None
-    addresses: Sequence[int] = ()
 
 
 @dataclass
-class _Launch:
-    """One bucket's share of a step, checked and ready: nothing has been written yet."""
+class _Part:
+    """The tensors of one bucket that fire together: worked out once for each set of tensors, used in many steps.
+
+    `positions` are theirs in the bucket, None for all of it in order; `pick` takes their gradients out of those of the
+    whole step, None where they are all of it; `check` gives gradients as kernels can read them.
+    """
 
     bucket: Bucket
     positions: list[int] | None
+    fired: Any
+    pick: Callable[[Sequence[Any]], Sequence[Any]] | None
+    check: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(slots=True)
+class Launch:
+    """One bucket's share of a step, checked and ready: nothing has been written yet."""
+
+    engine: Engine
+    part: _Part
     grads: Sequence[Any]
     rows: Rows
-    t: Numbers
-    scalar_states: dict[str, Numbers]
+    scalar_states: Mapping[str, Numbers]
 
 
 class Engine:
@@ -100,9 +114,12 @@ class Engine:
         self.shared: dict[str, Numbers] = {}
         self.group_t: Numbers = np.zeros(0)
         self.model_t = 0.0
-        self._stamp = b""
+        self.extensions = 0
+        self._hyper: Numbers = np.zeros(0)
+        self._named: dict[str, Numbers] = {}
         self._pending: dict[str, dict[int, float]] = {}
-        self._plan: tuple[Any, list[tuple[Bucket, list[int] | None, list[int]]]] | None = None
+        self._plans: dict[tuple[int, ...], list[_Part]] = {}
+        self._last: tuple[tuple[int, ...], list[_Part]] = ((), [])
 
     def _check_state_dtypes(self) -> None:
         from rulec.language.source import did_you_mean
@@ -130,6 +147,7 @@ class Engine:
         if tensor.bucket is not None:
             tensor.bucket.params[tensor.position] = array
             tensor.bucket.call = None
+            self._forget_plans()
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
         """Puts tensors in their buckets and allocates their states, where that has not happened yet.
@@ -145,7 +163,11 @@ class Engine:
         for key, tensors in new.items():
             self._extend(key, tensors, hyper)
         if new:
-            self._plan = None
+            self.extensions += 1
+            self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        self._plans, self._last = {}, ((), [])
 
     def _bucket_key(self, tensor: Tensor, grad_dtype: str | None, hyper: Numbers) -> Any:
         dtype = self.arrays.dtype(tensor.array)
@@ -177,7 +199,8 @@ class Engine:
         bucket.tensors += tensors
         bucket.params += params
         bucket.states += states
-        bucket.t = self.arrays.vector(np.concatenate([bucket.t.numbers, np.zeros(len(tensors))]).astype(np.int64))
+        counted = np.concatenate([bucket.counts.numbers, np.zeros(len(tensors))]).astype(np.int64)
+        bucket.counts = Counts(self.arrays.vector(counted))
         self._extend_scalar_states(bucket, first, named, facts)
         bucket.rows = RowSource(
             program, np.array([t.group for t in bucket.tensors]), [self._facts(t) for t in bucket.tensors]
@@ -211,7 +234,7 @@ class Engine:
         tensor = self.tensors[tensor_id]
         if tensor.bucket is None:
             return {}
-        found = {"step": tensor.bucket.t.views[tensor.position], **tensor.bucket.states[tensor.position]}
+        found = {"step": tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
         return found | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
 
     # Steps
@@ -222,8 +245,11 @@ class Engine:
 
     def check_hyper(self, hyper: Numbers) -> None:
         """HyperError where a value lies outside its range."""
-        for name, values in zip(self.hyper_names, hyper, strict=True):
-            for value in set(values.tolist()):
+        if hyper.shape[1] == 0:
+            return
+        # The extremes are in range where all are; a NaN is both.
+        for name, low, high in zip(self.hyper_names, hyper.min(axis=1), hyper.max(axis=1), strict=True):
+            for value in (float(low), float(high)):
                 self.rule.hyper[name].check(name, value, self.rule.name)
 
     def step(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> None:
@@ -251,87 +277,122 @@ class Engine:
 
     def fire(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> None:
         """Updates these tensors, each once. Everything is checked, for all buckets, before anything is written."""
-        stamp = hyper.tobytes()
-        if stamp != self._stamp:
-            self.check_hyper(hyper)
-            self._stamp = stamp
-        plan = self._plan
-        if plan is None or plan[0] != ids:
+        run(self.ready(ids, grads, hyper))
+
+    def ready(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> list[Launch]:
+        """What `run` needs to update these tensors; everything is checked and nothing written.
+
+        `hyper` is a table that is not changed afterwards: the same object stands for the same numbers.
+        """
+        if hyper is not self._hyper:
+            self._take(hyper)
+        before, parts = self._last
+        if before is not ids:
+            parts = self._parts(ids, grads)
+            self._last = (ids, parts)
+        return [self._launch(part, grads if part.pick is None else part.pick(grads)) for part in parts]
+
+    def _take(self, hyper: Numbers) -> None:
+        if hyper.shape == self._hyper.shape and hyper.tobytes() == self._hyper.tobytes():
+            return
+        self.check_hyper(hyper)
+        self._hyper = hyper
+        self._named = dict(zip(self.hyper_names, hyper, strict=True))
+
+    def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[_Part]:
+        parts = self._plans.get(ids)
+        if parts is None:
             if any(self.tensors[i].bucket is None for i in ids):
-                self.prepare(ids, [self.arrays.dtype(g) for g in grads], hyper)
-            plan = self._plan = (tuple(ids), self._partition(ids))
-        named = dict(zip(self.hyper_names, hyper, strict=True))
-        parts = plan[1]
-        launches = [
-            self._launch(bucket, at, grads if len(parts) == 1 else [grads[i] for i in places], named, stamp)
-            for bucket, at, places in parts
-        ]
-        for done, launch in enumerate(launches):
-            try:
-                self._run(launch)
-            except Exception as error:
-                if done == 0:
-                    raise
-                names = [t.name for earlier in launches[:done] for t in earlier.bucket.tensors]
-                raise PartialUpdate(
-                    f"a step failed after {len(names)} tensors were updated ({', '.join(names[:5])}...): {error}"
-                ) from error
+                self.prepare(ids, [self.arrays.dtype(g) for g in grads], self._hyper)
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            parts = self._plans[ids] = self._partition(ids)
+        return parts
 
-    def _partition(self, ids: Sequence[int]) -> list[tuple[Bucket, list[int] | None, list[int]]]:
-        """For each bucket: the positions that fire (None: all, in order) and where their gradients stand in `ids`."""
-        parts: dict[int, tuple[Bucket, list[int], list[int]]] = {}
+    def _partition(self, ids: Sequence[int]) -> list[_Part]:
+        places: dict[int, list[int]] = {}
         for place, i in enumerate(ids):
-            tensor = self.tensors[i]
-            assert tensor.bucket is not None
-            _, positions, places = parts.setdefault(id(tensor.bucket), (tensor.bucket, [], []))
-            positions.append(tensor.position)
-            places.append(place)
-        plan: list[tuple[Bucket, list[int] | None, list[int]]] = []
-        for bucket, positions, places in parts.values():
-            if len(set(positions)) != len(positions):
-                raise TensorError("a tensor is updated twice in one call: give each its whole gradient once")
-            everything = positions == list(range(len(bucket.tensors)))
-            plan.append((bucket, None if everything else positions, places))
-        return plan
+            places.setdefault(id(self.tensors[i].bucket), []).append(place)
+        return [self._part([self.tensors[ids[p]] for p in at], at, len(ids)) for at in places.values()]
 
-    def _launch(
-        self,
-        bucket: Bucket,
-        positions: list[int] | None,
-        grads: Sequence[Any],
-        hyper: Mapping[str, Numbers],
-        stamp: bytes,
-    ) -> _Launch:
-        chosen = bucket.params if positions is None else [bucket.params[i] for i in positions]
-        tensors = bucket.tensors if positions is None else [bucket.tensors[i] for i in positions]
-        grads = self.arrays.check_gradients(grads, chosen, bucket.layout.dtype("g"), lambda i: tensors[i].name)
-        if bucket.call is None or self.arrays.addresses(bucket.params) != bucket.addresses:
+    def _part(self, tensors: list[Tensor], places: list[int], total: int) -> _Part:
+        bucket = tensors[0].bucket
+        assert bucket is not None
+        positions = [t.position for t in tensors]
+        if len(set(positions)) != len(positions):
+            raise TensorError("a tensor is updated twice in one call: give each its whole gradient once")
+        dtype, names = bucket.layout.dtype("g"), [t.name for t in tensors]
+        check = self.arrays.gradient_check([t.array for t in tensors], dtype, names)
+        pick = None if len(places) == total else lambda grads: [grads[i] for i in places]
+        if positions == list(range(len(bucket.tensors))):
+            return _Part(bucket, None, None, pick, check)
+        return _Part(bucket, positions, np.array(positions), pick, check)
+
+    def _launch(self, part: _Part, grads: Sequence[Any]) -> Launch:
+        bucket, fired = part.bucket, part.fired
+        grads = part.check(grads)
+        if bucket.call is None:
             bucket.call = bucket.kernel.bind(bucket.params, bucket.states)
-            bucket.addresses = self.arrays.addresses(bucket.params)
-        fired = None if positions is None else np.array(positions)
-        t = (bucket.t.numbers if fired is None else bucket.t.numbers[fired]) + 1
-        assert bucket.rows is not None
+        rows = bucket.rows
+        assert rows is not None
+        if not (rows.own_rows or bucket.scalar_states or self.shared):
+            common = bucket.counts.common(fired)
+            if common is not None:
+                return Launch(self, part, grads, rows.shared(common + 1, self._named), {})
+        t = (bucket.counts.numbers if fired is None else bucket.counts.numbers[fired]) + 1
         states = {k: v.numbers for k, v in bucket.scalar_states.items()} | self.shared
         levels = {"group": self.group_t + 1, "model": np.array(self.model_t + 1)} if self.shared else {}
-        rows, stored = bucket.rows.rows(t, fired, hyper, stamp, states, levels)
-        return _Launch(bucket, positions, grads, rows, t, stored)
+        return Launch(self, part, grads, *rows.separate(t, fired, self._named, states, levels))
 
-    def _run(self, launch: _Launch) -> None:
-        bucket, call = launch.bucket, launch.bucket.call
+    def run(self, launch: Launch) -> None:
+        """Writes one launch of this engine: the kernel's stages, counts and scalar states."""
+        bucket, part = launch.part.bucket, launch.part
+        call = bucket.call
         assert call is not None
         begin = time.perf_counter() if _DEBUG else 0.0
         for stage in range(len(bucket.program.stages)):
-            call(stage, launch.grads, launch.rows, None, tensors=launch.positions)
-        at = slice(None) if launch.positions is None else launch.positions
-        bucket.t.numbers[at] = launch.t
+            call(stage, launch.grads, launch.rows, None, tensors=part.positions)
+        bucket.counts.advance(part.fired)
+        if launch.scalar_states:
+            self._keep(launch)
+        if _DEBUG:
+            _report(launch, time.perf_counter() - begin)
+
+    def _keep(self, launch: Launch) -> None:
+        bucket, fired = launch.part.bucket, launch.part.fired
+        at = slice(None) if fired is None else fired
         for name, values in launch.scalar_states.items():
             if name in bucket.scalar_states:
                 bucket.scalar_states[name].numbers[at] = values
             else:
                 groups = bucket.rows.groups[at] if self.shared[name].size > 1 else [0] * len(values)  # type: ignore[union-attr]
                 self._pending.setdefault(name, {}).update(zip(map(int, groups), values.tolist(), strict=True))
-        if _DEBUG:
-            _report(launch, time.perf_counter() - begin)
+
+
+#: How many sets of tensors that fire together an engine remembers the partition of.
+_PLANS = 64
+
+
+def run(launches: Sequence[Launch]) -> None:
+    """Writes what is ready, of one engine or several. PartialUpdate where a later launch fails after an earlier one."""
+    for done, launch in enumerate(launches):
+        try:
+            launch.engine.run(launch)
+        except Exception as error:
+            if done == 0:
+                raise
+            names = [name for earlier in launches[:done] for name in _fired_names(earlier.part)]
+            raise PartialUpdate(
+                f"a step failed after {len(names)} tensors were updated ({', '.join(names[:5])}...): {error}"
+            ) from error
+
+
+def _fired_names(part: _Part) -> list[str]:
+    return [t.name for t in _fired(part)]
+
+
+def _fired(part: _Part) -> list[Tensor]:
+    return part.bucket.tensors if part.positions is None else [part.bucket.tensors[i] for i in part.positions]
 
 
 #: RULEC_DEBUG: 1 names each call's backend and bucket, 2 adds its time and bandwidth, 3 prints each pass as a rule is
@@ -339,13 +400,12 @@ class Engine:
 _DEBUG = int(os.environ.get("RULEC_DEBUG") or 0)
 
 
-def _report(launch: _Launch, seconds: float) -> None:
-    bucket = launch.bucket
+def _report(launch: Launch, seconds: float) -> None:
+    bucket = launch.part.bucket
     where = f"{bucket.program.name} by {bucket.backend} on {bucket.device}, {bucket.layout.text()}"
     line = f"rulec: {where}: {len(launch.grads)} tensors"
     if _DEBUG >= 2:
-        fired = bucket.tensors if launch.positions is None else [bucket.tensors[i] for i in launch.positions]
-        moved = sum(t.numel for t in fired) * sum(traffic(bucket.program, bucket.layout))
+        moved = sum(t.numel for t in _fired(launch.part)) * sum(traffic(bucket.program, bucket.layout))
         line += f", {seconds * 1e6:.1f} us, {moved / seconds / 1e9:.1f} GB/s"
     print(line, file=sys.stderr)
 

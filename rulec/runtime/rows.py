@@ -36,39 +36,34 @@ class RowSource:
         self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
         self.slots, self.index = np.unique(self.groups, return_inverse=True)
         self.index = np.ascontiguousarray(self.index, np.int64)
-        self._ahead: tuple[bytes, int, Numbers] | None = None
-        self._last = b""
+        self._ahead: tuple[Mapping[str, Numbers], int, Numbers] | None = None
+        self._last: Mapping[str, Numbers] = {}
 
-    def rows(
-        self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], stamp: bytes,
-        states: Mapping[str, Numbers], levels: Mapping[str, Numbers],
+    def shared(self, t: int, hyper: Mapping[str, Numbers]) -> Rows:
+        """The rows where all tensors that fire are now counted `t`: one for each group.
+
+        `hyper` has one number per group, and is the same object as long as they are the same numbers.
+        """
+        ahead = self._ahead
+        if ahead is None or ahead[0] is not hyper or not 0 <= t - ahead[1] < len(ahead[2]):
+            steps = AHEAD if hyper is self._last else 1
+            counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
+            chosen = {k: _narrow(v[self.slots])[None, :] for k, v in hyper.items()}
+            table, _ = self.table.evaluate((steps, self.slots.size), chosen, counts, {}, {})
+            ahead = self._ahead = (hyper, t, table)
+        self._last = hyper
+        return Rows(ahead[2][t - ahead[1]], self.index)
+
+    def separate(
+        self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
+        levels: Mapping[str, Numbers],
     ) -> tuple[Rows, dict[str, Numbers]]:  # fmt: skip
         """The rows for tensors whose updates are now counted `t`, and the new scalar states, by tensor fired.
 
         `fired` are positions in the bucket, None for all of it; `t` has one count for each. `hyper` has one number
-        per group; `stamp` is equal when it is. `states` are per-tensor, per-group and model-wide scalar states;
-        `levels` the counts of groups and of the model.
+        per group. `states` are per-tensor, per-group and model-wide scalar states; `levels` the counts of groups and
+        of the model.
         """
-        uniform = t.size > 0 and bool((t == t[0]).all())
-        if uniform and fired is None and not (self.own_rows or states):
-            return self._shared(int(t[0]), hyper, stamp), {}
-        return self._separate(t, fired, hyper, states, levels)
-
-    def _shared(self, t: int, hyper: Mapping[str, Numbers], stamp: bytes) -> Rows:
-        ahead = self._ahead
-        if ahead is None or ahead[0] != stamp or not 0 <= t - ahead[1] < len(ahead[2]):
-            steps = AHEAD if stamp == self._last else 1
-            counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
-            chosen = {k: v[self.slots][None, :] for k, v in hyper.items()}
-            table, _ = self.table.evaluate((steps, self.slots.size), chosen, counts, {}, {})
-            ahead = self._ahead = (stamp, t, table)
-        self._last = stamp
-        return Rows(ahead[2][t - ahead[1]], self.index)
-
-    def _separate(
-        self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
-        levels: Mapping[str, Numbers],
-    ) -> tuple[Rows, dict[str, Numbers]]:  # fmt: skip
         positions = np.arange(self.groups.size) if fired is None else np.asarray(fired, np.int64)
         groups = self.groups[positions]
         if self.own_rows:
@@ -87,3 +82,8 @@ class RowSource:
         index = np.zeros(self.groups.size, np.int64)
         index[positions] = back.reshape(-1)
         return Rows(table, index), {k: np.broadcast_to(v, (keep.size,))[back.reshape(-1)] for k, v in stored.items()}
+
+
+def _narrow(values: Numbers) -> Numbers:
+    """The same values, as one number where all are equal: what follows from it is computed once, not for each group."""
+    return values[:1] if (values == values[:1]).all() else values

@@ -1,0 +1,58 @@
+"""How often each tensor of a bucket was updated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.runtime.arrays import Vector
+
+
+class Counts:
+    """The step counts of a bucket's tensors, which users may see and change through views of their own.
+
+    Nearly always all are equal. That is looked for again only where the numbers are not what they were left as, which
+    comparing bytes tells faster than anything NumPy does.
+    """
+
+    def __init__(self, vector: Vector) -> None:
+        self._vector = vector
+        self._seen: bytes | None = None
+        self._common: int | None = None
+
+    @property
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """The counts, live."""
+        return self._vector.numbers
+
+    @property
+    def views(self) -> Sequence[Any]:
+        """Each tensor's count as users see it."""
+        return self._vector.views
+
+    def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
+        """The count of all tensors, or of those at the positions `fired`; None where they differ."""
+        numbers = self._vector.numbers
+        if fired is not None:
+            return _common(numbers[fired])
+        seen = numbers.tobytes()
+        if seen != self._seen:
+            self._seen, self._common = seen, _common(numbers)
+        return self._common
+
+    def advance(self, fired: np.ndarray[Any, Any] | None) -> None:
+        """One more update of every tensor, or of those at the positions `fired`."""
+        numbers = self._vector.numbers
+        if fired is not None:
+            numbers[fired] += 1
+            return
+        known = self._common if numbers.tobytes() == self._seen else None
+        numbers += 1
+        if known is not None:
+            self._seen, self._common = numbers.tobytes(), known + 1
+
+
+def _common(numbers: np.ndarray[Any, Any]) -> int | None:
+    return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
