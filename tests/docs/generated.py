@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import rulec
 import rulec.math
@@ -122,6 +123,32 @@ def comparison() -> str:
 _DIFFERENCES = {"float64_relative": ".1e", "float32_ulps": ".1f"}
 
 
+def torch_classes() -> str:
+    """The classes of torch that have a counterpart: which rule their flags choose, and what they mean by weight decay."""
+    rows = []
+    for name in rulec.rules():
+        entries = rulec.load(name).interop.get("torch", [])
+        for entry in entries if isinstance(entries, list) else [entries]:
+            flags = ", ".join(f"`{key}` {_flag(value)}" for key, value in entry.get("when", {}).items())
+            rows.append([f"`{entry['class']}`", flags, f"`{name}`", _decay(name, entry)])
+    return table(["class", "where", "rule", "with `weight_decay`"], sorted(rows))
+
+
+def _flag(value: object) -> str:
+    return "not 0" if value == "nonzero" else str(value)
+
+
+def _decay(name: str, entry: Mapping[str, Any]) -> str:
+    composed = {"l2": f"`l2 >> {name}`", "decay": f"`{name} + decay`"}
+    how = entry.get("weight_decay")
+    if how is None:
+        return "its own" if "weight_decay" in rulec.load(name).hyper else "none"
+    if isinstance(how, str):
+        return composed[how]
+    flags = [f"{composed[v]} where `{flag}`" for flag, v in how.items() if flag != "default"]
+    return ", ".join([composed[how["default"]], *flags])
+
+
 def benchmarks() -> str:
     """The figures of README.md, from what `rulec bench` last wrote."""
     return "Not measured yet."
@@ -133,5 +160,6 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "rules": rules,
     "rule-files": rule_files,
     "comparison": comparison,
+    "torch-classes": torch_classes,
     "benchmarks": benchmarks,
 }
