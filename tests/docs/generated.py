@@ -124,7 +124,7 @@ _DIFFERENCES = {"float64_relative": ".1e", "float32_ulps": ".1f"}
 
 
 def torch_classes() -> str:
-    """The classes of torch that have a counterpart: which rule their flags choose, and what they mean by weight decay."""
+    """torch's classes: which rule their flags choose, and what they mean by weight decay."""
     rows = []
     for name in rulec.rules():
         entries = rulec.load(name).interop.get("torch", [])
