@@ -1,0 +1,107 @@
+"""Random rules, shapes and dtypes: the cpu kernels against NumPy and the reference, bit for bit.
+
+Every operation drawn here is correctly rounded by IEEE 754, and no backend may contract or reassociate, so there is
+one right answer: equal bits, NaN where NaN is due, and the sign of zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rulec
+from rulec.array import Optimizer
+from rulec.compiler.reference import ReferenceOptimizer
+
+LEAVES = ["g", "p", "a", "b", "lr", "k", "t", "0", "1", "-1", "0.5", "3", "1e-3", "-2.5"]
+UNARY = ["-({})", "abs({})", "sqrt({})", "sign({})", "floor({})", "({})**2", "where(isfinite({}), 1, 0)"]
+BINARY = ["({} + {})", "({} - {})", "({} * {})", "({} / {})", "minimum({}, {})", "maximum({}, {})"]
+CHOICES = [
+    "where({} < {}, {}, {})",
+    "where({} >= {}, {}, {})",
+    "where({} == {} or g > 0, {}, {})",
+    "where(not ({} != {}), {}, {})",
+]
+
+
+def _extend(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    unary = st.builds(lambda form, a: form.format(a), st.sampled_from(UNARY), inner)
+    binary = st.builds(lambda form, a, b: form.format(a, b), st.sampled_from(BINARY), inner, inner)
+    choice = st.builds(
+        lambda form, a, b, c, d: form.format(a, b, c, d), st.sampled_from(CHOICES), inner, inner, inner, inner
+    )
+    return unary | binary | choice
+
+
+expressions = st.recursive(st.sampled_from(LEAVES), _extend, max_leaves=12)
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-310, 1e30, 1.0, -1.0]
+
+
+@st.composite
+def rules(draw: Any) -> str:
+    a, b, p = (draw(expressions) for _ in range(3))
+    return (
+        "name: Drawn\nhyper: {lr: 0.1, k: {default: 0.75}}\nstate: {a: 0.5, b: p}\n"
+        f"step: |\n  x = {draw(expressions)}\n  a = {a} + 0*a\n  y = minimum(x, {draw(expressions)})\n"
+        f"  b = maximum(y, {b}) + b*0\n  p = where(isfinite(x), {p}, y)\n"
+    )
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        values = np.asarray(rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3), dtype)
+        special = rng.random(shape) < 0.2
+        return np.asarray(np.where(special, rng.choice(SPECIAL, shape), values), dtype)
+
+
+def _assert_same_bits(ours: Any, theirs: Any, what: str) -> None:
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    same &= np.isnan(ours) | (np.signbit(ours) == np.signbit(theirs))
+    assert same.all(), f"{what}: {ours[~same][:3]} against {theirs[~same][:3]}"
+
+
+def _run(text: str, backend: str, seed: int, shapes: list[tuple[int, ...]], dtype: str) -> Optimizer:
+    rng = np.random.default_rng(seed)
+    params = [_values(rng, s, dtype) for s in shapes]
+    opt = Optimizer(rulec.parse(text), params, backend)
+    for _ in range(2):
+        with np.errstate(all="ignore"):
+            opt.step([_values(rng, s, dtype) for s in shapes])
+    return opt
+
+
+shapes = st.lists(st.sampled_from([(), (1,), (3,), (17,), (2, 9), (0,), (130,)]), min_size=1, max_size=3)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rules(), shapes, st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 2**31))
+def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
+    cpu, plain = (_run(text, backend, seed, shapes, dtype) for backend in ("cpu", "numpy"))
+    for name in cpu.names:
+        _assert_same_bits(cpu._params[name], plain._params[name], f"p of {name} by\n{text}")
+        for state in ("a", "b"):
+            _assert_same_bits(cpu.state(name)[state], plain.state(name)[state], f"{state} of {name} by\n{text}")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rules(), shapes, st.integers(0, 2**31))
+def test_cpu_and_the_reference_give_the_same_bits_in_float64(text: str, shapes: list[tuple[int, ...]], seed: int) -> None:
+    cpu = _run(text, "cpu", seed, shapes, "float64")
+    rng = np.random.default_rng(seed)
+    reference = ReferenceOptimizer(rulec.parse(text), [_values(rng, s, "float64") for s in shapes])
+    for _ in range(2):
+        reference.step([_values(rng, s, "float64") for s in shapes])
+    for name, theirs in zip(cpu.names, reference.params, strict=True):
+        _assert_same_bits(cpu._params[name], theirs, f"p of {name} by\n{text}")
+
+
+def test_a_wrong_kernel_would_be_noticed() -> None:
+    with pytest.raises(AssertionError, match="demo"):
+        _assert_same_bits(np.array([0.0]), np.array([-0.0]), "demo")
+    with pytest.raises(AssertionError, match="demo"):
+        _assert_same_bits(np.array([1.0]), np.array([np.nextafter(1.0, 2.0)]), "demo")
