@@ -4,6 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow lint format docs bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+export NO_MKDOCS_2_WARNING := 1
 
 VENV   := .venv
 BIN    := $(VENV)/bin
