@@ -27,7 +27,8 @@ def compile_text(source: str, path: Path) -> str:
     from numba import int64
     from numba.core.errors import NumbaError
 
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    # A name that no module has: Numba would look the kernel's globals up in that module.
+    namespace: dict[str, Any] = {"__name__": f"_rulec_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     kernel = namespace["kernel"]
     try:

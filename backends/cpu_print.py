@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from rulec.backend.layout import Layout, kernel_buffers
-from rulec.backend.printer import OpTable, StagePrinter, identifier, require_elementwise
-from rulec.compiler.ir import Buffer, Program
-from rulec.errors import BackendUnsupported
+from rulec.backend.layout import Layout
+from rulec.backend.printer import (
+    OpTable,
+    StagePrinter,
+    bare,
+    buffer_names,
+    elementwise_buffers,
+    require_elementwise,
+    unique_name,
+)
+from rulec.compiler.ir import Program
 from rulec.language.node import Node, Op, is_boolean
 
 from .cpu_threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, TENSORS
@@ -27,7 +33,7 @@ OPS: OpTable = {
     Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
 }  # fmt: skip
 
-#: Exponents with a word of their own, which multiplies or takes roots: exact to 1.5 ulp and much faster than `power`.
+#: Exponents with a word of their own, which multiplies or takes roots: faster than `power`, and as accurate.
 _POWERS = {
     2.0: "square",
     3.0: "cube",
@@ -38,7 +44,7 @@ _POWERS = {
     -0.5: "inverse_root",
 }
 
-_PARAMETERS = ("pointers", "tensors", "tensor", "row", "start", "stop", "i")
+_PARAMETERS = ("pointers", "tensors", "tensor", "row", "start", "stop")
 
 _KERNEL = f'''
 @compiled
@@ -62,14 +68,14 @@ def kernel(job):
 
 def kernel_source(program: Program, layout: Layout) -> str:
     """The source of the kernel of an elementwise program; BackendUnsupported for anything else."""
-    buffers = _elementwise_buffers(program)
-    printer = _printer(program, layout, buffers)
-    body = [f"{printer.load(b)} = {_load(b, layout, buffers)}" for b in printer.loads()]
-    body += [f"{name} = {_bare(text)}" for name, text in printer.lines()]
-    body += [_store(s.buffer, _bare(printer.text(s.value)), layout, buffers) for s in printer.stage.stores]
-    scalars = [f"{printer.column(i)} = {_scalar(program, layout, i)}" for i in printer.columns_used()]
+    write = _Writer(program, layout)
+    printer = write.printer
+    body = [f"{write.names[b]} = {write.load(b)}" for b in printer.loads()]
+    body += [f"{name} = {bare(text)}" for name, text in printer.lines()]
+    body += [write.store(s.buffer, bare(printer.text(s.value))) for s in printer.stage.stores]
+    scalars = [f"{printer.column(i)} = {write.scalar(i)}" for i in printer.columns_used()]
     title = f"{program.name}: the cpu kernel for {layout.text()}. Printed by rulec."
-    return _source(title, _addresses(buffers) + scalars, body, len(program.scalars.columns))
+    return _source(title, write.address_lines() + scalars, body, len(program.scalars.columns))
 
 
 def limit_source(program: Program, layout: Layout) -> str:
@@ -78,20 +84,17 @@ def limit_source(program: Program, layout: Layout) -> str:
     Every load goes into every store through an exclusive or, which costs nothing beside the memory, so that LLVM can
     leave none of them out. What it writes has no meaning.
     """
-    buffers = _elementwise_buffers(program)
-    printer = _printer(program, layout, buffers)
-    stored = [s.buffer for s in printer.stage.stores]
-    read = [f"load_bits_{layout.dtype(b)}({_address(b)}, i, {_index(b, buffers)})" for b in printer.loads()]
-    body = [f"bits = {' ^ '.join(read)}"]
-    body += [f"store_bits_{layout.dtype(b)}({_address(b)}, i, bits, {_index(b, buffers)})" for b in stored]
+    write = _Writer(program, layout)
+    body = [f"bits = {' ^ '.join(write.load_bits(b) for b in write.printer.loads())}"]
+    body += [write.store_bits(s.buffer, "bits") for s in write.printer.stage.stores]
     title = f"{program.name}: the memory traffic of its cpu kernel for {layout.text()}, alone. Printed by rulec."
-    return _source(title, _addresses(buffers), body, 0)
+    return _source(title, write.address_lines(), body, 0)
 
 
 def _source(title: str, before: Sequence[str], body: Sequence[str], columns: int) -> str:
     elements = [
         "@compiled",
-        f"def elements({', '.join(_PARAMETERS[:-1])}):",
+        f"def elements({', '.join(_PARAMETERS)}):",
         '    """Elements start..stop of one tensor. Its buffers do not overlap."""',
         *(f"    {line}" for line in before),
         "    for i in range(start, stop):",
@@ -110,26 +113,60 @@ def _imports(text: str) -> str:
     return "\n".join([*lines, f"from rulec_backends.cpu_words import (\n{wrapped},\n)"])
 
 
-def _elementwise_buffers(program: Program) -> list[Buffer]:
-    require_elementwise("cpu", program)
-    buffers = kernel_buffers(program)
-    for buffer in buffers:
-        if buffer.role == "input":
-            raise BackendUnsupported("cpu", f"the input {buffer.name!r}", program.name)
-        if not buffer.axes.elementwise:
-            raise BackendUnsupported("cpu", f"the state {buffer.name!r}, which is not kept per element,", program.name)
-    return buffers
+class _Writer:
+    """The names of one kernel's buffers and addresses, and the words that load and store them.
 
+    `names` are the buffers' old values, `at` their addresses; nothing of a rule is called as a word of the kernel.
+    """
 
-def _printer(program: Program, layout: Layout, buffers: Iterable[Buffer]) -> _Printer:
-    stage = require_elementwise("cpu", program)
-    reserved = NAMES | {*_PARAMETERS, "inf", "nan", "elements", "kernel", "word"} | {_address(b.name) for b in buffers}
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self.program, self.layout = program, layout
+        self.buffers = [b.name for b in elementwise_buffers("cpu", program)]
+        reserved = set(NAMES) | {*_PARAMETERS, "i", "inf", "nan", "elements", "kernel"}
+        self.names = buffer_names(program, reserved)
+        taken = reserved | set(self.names.values())
+        self.at = {b: unique_name(f"{self.names[b]}_at", taken) for b in self.buffers}
+        stage = require_elementwise("cpu", program)
+        self.printer = _Printer("cpu", program, stage, OPS, self._constant, self.names.__getitem__, frozenset(taken))
 
-    def constant(value: float) -> str:
+    def _constant(self, value: float) -> str:
         text = repr(value) if math.isfinite(value) else ("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
-        return text if layout.compute == "float64" else f"float32({text})"
+        return f"{self.layout.compute}({text})"
 
-    return _Printer("cpu", program, stage, OPS, constant, _loaded, frozenset(reserved))
+    def address_lines(self) -> list[str]:
+        """Where each buffer of the tensor lies: the table has a line of all tensors for each buffer."""
+        places = ["tensor", "tensors + tensor", *(f"{i} * tensors + tensor" for i in range(2, len(self.buffers)))]
+        return [f"{self.at[b]} = word(pointers, {place})" for b, place in zip(self.buffers, places, strict=False)]
+
+    def scalar(self, column: int) -> str:
+        """A column of the table, where truth is 1 and 0, in the compute dtype or as true or false."""
+        number = f"number(row, {column})"
+        truth = is_boolean(self.program.scalars.columns[column].value)
+        return f"{number} != 0.0" if truth else f"{self.layout.compute}({number})"
+
+    def load(self, buffer: str) -> str:
+        """The element before this step, in the compute dtype."""
+        storage = self.layout.dtype(buffer)
+        text = f"load_{storage}({self._element(buffer)})"
+        if self.layout.compute == "float64" and storage != "float64":
+            text = f"float64({text})"
+        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+
+    def store(self, buffer: str, value: str) -> str:
+        """The statement that stores an element."""
+        return f"store_{self.layout.dtype(buffer)}({self._element(buffer)}, {value})"
+
+    def load_bits(self, buffer: str) -> str:
+        """The bits of the element."""
+        return f"load_bits_{self.layout.dtype(buffer)}({self._element(buffer)})"
+
+    def store_bits(self, buffer: str, bits: str) -> str:
+        """The statement that stores the low bits as an element."""
+        return f"store_bits_{self.layout.dtype(buffer)}({self._element(buffer)}, {bits})"
+
+    def _element(self, buffer: str) -> str:
+        """Address, index, and the number by which LLVM is told that buffers do not overlap."""
+        return f"{self.at[buffer]}, i, {self.buffers.index(buffer)}"
 
 
 class _Printer(StagePrinter):
@@ -139,46 +176,5 @@ class _Printer(StagePrinter):
         if value.op is Op.POW and value.args[1].op is Op.CONST and (defining or value not in self.names):
             word = _POWERS.get(float(value.args[1].arg))  # type: ignore[arg-type]
             if word is not None:
-                return f"{word}({_bare(self.text(value.args[0]))})"
+                return f"{word}({self.text(value.args[0])})"
         return super().text(value, defining)
-
-
-def _bare(text: str) -> str:
-    """An expression with no more parentheses than it needs."""
-    return ast.unparse(ast.parse(text, mode="eval"))
-
-
-def _loaded(buffer: str) -> str:
-    name = identifier(buffer)
-    return f"{name}_" if name in NAMES or name in _PARAMETERS else name
-
-
-def _address(buffer: str) -> str:
-    return f"{identifier(buffer)}_at"
-
-
-def _index(buffer: str, buffers: Sequence[Buffer]) -> int:
-    return next(i for i, b in enumerate(buffers) if b.name == buffer)
-
-
-def _addresses(buffers: Sequence[Buffer]) -> list[str]:
-    places = ["tensor", "tensors + tensor", *(f"{i} * tensors + tensor" for i in range(2, len(buffers)))]
-    return [f"{_address(b.name)} = word(pointers, {place})" for b, place in zip(buffers, places, strict=False)]
-
-
-def _load(buffer: str, layout: Layout, buffers: Sequence[Buffer]) -> str:
-    storage = layout.dtype(buffer)
-    text = f"load_{storage}({_address(buffer)}, i, {_index(buffer, buffers)})"
-    if layout.compute == "float64" and storage != "float64":
-        text = f"float64({text})"
-    return f"-{text}" if layout.maximize and buffer == "g" else text
-
-
-def _scalar(program: Program, layout: Layout, column: int) -> str:
-    """A column of the table, where truth is 1 and 0, in the compute dtype or as true or false."""
-    number = f"number(row, {column})"
-    return f"{number} != 0.0" if is_boolean(program.scalars.columns[column].value) else f"{layout.compute}({number})"
-
-
-def _store(buffer: str, value: str, layout: Layout, buffers: Sequence[Buffer]) -> str:
-    return f"store_{layout.dtype(buffer)}({_address(buffer)}, i, {value}, {_index(buffer, buffers)})"

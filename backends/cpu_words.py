@@ -172,17 +172,17 @@ def _load(storage: str) -> Any:
 
 
 def _store(storage: str) -> Any:
-    """`store_<storage>(at, i, value, buffer)`: element i becomes the value, rounded once to nearest, halves to even."""
+    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, rounded once to nearest, halves to even."""
     from numba import types
 
-    def signature(at: Any, index: Any, value: Any, buffer: Any) -> Any:
+    def signature(at: Any, index: Any, buffer: Any, value: Any) -> Any:
         return types.void if isinstance(value, types.Float) else None
 
     def generate(builder: Any, given: Any, values: Any) -> Any:
-        unit = Unit(builder, SINGLE if given[2].bitwidth == 32 else DOUBLE)
-        narrow = cpu_storage.narrow(Real(unit, values[2]), storage)
+        unit = Unit(builder, SINGLE if given[3].bitwidth == 32 else DOUBLE)
+        narrow = cpu_storage.narrow(Real(unit, values[3]), storage)
         pointer = _pointer(builder, values[0], values[1], cpu_storage.memory_type(storage))
-        _tell_apart(builder, builder.store(narrow, pointer, align=1), given[3].literal_value)
+        _tell_apart(builder, builder.store(narrow, pointer, align=1), given[2].literal_value)
 
     return _intrinsic(4, signature, generate)
 
@@ -207,16 +207,16 @@ def _load_bits(storage: str) -> Any:
 
 
 def _store_bits(storage: str) -> Any:
-    """`store_bits_<storage>(at, i, bits, buffer)`: element i becomes the low bits."""
+    """`store_bits_<storage>(at, i, buffer, bits)`: element i becomes the low bits."""
     from numba import types
 
     def generate(builder: Any, given: Any, values: Any) -> Any:
         element = _bits_type(storage)
         pointer = _pointer(builder, values[0], values[1], element)
-        stored = builder.store(builder.trunc(values[2], element), pointer, align=1)
-        _tell_apart(builder, stored, given[3].literal_value)
+        stored = builder.store(builder.trunc(values[3], element), pointer, align=1)
+        _tell_apart(builder, stored, given[2].literal_value)
 
-    return _intrinsic(4, lambda at, index, bits, buffer: types.void, generate)
+    return _intrinsic(4, lambda at, index, buffer, bits: types.void, generate)
 
 
 #: Buffers of one kernel that LLVM is told do not overlap; what is beyond is checked while it runs.
