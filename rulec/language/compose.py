@@ -6,18 +6,20 @@ is an ordinary rule, so what is composed compiles to one program like anything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import isinf
 from typing import Any
 
-from rulec.errors import HyperError, RuleError
-from rulec.language.expression import CONSTANTS, Text, parse_expression
-from rulec.language.functions import FUNCTIONS
-from rulec.language.node import Node, Op, name, names_in, node, rewrite
-from rulec.language.rule import Assign, Branch, Hyper, Rule, State, Statement, assignments
-from rulec.language.source import Source, did_you_mean
+from rulec.errors import RuleError
+from rulec.language.check import check_rule
+from rulec.language.hyper import Hyper
+from rulec.language.names import CONSTANTS, RESERVED
+from rulec.language.node import FACTS, Node, Op, name, names_in, node, rewrite
+from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
+
+#: What belongs to a rule as a whole: of several composed rules at most one may say it.
+_WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
 
 
 def map_nodes(step: Sequence[Statement], change: Callable[[Node], Node]) -> tuple[Statement, ...]:
@@ -53,15 +55,17 @@ def _rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
     values = {old: name(new) for old, new in rename.items()}
     step = _map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
     state = {rename.get(k, k): v for k, v in rule.state.items()}
-    return replace(rule, step=step, state=state, evaluate=rule.evaluate and replace_names(rule.evaluate, values))
+    evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
+    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip)
 
 
-def _own_names(rule: Rule) -> list[str]:
+def own_names(rule: Rule) -> list[str]:
+    """The states and locals of a rule: what must be kept apart where rules are composed."""
     return list(dict.fromkeys([*rule.state, *(a.target for a in assignments(rule.step) if a.target != "p")]))
 
 
 def _prefixed(rule: Rule, prefix: str) -> Rule:
-    return _rename_all(rule, {n: f"{prefix}.{n}" for n in _own_names(rule)})
+    return _rename_all(rule, {n: f"{prefix}.{n}" for n in own_names(rule)})
 
 
 def _require_direction(rule: Rule, role: str) -> None:
@@ -72,6 +76,9 @@ def _require_direction(rule: Rule, role: str) -> None:
 def inline(rule: Rule, prefix: str, value: Node) -> list[Statement]:
     """The lines of `rule` for the input `value`, its states and locals named `prefix.…`; ends in `prefix.direction`."""
     _require_direction(rule, "called")
+    for attribute in ("evaluate", "skip", "applies_to"):
+        if getattr(rule, attribute) is not None:
+            raise RuleError(f"{rule.name} says {attribute}, so it cannot be called: say it in the rule that calls it")
     return _with_input(_prefixed(rule, prefix), prefix, value)
 
 
@@ -101,10 +108,14 @@ def unify_hyper(owners: Sequence[tuple[str, Mapping[str, Hyper]]]) -> dict[str, 
                 merged[key] = _tighter(other, mine)
             else:
                 raise RuleError(
-                    f"{first[key]} and {owner} both have a hyper-parameter {key!r}, with defaults {other.default} and "
-                    f"{mine.default}: bind one of them to a number or to another name, as {owner}.bind({key}=...)"
+                    f"{first[key]} and {owner} both have a hyper-parameter {key!r}, with the defaults "
+                    f"{_plain(other)} and {_plain(mine)}: bind one of them to a number or to another name"
                 )
     return merged
+
+
+def _plain(hyper: Hyper) -> str:
+    return repr(hyper.default).strip("<>")
 
 
 def _tighter(a: Hyper, b: Hyper) -> Hyper:
@@ -115,14 +126,24 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
     )  # fmt: skip
 
 
+def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
+    """The inputs of several rules: same-named ones are the same and must be of one kind."""
+    merged: dict[str, str] = {}
+    for rule in rules:
+        for key, kind in rule.inputs.items():
+            if merged.setdefault(key, kind) != kind:
+                raise RuleError(f"the input {key!r} is {kind!r} for {rule.name} and {merged[key]!r} for another")
+    return merged
+
+
 def _keys(rules: Sequence[Rule]) -> list[str]:
-    keys: list[str] = []
+    keys: dict[str, None] = {}
     for rule in rules:
         key, count = rule.key, 2
         while key in keys:
             key, count = f"{rule.key}{count}", count + 1
-        keys.append(key)
-    return keys
+        keys[key] = None
+    return list(keys)
 
 
 def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
@@ -143,10 +164,9 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
         _require_direction(rule, "followed by another")
     for before, rule in pairwise(rules):
         if not rule.reads("g"):
-            a, b = before.key, rule.key
             raise RuleError(
                 f"{rule.name} never reads its input g, so {before.name} before it would have no effect: "
-                f"did you mean {a} + {b}?"
+                f"did you mean {before.key} + {rule.key}?"
             )
     keys = _keys(rules)
     inputs = [name("g"), *(name(f"{key}.direction") for key in keys[:-1])]
@@ -162,34 +182,41 @@ def _join(
     """One rule of the prefixed lines of several and `last`, with every name shortened that clashes with none."""
     parts = [_prefixed(rule, key) for rule, key in zip(rules, keys, strict=True)]
     step: list[Statement] = []
-    for part, key, value in zip(parts, keys, inputs, strict=True):
-        step.extend(_with_input(part, key, value))
-    hyper = unify_hyper([(rule.name, rule.hyper) for rule in rules])
+    for index, (key, value) in enumerate(zip(keys, inputs, strict=True)):
+        step.extend(_with_input(parts[index], key, value))
+        skip = parts[index].skip
+        if skip is not None:
+            parts[index] = replace(parts[index], skip=replace_names(skip, {"g": value}))
     joined = Rule(
         name=rule_name,
         step=(*step, *last),
-        hyper=hyper,
+        hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
         state={key: state for part in parts for key, state in part.state.items()},
-        inputs={key: kind for rule in rules for key, kind in rule.inputs.items()},
+        inputs=unify_inputs(rules),
         **_single_attributes(parts),
     )
-    return _rename_all(joined, _short_names(rules, keys, {*hyper, *joined.inputs}))
+    return check_rule(_rename_all(joined, _short_names(rules, keys, {*joined.hyper, *joined.inputs, *RESERVED})))
 
 
 def _short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """The prefixed names that can do without their prefix: no other rule has the name, and it means nothing else."""
     owners: dict[str, list[str]] = {}
     for rule, key in zip(rules, keys, strict=True):
-        for own in _own_names(rule):
+        for own in own_names(rule):
             owners.setdefault(own, []).append(f"{key}.{own}")
-    return {
-        full[0]: own for own, full in owners.items() if len(full) == 1 and own not in taken and own != "direction"
-    }  # fmt: skip
+    kept = {full for own, fulls in owners.items() for full in fulls if len(fulls) > 1 or own == "direction"}
+    short = {fulls[0]: own for own, fulls in owners.items() if fulls[0] not in kept and own not in taken}
+    while clashing := {full for full, own in short.items() if own in kept}:
+        # A name that keeps its prefix may itself be the short form of another: `adam.m` of `outer.adam.m`.
+        kept |= clashing
+        short = {full: own for full, own in short.items() if full not in clashing}
+    return short
 
 
 def _single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     """What at most one of several composed rules may have: an evaluation point, a skip, a routing, a view."""
     found: dict[str, Any] = {}
-    for attribute in ("evaluate", "skip", "applies_to", "otherwise", "view"):
+    for attribute in _WHOLE:
         having = [rule for rule in rules if getattr(rule, attribute)]
         if len(having) > 1:
             raise RuleError(f"{having[0].name} and {having[1].name} both say {attribute}: only one of them may")
@@ -198,72 +225,44 @@ def _single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     return found
 
 
-class _AnyName:
-    """Every identifier but the language's own: what a bound expression may name before the rules are joined."""
-
-    def __contains__(self, identifier: object) -> bool:
-        return identifier not in CONSTANTS and identifier not in FUNCTIONS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
+def free_name(wanted: str, taken: Sequence[str] | set[str]) -> str:
+    """`wanted`, or the first of `wanted_`, `wanted__`, ... that is not taken."""
+    while wanted in taken:
+        wanted += "_"
+    return wanted
 
 
-def bind(rule: Rule, bindings: Mapping[str, float | str]) -> Rule:
-    """The rule with some hyper-parameters bound.
+def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
+    """The rule with each hyper-parameter in `values` replaced by an expression wherever a value mentions it.
 
-    A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
-    new name renames it. Names the rule does not have are left for another rule to supply, such as `2*lr`.
+    Locals give way to the names of these expressions; the set of hyper-parameters is left as it is.
     """
-    hyper = dict(rule.hyper)
-    values: dict[str, Node] = {}
-    for key, bound in bindings.items():
-        if key not in rule.hyper:
-            raise RuleError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, rule.hyper)}")
-        if not isinstance(bound, str):
-            hyper[key] = replace(rule.hyper[key], default=_checked_default(rule, key, bound))
-            continue
-        value = parse_expression(Text(bound, Source(f"<binding of {key}>", bound)), _AnyName())
-        if value.op is Op.CONST:
-            hyper[key] = replace(rule.hyper[key], default=_checked_default(rule, key, float(value.arg)))  # type: ignore[arg-type]
-            continue
-        values[key] = value
-    for key, value in values.items():
-        old = hyper.pop(key)
-        if value.op is Op.NAME and value.arg not in rule.hyper:
-            hyper[str(value.arg)] = old
-        for needed in names_in([value]):
-            hyper.setdefault(needed, Hyper(None))
-    return _substitute_hyper(replace(rule, hyper=hyper), values)
+    free = {n for value in values.values() for n in names_in([value])}
+    taken = {*own_names(rule), *rule.hyper, *rule.inputs, *free, *FACTS, *CONSTANTS}
+    clashing = [own for own in own_names(rule) if own in free and own not in rule.state]
+    rule = _rename_all(rule, {own: free_name(f"{own}_", taken) for own in clashing})
 
-
-def _checked_default(rule: Rule, key: str, value: float) -> float:
-    try:
-        return rule.hyper[key].check(key, float(value), rule.name)
-    except HyperError as error:
-        raise RuleError(str(error)) from None
-
-
-def _substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
     def change(n: Node) -> Node:
         return replace_names(n, values)
 
-    hyper = dict(rule.hyper)
-    for key, h in rule.hyper.items():
-        if isinstance(h.default, Node):
-            hyper[key] = replace(h, default=change(h.default))
     state = {
         key: replace(
             state,
             init=change(state.init),
             shape=None if state.shape is None else tuple(map(change, state.shape)),
-            condition=state.condition and change(state.condition),
+            condition=None if state.condition is None else change(state.condition),
         )
         for key, state in rule.state.items()
     }
-    optional = {k: change(v) for k in ("evaluate", "skip", "applies_to") if (v := getattr(rule, k)) is not None}
-    return replace(rule, hyper=hyper, state=state, step=map_nodes(rule.step, change), **optional)  # type: ignore[arg-type]
+    optional: dict[str, Any] = {k: change(v) for k in ("evaluate", "skip", "applies_to") if (v := getattr(rule, k))}
+    return replace(rule, state=state, step=map_nodes(rule.step, change), **optional)
 
 
-def unbounded(hyper: Hyper) -> bool:
-    """Whether any number is in the hyper-parameter's range."""
-    return all(map(isinf, (hyper.min, hyper.max, hyper.above, hyper.below)))
+def with_own_rate(rule: Rule) -> Rule:
+    """The same rule with its last line written out, `p = p - lr*...`: what a learning rate of its own needs."""
+    if rule.assigns_parameter:
+        return rule
+    update = free_name("update", {*own_names(rule), *rule.hyper, *rule.inputs})
+    renamed = _rename_all(rule, {"direction": update})
+    last = Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name(update))))
+    return replace(renamed, step=(*renamed.step, last))

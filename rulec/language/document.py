@@ -1,19 +1,23 @@
 """YAML as plain data with places: a SafeLoader with YAML 1.2 scalars and nothing that surprises.
 
 PyYAML follows YAML 1.1, where `1e-3` is a string and `no` is false. Here scalars are YAML 1.2's, a key given twice
-is an error, anchors and aliases are refused (no document of ours needs them, and nested ones expand without
+is an error, anchors, aliases and tags are refused (no document of ours needs them, and nested aliases expand without
 bound), and every value keeps its place.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from rulec.language.expression import Text
+from rulec.errors import RuleError
+from rulec.language.names import short
+from rulec.language.prose import Position, Text
 from rulec.language.source import Source, Span, rule_error
 
 #: Longest document, in characters; a rule file is about twenty lines.
@@ -22,12 +26,29 @@ MAX_NESTING = 20
 
 Path = tuple[str | int, ...]
 
+#: The scalars of YAML 1.2's core schema: tag, pattern of the whole scalar, characters it may begin with.
 _SCALARS = (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
     ("tag:yaml.org,2002:float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("tag:yaml.org,2002:float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+)
+
+#: Characters that a text may not hold: controls, and line breaks that editors do not count.
+_STRANGE = re.compile("[^\n\t -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+#: What PyYAML says, and what is wrong in our words.
+_SAID = (
+    (r"character '\\t'", "a tab: indent and separate with spaces"),
+    (r"mapping values are not allowed", "a second colon in one value: put the value in quotes"),
+    (r"expected ',' or '}'", "a comma or } is missing in this mapping"),
+    (r"expected ',' or '\]'", "a comma or ] is missing in this list"),
+    (r"expected ':'", "a colon is missing after this key"),
+    (r"end of stream", "this quote is never closed"),
+    (r"<block end>", "this line is indented otherwise than the ones above it"),
+    (r"single document", "a rule file holds one document: remove this"),
+    (r"cannot start any token", "a value cannot begin with this character: put it in quotes"),
 )
 
 
@@ -60,36 +81,78 @@ class Document:
         found = self.keys.get(path) if key else None
         return _span(self.source, found or self.places[path])
 
+    def at(self, path: Path) -> Any:
+        """The value at `path`."""
+        data = self.data
+        for part in path:
+            data = data[part]
+        return data
+
     def text(self, path: Path) -> Text:
-        """The string at `path` as rule text that knows where each of its lines stands."""
-        at = self.places[path]
-        value = _at(self.data, path)
-        line, column = at.start_mark.line + 1, at.start_mark.column + 1
-        if getattr(at, "style", None) in ("|", ">"):
-            body = self.source.text.splitlines()[line:]
-            indent = next((len(x) - len(x.lstrip(" ")) for x in body if x.strip()), 0)
-            return Text(value, self.source, line + 1, indent + 1, indent)
-        return Text(str(value), self.source, line, column + (getattr(at, "style", None) is not None))
+        """The string at `path` as rule text that knows where each of its characters stands."""
+        value = str(self.at(path))
+        return Text(value, self.source, _positions(self.source.text, self.places[path], value))
 
 
-def _at(data: Any, path: Path) -> Any:
-    for part in path:
-        data = data[part]
-    return data
+def _positions(source: str, at: yaml.Node, value: str) -> list[Position]:
+    """Where each character of a scalar's value, and its end, stands in the source: line and column from 1.
+
+    The value's characters are the source's in order, but for blanks that folding joins and for escapes.
+    """
+    style = getattr(at, "style", None) or ""
+    index = _index(at.start_mark) + (style in ("'", '"'))
+    if style in ("|", ">"):
+        index = source.index("\n", index) + 1
+    starts = [0, *(m.end() for m in re.finditer("\n", source))]
+
+    def position() -> Position:
+        line = bisect_right(starts, min(index, len(source)))
+        return line, min(index, len(source)) - starts[line - 1] + 1
+
+    positions = []
+    for character in value:
+        if style == '"':
+            index = re.compile(r"(\\\n\s*)*").match(source, index).end()  # type: ignore[union-attr]
+        width = _escape_width(source, index, style)
+        if not character.isspace() and not width:
+            while index < len(source) and source[index].isspace():
+                index += 1
+            width = _escape_width(source, index, style) or 1
+        positions.append(position())
+        index += width or (source[index : index + 1] == character)
+    return [*positions, position()]
 
 
-def _span(source: Source, at: yaml.Node) -> Span:
+_ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)", re.DOTALL)
+
+
+def _escape_width(source: str, index: int, style: str) -> int:
+    """How many characters of the source the escape at `index` takes; 0 where there is none."""
+    if style == "'" and source.startswith("''", index):
+        return 2
+    escape = _ESCAPE.match(source, index) if style == '"' else None
+    return len(escape[0]) if escape else 0
+
+
+def _index(mark: yaml.Mark | None) -> int:
+    assert mark is not None  # of a text, the parser knows where everything stands
+    return mark.index
+
+
+def _span(source: Source, at: yaml.Node | yaml.Event) -> Span:
     mark, end = at.start_mark, at.end_mark
-    width = end.column - mark.column if end.line == mark.line else 1
+    assert mark is not None
+    assert end is not None
+    width = end.column - mark.column if end.line == mark.line else len(source.line(mark.line + 1)) - mark.column
     return Span(source, mark.line + 1, mark.column + 1, max(1, width))
 
 
 def read_document(text: str, name: str) -> Document:
     """The document of a YAML text known to users as `name`; RuleError at the place of anything wrong."""
-    source = Source(name, text)
     if len(text) > MAX_DOCUMENT:
         raise rule_error(f"{name} has {len(text)} characters, over the limit of {MAX_DOCUMENT}: it is no rule file")
-    _check_tabs(source)
+    source = Source(name, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
+    _check_characters(source)
     root = _compose(source)
     if root is None:
         raise rule_error(f"{name} is empty: a rule file begins with name:")
@@ -98,41 +161,53 @@ def read_document(text: str, name: str) -> Document:
     return document
 
 
-def _check_tabs(source: Source) -> None:
-    for number, line in enumerate(source.text.splitlines(), 1):
+def _check_characters(source: Source) -> None:
+    for number, line in enumerate(source.text.split("\n"), 1):
+        strange = _STRANGE.search(line)
+        if strange:
+            message = f"the character U+{ord(strange[0]):04X} has no place in a rule file: remove it"
+            raise rule_error(message, Span(source, number, strange.start() + 1))
         before = line[: len(line) - len(line.lstrip())]
         if "\t" in before:
-            raise rule_error("a tab: indent with spaces", Span(source, number, before.index("\t") + 1))
+            raise rule_error("a tab: indent and separate with spaces", Span(source, number, before.index("\t") + 1))
 
 
 def _compose(source: Source) -> yaml.Node | None:
     try:
-        return _guarded_compose(source)
+        _check_events(source)
+        return yaml.compose(source.text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Span(source, mark.line + 1, mark.column + 1) if mark else None
-        raise rule_error(f"this is not YAML: {error.problem or error.context}", place) from None
-    except yaml.YAMLError as error:
+        raise _refused(source, error) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        if isinstance(error, RuleError):
+            raise
         raise rule_error(f"{source.name} is not YAML: {str(error).splitlines()[0]}") from None
 
 
-def _guarded_compose(source: Source) -> yaml.Node | None:
+def _refused(source: Source, error: yaml.MarkedYAMLError) -> RuleError:
+    said = f"{error.context or ''} {error.problem or ''}"
+    mark = error.problem_mark or error.context_mark
+    if error.context_mark and re.search(r"<stream end>|end of stream", said):
+        mark = error.context_mark
+    place = Span(source, mark.line + 1, mark.column + 1) if mark else None
+    ours = next((ours for theirs, ours in _SAID if re.search(theirs, said)), f"this is not YAML: {error.problem}")
+    return rule_error(ours, place)
+
+
+def _check_events(source: Source) -> None:
+    """RuleError at the first anchor, alias, tag or level of nesting that a rule file may not have."""
     depth = 0
     for event in yaml.parse(source.text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            message = "anchors and aliases are not part of a rule file: write the value out, in quotes if it is a text"
+            raise rule_error(message, _span(source, event))
+        if getattr(event, "tag", None):
             raise rule_error(
-                "anchors and aliases are not part of a rule file: write the value out", _event(source, event)
+                "tags are not part of a rule file: remove it, or put the text in quotes", _span(source, event)
             )
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
-            raise rule_error(f"{source.name} is nested deeper than {MAX_NESTING} levels", _event(source, event))
-    return yaml.compose(source.text, Loader=_Loader)
-
-
-def _event(source: Source, event: yaml.Event) -> Span:
-    mark = event.start_mark
-    assert mark is not None  # of a text, the parser knows where every event stands
-    return Span(source, mark.line + 1, mark.column + 1)
+            raise rule_error(f"this is nested deeper than {MAX_NESTING} levels", _span(source, event))
 
 
 def _convert(document: Document, at: yaml.Node, path: Path) -> Any:
@@ -152,7 +227,7 @@ def _convert_mapping(document: Document, at: yaml.MappingNode, path: Path) -> di
             raise rule_error("a key must be a name", span)
         key = str(key_node.value)
         if key in result:
-            raise rule_error(f"the key {key!r} is given twice", span)
+            raise rule_error(f"the key {short(key)} is given twice", span)
         document.keys[(*path, key)] = key_node
         result[key] = _convert(document, value_node, (*path, key))
     return result
@@ -162,12 +237,23 @@ def _scalar(document: Document, at: yaml.Node) -> Any:
     kind, text = at.tag.rpartition(":")[2], str(at.value)
     if kind == "bool":
         return text.lower() == "true"
-    if kind == "int":
-        return int(text) if len(text) < 300 else float(text)
-    if kind == "float":
-        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if kind == "int" and len(text) < 300:
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if kind in ("int", "float"):
+        return _number(document, at, text)
     if kind == "null":
         return None
-    if kind == "str":
-        return text
-    raise rule_error(f"the tag {at.tag} is not part of a rule file", _span(document.source, at))
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise rule_error("half of a character: write the whole character", _span(document.source, at))
+    return text
+
+
+def _number(document: Document, at: yaml.Node, text: str) -> float:
+    plain = text.lower().replace(".inf", "inf").replace(".nan", "nan")
+    value = math.inf if plain.startswith(("0o", "0x")) else float(plain)
+    if math.isinf(value) and "inf" not in plain:
+        message = "this number is larger than a float64 can hold: write .inf for infinity"
+        raise rule_error(message, _span(document.source, at))
+    if value == 0 and re.match(r"[-+]?[0.]*[1-9]", plain):
+        raise rule_error("this number is smaller than a float64 can hold: write 0", _span(document.source, at))
+    return value

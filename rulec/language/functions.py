@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rulec.language.node import LEVELS, Node, Op, const, node
+from rulec.language.node import LEVELS, Node, Op, const, name, node
+
+#: What is meant where a reduction is called with two values.
+_OF_TWO = {"min": "minimum(a, b)", "max": "maximum(a, b)"}
 
 #: A number may be written as a node or as a plain number.
 Value = Node | float
@@ -38,10 +41,14 @@ class Function:
         words = [f"{k}={v!r}" if k in self.choices else f"{k}={v}" for k, v in self.optional.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
 
+    def _advice(self, given: int) -> str:
+        other = _OF_TWO.get(self.name) if given == 2 else None
+        return f"{other}, or {self.signature()} for a reduction" if other else self.signature()
+
     def __call__(self, *args: Any, **keywords: Any) -> Node:
         if len(args) != len(self.arguments):
-            given = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
-            raise CallError(f"{self.name} takes {len(self.arguments)}, not {given}: write {self.signature()}")
+            wanted = f"{len(self.arguments)} argument{'' if len(self.arguments) == 1 else 's'}"
+            raise CallError(f"{self.name} takes {wanted}, not {len(args)}: write {self._advice(len(args))}")
         for argument, value in zip(self.arguments, args, strict=True):
             wanted = "a list of extents" if argument.startswith("[") else "a value"
             if not isinstance(value, list if argument.startswith("[") else Node | int | float):
@@ -79,7 +86,7 @@ def _random(op: Op) -> Function:
     def build(shape: Sequence[Value], at: Value | None) -> Node:
         if len(shape) != 2:
             raise CallError(f"shape of {op.symbol} is [rows, cols], not {len(shape)} extents")
-        position = node(Op.STEP) if at is None else as_node(at)
+        position = name("t") if at is None else as_node(at)
         return node(op, position, *map(as_node, shape))
 
     return Function(op.symbol, build, ("[shape]",), {"at": None})

@@ -108,6 +108,9 @@ LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 #: Known when a kernel is made: the number of dimensions and elements, and the sides of the matrix view.
 FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
 
+#: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
+MAX_SIZE = 1 << 40
+
 BOOLEAN_OPS = frozenset({op for op in Op if op.kind in (Kind.COMPARE, Kind.LOGIC)} | {Op.ISFINITE})
 
 
@@ -115,18 +118,22 @@ class Node:
     """One interned expression: an operation, the expressions it applies to, and a constant of its own.
 
     Build them with `node(...)`; never change one. Two nodes are equal exactly when they are the same object.
+    `depth` and `size` are those of the expression written out in full, where what is shared stands many times.
     """
 
-    __slots__ = ("__weakref__", "arg", "args", "op")
+    __slots__ = ("__weakref__", "arg", "args", "boolean", "depth", "op", "size")
 
     op: Op
     args: tuple[Node, ...]
     arg: Hashable
+    boolean: bool
+    depth: int
+    size: int
 
     def __repr__(self) -> str:
-        from rulec.language.text import expression_text
+        from rulec.language.text import short_text
 
-        return f"<{expression_text(self)}>"
+        return f"<{short_text(self)}>"
 
     def __copy__(self) -> Node:
         return self
@@ -152,6 +159,9 @@ def node(op: Op, *args: Any) -> Node:
     if found is None:
         found = Node()
         found.op, found.args, found.arg = op, operands, arg
+        found.boolean = _boolean(op, operands)
+        found.depth = 1 + max((a.depth for a in operands), default=0)
+        found.size = min(1 + sum(a.size for a in operands), MAX_SIZE)
         found = _interned.setdefault(key, found)
     return found
 
@@ -168,9 +178,13 @@ def name(identifier: str) -> Node:
 
 def is_boolean(value: Node) -> bool:
     """Whether the value is true or false rather than a number."""
-    if value.op is Op.WHERE:
-        return is_boolean(value.args[1]) and is_boolean(value.args[2])
-    return value.op in BOOLEAN_OPS
+    return value.boolean
+
+
+def _boolean(op: Op, operands: tuple[Node, ...]) -> bool:
+    if op is Op.WHERE:
+        return operands[1].boolean and operands[2].boolean
+    return op in BOOLEAN_OPS
 
 
 def walk(roots: Iterable[Node]) -> Iterator[Node]:

@@ -2,78 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from functools import cached_property
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any
 
-from rulec.errors import HyperError, RuleError
-from rulec.language.node import LEVELS, Node, Op, const, name, names_in, node
-from rulec.language.source import Span, did_you_mean, rule_error
+from rulec.errors import RuleError
+from rulec.language.hyper import DEFAULT_LR, WELL_KNOWN, Hyper, Limits, well_known_range
+from rulec.language.node import Node, Op, name, names_in, node
+from rulec.language.source import Span, did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-class Limits(TypedDict, total=False):
-    """The range of a hyper-parameter, as keywords of `Hyper`."""
-
-    min: float
-    max: float
-    above: float
-    below: float
-
-
-#: Ranges of well-known hyper-parameters: (pattern of the whole name, keywords of `Hyper`).
-WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
-    (r"lr", {"min": 0.0}),
-    (r"beta\d*|momentum", {"min": 0.0, "below": 1.0}),
-    (r"eps\d*", {"min": 0.0}),
-    (r"weight_decay", {"min": 0.0}),
-)
-
-#: The learning rate of a rule that assigns `direction` and names none.
-DEFAULT_LR = 1e-3
-
-
-def well_known_range(hyper_name: str) -> Limits:
-    """The range built in for a hyper-parameter of this name; empty where there is none."""
-    for pattern, limits in WELL_KNOWN:
-        if re.fullmatch(pattern, hyper_name):
-            return limits
-    return {}
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """A hyper-parameter: its default, and the range its value must lie in.
-
-    `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
-    `min` and `max` belong to the range, `above` and `below` do not. A `static` one is known when a kernel is made.
-    """
-
-    default: float | Node | None
-    min: float = -math.inf
-    max: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    static: bool = False
-    span: Span | None = field(default=None, compare=False, repr=False)
-
-    def range_text(self) -> str:
-        """The range in words: `at least 0 and below 1`; empty where any number will do."""
-        limits = (("at least", self.min), ("above", self.above), ("at most", self.max), ("below", self.below))
-        return " and ".join(f"{word} {value:g}" for word, value in limits if math.isfinite(value))
-
-    def check(self, hyper_name: str, value: float, owner: str) -> float:
-        """`value` as a float where it lies in the range; HyperError where it does not, NaN included."""
-        inside = self.min <= value <= self.max
-        inside &= value > self.above or math.isinf(self.above)
-        inside &= value < self.below or math.isinf(self.below)
-        if not inside:
-            raise HyperError(f"{hyper_name}={value!r} of {owner} must be {self.range_text() or 'a number'}")
-        return float(value)
+__all__ = [
+    "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Routing", "Rule", "State", "Statement",
+    "assignments", "conditions", "well_known_range",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,7 +87,7 @@ class Routing:
     bindings: Mapping[str, float | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rule:
     """One optimizer step as mathematics, composable and immutable.
 
@@ -167,11 +114,20 @@ class Rule:
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        hyper = ", ".join(f"{k}={v.default!r}" for k, v in self.hyper.items())
+        state = f", state {', '.join(self.state)}" if self.state else ""
+        return f"<Rule {self.name}({hyper}){state}>"
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.step))
+
     @property
     def key(self) -> str:
         """The name in lower snake case: what composed names are prefixed by, and files are called."""
         spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", self.name)
-        return re.sub(r"\W+", "_", spaced).lower()
+        key = re.sub(r"[^A-Za-z0-9]+", "_", spaced).strip("_").lower()[:60]
+        return key if key.isidentifier() and not iskeyword(key) else f"rule_{key}"
 
     @property
     def assigns_parameter(self) -> bool:
@@ -189,11 +145,15 @@ class Rule:
         found += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
         return found
 
+    @cached_property
+    def names_read(self) -> frozenset[str]:
+        """Every name that a line or condition of the step reads."""
+        values = [line.value for line in assignments(self.step)]
+        return frozenset(names_in([*values, *(branch.condition for branch in conditions(self.step))]))
+
     def reads(self, identifier: str) -> bool:
         """Whether any line of the step reads this name."""
-        values = [line.value for line in assignments(self.step)]
-        values += [branch.condition for branch in conditions(self.step)]
-        return identifier in names_in(values)
+        return identifier in self.names_read
 
     def standalone(self) -> Rule:
         """The rule as it runs by itself: `p` is assigned and the learning rate exists.
@@ -203,8 +163,10 @@ class Rule:
         rule = self
         if not self.assigns_parameter:
             hyper = dict(self.hyper)
-            if "lr" not in hyper or hyper["lr"].default is None:
+            if "lr" not in hyper:
                 hyper["lr"] = Hyper(DEFAULT_LR, **well_known_range("lr"))
+            elif hyper["lr"].default is None:
+                hyper["lr"] = replace(hyper["lr"], default=DEFAULT_LR)
             last = Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction"))))
             rule = replace(self, hyper=hyper, step=(*self.step, last))
         for key, hyper_parameter in rule.hyper.items():
@@ -216,12 +178,12 @@ class Rule:
     def __add__(self, other: Rule) -> Rule:
         from rulec.language.compose import plus
 
-        return plus([self, other])
+        return plus([self, other]) if isinstance(other, Rule) else NotImplemented
 
     def __rshift__(self, other: Rule) -> Rule:
         from rulec.language.compose import chain
 
-        return chain([self, other])
+        return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
     def __call__(self, value: Any) -> Any:
         """Inside the step of a Python rule: this rule's direction for the input `value`."""
@@ -230,8 +192,12 @@ class Rule:
         return call_rule(self, value)
 
     def bind(self, **bindings: float | str) -> Rule:
-        """The rule with hyper-parameters bound: a number sets the default, an expression removes the parameter."""
-        from rulec.language.compose import bind
+        """The rule with hyper-parameters bound: a number sets the default, an expression takes the parameter's place.
+
+        An expression is text over hyper-parameters, such as `"2*lr"`; a new name alone renames. Raises RuleError for a
+        name the rule does not have, a number outside the range, and text that is no such expression.
+        """
+        from rulec.language.bind import bind
 
         return bind(self, bindings)
 
@@ -262,48 +228,3 @@ class Rule:
         from rulec.language.step import step_text
 
         return step_text(self.step)
-
-
-def check_rule(rule: Rule) -> Rule:
-    """The same rule, where nothing about it as a whole is wrong; RuleError otherwise."""
-    targets = {line.target for line in assignments(rule.step)}
-    spans = [line.span for line in assignments(rule.step)]
-    here = spans[0] if spans else None
-    if not targets & {"direction", "p"}:
-        raise rule_error(f"{rule.name} assigns neither direction nor p: end its step with direction = ...", here)
-    if {"direction", "p"} <= targets:
-        raise rule_error(f"{rule.name} assigns both direction and p: keep one of them", here)
-    for state_name, state in rule.state.items():
-        if state.per not in LEVELS:
-            near = did_you_mean(state.per, LEVELS)
-            raise rule_error(f"state {state_name} is kept per {state.per!r}, which is no level{near}", state.span)
-        if not rule.reads(state_name) and (rule.evaluate is None or state_name not in names_in([rule.evaluate])):
-            raise rule_error(f"state {state_name} is never used: read it in the step or remove it", state.span)
-    for hyper_name, hyper in rule.hyper.items():
-        if isinstance(hyper.default, float):
-            try:
-                hyper.check(hyper_name, hyper.default, rule.name)
-            except HyperError as error:
-                raise rule_error(f"the default is out of range: {error}", hyper.span) from None
-    return rule
-
-
-def check_direction_free_of_lr(rule: Rule) -> Rule:
-    """RuleError where `direction` depends on `lr` through the lines of the step as authored."""
-    tainted = {"lr"}
-    for line in assignments(rule.step):
-        if not tainted.intersection(names_in([line.value])):
-            continue
-        if line.target == "direction":
-            raise rule_error(
-                "direction depends on lr, which is applied after it (p = p - lr*direction): "
-                "leave lr out, or assign p instead of direction", line.span,
-            )  # fmt: skip
-        if line.target not in rule.state:
-            tainted.add(line.target)
-    return rule
-
-
-def zero() -> State:
-    """The commonest state: elementwise, zero at first."""
-    return State(const(0))

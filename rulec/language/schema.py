@@ -9,8 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rulec.language.node import LEVELS
 
 Number = int | float
-Expression = Annotated[str, Field(description="An expression of the rule language")]
-Component = str | Annotated[dict[str, dict[str, Number | str]], Field(min_length=1, max_length=1)]
+Expression = Annotated[str, Field(description="An expression of the rule language", min_length=1)]
+Bindings = dict[str, Number | Expression]
+Component = Annotated[str, Field(min_length=1)] | Annotated[dict[str, Bindings], Field(min_length=1, max_length=1)]
+
+#: Most rules that one file may name as components.
+MAX_COMPONENTS = 50
+Components = Annotated[list[Component], Field(min_length=1, max_length=MAX_COMPONENTS)]
 
 
 class _Strict(BaseModel):
@@ -42,41 +47,127 @@ class StateEntry(_Strict):
 
     init: Number | Expression = 0
     per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": [*LEVELS]})
-    shape: list[Number | Expression] | None = None
+    shape: list[Number | Expression] | None = Field(None, description="Rows and columns", min_length=2, max_length=2)
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
+
+
+class ViewEntry(_Strict):
+    """How a tensor is seen as a batch of matrices."""
+
+    flatten: Literal["rest"] | None = Field(None, description="All but the first dimension are columns")
+    short: Literal["first"] | None = Field(None, description="Tall matrices are transposed")
 
 
 class RuleFile(_Strict):
     """One optimizer rule."""
 
-    name: str = Field(description="The rule's name as its authors write it", min_length=1)
+    name: str = Field(description="The rule's name as its authors write it", min_length=1, max_length=100)
     summary: str = Field("", description="One sentence")
     paper: PaperEntry | None = None
     hyper: dict[str, Number | Expression | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
-    inputs: dict[str, Literal["scalar", "like p"]] = Field(default_factory=dict)
-    uses: list[Component] | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
+    inputs: dict[str, Literal["scalar", "like p"]] = Field(
+        default_factory=dict, description="What a step is also given"
+    )
+    uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
     step: str | None = Field(None, description="The lines of one step")
-    plus: list[Component] | None = Field(None, description="Rules whose directions add", min_length=1)
-    chain: list[Component] | None = Field(None, description="Rules fed one into the next", min_length=1)
+    plus: Components | None = Field(None, description="Rules whose directions add")
+    chain: Components | None = Field(None, description="Rules fed one into the next")
     evaluate: Expression | None = Field(None, description="The point to evaluate the model at")
     skip: Expression | None = Field(None, description="Where true, the step leaves everything as it is")
     applies_to: Expression | None = Field(None, description="Which tensors, by their shape facts and tags")
     otherwise: Component | None = Field(None, description="The rule for the other tensors")
-    view: dict[str, str] = Field(default_factory=dict)
+    view: ViewEntry | None = None
     interop: dict[str, Any] = Field(default_factory=dict, description="What other libraries call the same things")
 
     @model_validator(mode="after")
     def _one_body(self) -> RuleFile:
         given = [k for k in ("step", "plus", "chain") if getattr(self, k) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"a rule has exactly one of step, plus and chain, and this one has {' and '.join(given) or 'none'}"
-            )
+            several = f"this one has {' and '.join(given)}" if given else "this one has none"
+            raise ValueError(f"a rule has exactly one of step, plus and chain, and {several}")
+        for key in ("state", "inputs", "uses"):
+            if given != ["step"] and getattr(self, key):
+                raise ValueError(f"a rule made by {given[0]} has no {key} of its own: its parts have")
+        if self.otherwise is not None and self.applies_to is None:
+            raise ValueError("otherwise is for the tensors that applies_to leaves out: say applies_to too")
         return self
+
+
+#: What each value must be, for messages; `*` stands for any name or index.
+WANTED: dict[tuple[str, ...], str] = {
+    ("name",): "a text of 1 to 100 characters",
+    ("paper",): "a mapping with title, authors, year and url",
+    ("paper", "year"): "a whole number",
+    ("paper", "*"): "a text, in quotes if it looks like a number",
+    ("hyper",): "a mapping of names to defaults",
+    ("hyper", "*"): "a number, an expression, or a mapping with default and range",
+    ("hyper", "*", "default"): "a number or an expression",
+    ("hyper", "*", "static"): "true or false",
+    ("hyper", "*", "*"): "a number",
+    ("state",): "a mapping of names to initial values",
+    ("state", "*"): "a number, an expression, or a mapping with init, per, shape and if",
+    ("state", "*", "init"): "a number or an expression",
+    ("state", "*", "per"): f"a level, one of {', '.join(LEVELS)}",
+    ("state", "*", "shape"): "a list of two extents, rows and columns",
+    ("state", "*", "shape", "*"): "a number or an expression",
+    ("state", "*", "if"): "an expression",
+    ("inputs",): "a mapping of names to scalar or like p",
+    ("inputs", "*"): "scalar or like p",
+    ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
+    ("plus",): f"a list of 1 to {MAX_COMPONENTS} rules",
+    ("chain",): f"a list of 1 to {MAX_COMPONENTS} rules",
+    ("step",): "a text: begin it with step: | and indent its lines",
+    ("evaluate",): "an expression",
+    ("skip",): "an expression",
+    ("applies_to",): "an expression",
+    ("otherwise",): "the name of a rule, or one name with its bindings",
+    ("otherwise", "*"): "a mapping of hyper-parameters to numbers or expressions",
+    ("otherwise", "*", "*"): "a number or an expression",
+    ("view",): "a mapping with flatten: rest or short: first",
+    ("view", "flatten"): "rest",
+    ("view", "short"): "first",
+    ("interop",): "a mapping",
+    ("*",): "a text",
+    ("*", "*"): "the name of a rule, or one name with its bindings",
+    ("*", "*", "*"): "a mapping of hyper-parameters to numbers or expressions",
+    ("*", "*", "*", "*"): "a number or an expression",
+}
+
+
+def wanted(path: tuple[str | int, ...]) -> str:
+    """What the value at `path` of a rule file must be, in words."""
+    parts = tuple(map(str, path))
+    fits = [k for k in WANTED if len(k) == len(parts) and all(a in ("*", b) for a, b in zip(k, parts, strict=True))]
+    return WANTED[min(fits, key=lambda k: [part == "*" for part in k])] if fits else "something else"
+
+
+_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a rule file, for editors."""
     schema = RuleFile.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rulec rule", **schema}
+    for model in (schema, *schema["$defs"].values()):
+        for key, value in model["properties"].items():
+            # A key that is left out is left out: of all values only a default may be written as null.
+            if "anyOf" in value and not (model["title"] == "HyperEntry" and key == "default"):
+                _without_null(value)
+    for key in ("hyper", "state", "inputs"):
+        schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
+    schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
+    composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}
+    schema["if"], schema["then"] = composed, {"properties": dict.fromkeys(("state", "inputs", "uses"), False)}
+    schema["dependentRequired"] = {"otherwise": ["applies_to"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rulec rule"}
+
+
+def _without_null(value: dict[str, Any]) -> None:
+    kept = [option for option in value["anyOf"] if option != {"type": "null"}]
+    if len(kept) == 1:
+        del value["anyOf"]
+        value.update({k: v for k, v in kept[0].items() if k not in value})
+    else:
+        value["anyOf"] = kept
+    if value.get("default", 0) is None:
+        del value["default"]

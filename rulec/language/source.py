@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 from rulec.errors import RuleError
 
+#: How much of a long line an excerpt shows, in characters.
+_WIDTH = 160
+
 
 @dataclass(frozen=True)
 class Source:
-    """A text and the name users know it by (a path, or `<string>`)."""
+    """A text and the name users know it by (a path, or `<string>`). Its lines end in a line feed."""
 
     name: str
     text: str
 
     def line(self, number: int) -> str:
         """The line with this 1-based number, without its end; empty past the end."""
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")
         return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
@@ -35,10 +38,15 @@ class Span:
         return f"{self.source.name}:{self.line}:{self.column}"
 
     def excerpt(self) -> str:
-        """The line itself with a caret under the place."""
-        line = self.source.line(self.line)[:200]
-        marks = "^" * max(1, min(self.width, len(line) - self.column + 1))
-        return f"    {line}\n    {' ' * (self.column - 1)}{marks}"
+        """The line with a caret under the place; of a long line the part around it; empty for an empty line."""
+        line = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in self.source.line(self.line))
+        if not line.strip():
+            return ""
+        start = max(0, self.column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
+        shown = line[start : start + _WIDTH]
+        offset = self.column - 1 - start
+        marks = "^" * max(1, min(self.width, len(shown) - offset))
+        return f"    {shown}\n    {' ' * offset}{marks}"
 
 
 def rule_error(message: str, span: Span | None = None) -> RuleError:
@@ -50,5 +58,8 @@ def rule_error(message: str, span: Span | None = None) -> RuleError:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing where none is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    if len(name) > 100:
+        return ""
+    candidates = sorted(k for k in known if abs(len(k) - len(name)) <= 20)[:1000]
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -5,34 +5,29 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from rulec.language.expression import CONSTANTS, ExpressionParser, Text, dotted
-from rulec.language.node import FACTS, Node, name
+from rulec.language.check import target_problem
+from rulec.language.expression import ExpressionParser, dotted
+from rulec.language.names import BASE_NAMES, short
+from rulec.language.node import Node, name
+from rulec.language.prose import Text
 from rulec.language.rule import Assign, Branch, Rule, Statement
-from rulec.language.source import Span, rule_error
+from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.text import expression_text
 
-#: Names with a meaning of their own, and why they cannot be assigned or declared. A function's name may be taken:
-#: functions are called and values are not (Adafactor has a hyper-parameter `clip`).
-RESERVED: dict[str, str] = {
-    "g": "the gradient",
-    "grad": "the raw gradient",
-    "t": "the step count",
-    **dict.fromkeys(FACTS, "a shape fact"),
-    **dict.fromkeys(CONSTANTS, "a constant"),
-}
-
-#: What every step may read besides hyper-parameters, states, inputs and its own locals.
-BASE_NAMES = ("g", "grad", "p", "t", *FACTS)
+#: Deepest nesting of `if` in a step.
+MAX_BRANCHES = 20
 
 
 @dataclass
 class Scope:
-    """What the lines of a step may name, and what they have inlined so far."""
+    """What the lines of a step may name, and what they have inlined so far.
 
-    hyper: Iterable[str]
-    state: Iterable[str]
-    inputs: Iterable[str] = ()
+    `rule` has the hyper-parameters, states and inputs; `uses` the rules that may be called.
+    """
+
+    rule: Rule
     uses: Mapping[str, Rule] = field(default_factory=dict)
     called: dict[str, Span] = field(default_factory=dict)
 
@@ -43,15 +38,18 @@ class StepParser:
     def __init__(self, text: Text, scope: Scope) -> None:
         self.text = text
         self.scope = scope
-        self.known = {*BASE_NAMES, *scope.hyper, *scope.state, *scope.inputs}
+        self.known = {*BASE_NAMES, *scope.rule.hyper, *scope.rule.state, *scope.rule.inputs}
+        self.targets: set[str] = set()
+        self.seen: set[str] = set()
         self.blocks: list[list[Statement]] = [[]]
-        self.expressions = ExpressionParser(text, self.known, self._inline_call)
+        self.expressions = ExpressionParser(text, self.known, self._inline_call, self._explain)
 
     def parse(self) -> tuple[Statement, ...]:
         """The statements of the whole text."""
         body = self.text.parse()
         if not body:
-            raise rule_error("the step is empty: end it with direction = ...", self.text.place(1, 0))
+            raise rule_error("the step is empty: end it with direction = ...", self.text.start)
+        self.targets = {target for tree in body for target in _targets(tree)}
         self._statements(body)
         return tuple(self.blocks[0])
 
@@ -62,30 +60,33 @@ class StepParser:
             elif isinstance(tree, ast.If):
                 self._branch(tree)
             else:
-                wanted = "write name = expression, or if/else"
-                if isinstance(tree, ast.AugAssign):
-                    target = ast.unparse(tree.target)
-                    wanted = f"write {target} = {target} ... in full"
-                raise rule_error(f"this line is not part of a step: {wanted}", self.text.span(tree))
+                raise rule_error(_no_line(tree), self.text.span(tree))
 
     def _assign(self, tree: ast.Assign) -> None:
         target = dotted(tree.targets[0]) if len(tree.targets) == 1 else None
         if target is None:
             raise rule_error("assign one name at a time", self.text.span(tree))
-        self._check_target(target, self.text.span(tree.targets[0]))
+        problem = target_problem(self.scope.rule, target)
+        if problem:
+            raise rule_error(problem, self.text.span(tree.targets[0]))
         value = self.expressions.parse(tree.value)
         self.blocks[-1].append(Assign(target, value, self.text.span(tree)))
         self.known.add(target)
+        self.seen.add(target)
 
-    def _check_target(self, target: str, span: Span) -> None:
-        if target in RESERVED:
-            raise rule_error(f"{target!r} is {RESERVED[target]} and cannot be assigned", span)
-        if target in self.scope.hyper:
-            raise rule_error(f"{target!r} is a hyper-parameter and cannot be assigned: use another name", span)
-        if target in self.scope.inputs:
-            raise rule_error(f"{target!r} is an input and cannot be assigned", span)
+    def _explain(self, identifier: str) -> str:
+        """What is wrong with a name that has no value here; empty where it is merely unknown."""
+        if identifier in self.seen:
+            return f"{identifier!r} is assigned in one branch only: assign it in the other too"
+        if identifier in self.targets:
+            return f"{identifier!r} is used before it is assigned: move its line up"
+        if did_you_mean(identifier, self.known):
+            return ""
+        return f"unknown name {short(identifier)}: declare it under hyper or state, or assign it first"
 
     def _branch(self, tree: ast.If) -> None:
+        if len(self.blocks) > MAX_BRANCHES:
+            raise rule_error(f"if is nested deeper than {MAX_BRANCHES} levels", self.text.span(tree.test))
         condition = self.expressions.parse(tree.test)
         before = set(self.known)
         then, after_then = self._block(tree.body, before)
@@ -102,22 +103,43 @@ class StepParser:
         self._statements(body)
         return tuple(self.blocks.pop()), set(self.known)
 
-    def _inline_call(self, called: str, values: list[Node], args: list[object], span: Span) -> Node | None:
+    def _inline_call(self, called: str, args: list[Any], span: Span) -> Node | None:
         rule = self.scope.uses.get(called)
         if rule is None:
             return None
-        if len(args) != 1 or len(values) != 1:
+        if len(args) != 1 or not isinstance(args[0], Node):
             raise rule_error(f"a rule is called with its one input: {called}(g)", span)
         if called in self.scope.called:
             raise rule_error(
-                f"{called} is called a second time, and both would share its states: "
+                f"{called} is called a second time, and both calls would share its states: "
                 f"name it twice under uses, as {{first: {called}, second: {called}}}", span,
             )  # fmt: skip
         from rulec.language.compose import inline
 
         self.scope.called[called] = span
-        self.blocks[-1].extend(inline(rule, called, values[0]))
+        self.blocks[-1].extend(inline(rule, called, args[0]))
         return name(f"{called}.direction")
+
+
+def _targets(tree: ast.stmt) -> Iterable[str]:
+    """The names that a statement assigns, also inside its branches."""
+    stack = [tree]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, ast.If):
+            stack += [*current.body, *current.orelse]
+        elif isinstance(current, ast.Assign):
+            yield from (target for t in current.targets if (target := dotted(t)))
+
+
+def _no_line(tree: ast.stmt) -> str:
+    """Why a statement is no line of a step."""
+    target = dotted(tree.target) if isinstance(tree, ast.AugAssign) else None
+    if target:
+        return f"this line is not part of a step: write {target} = {target} ... in full"
+    if isinstance(tree, ast.Expr):
+        return "this line assigns nothing: write name = expression"
+    return "this line is not part of a step: write name = expression, or if and else"
 
 
 def step_text(step: Iterable[Statement], indent: str = "") -> str:

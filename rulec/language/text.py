@@ -1,18 +1,23 @@
-"""Expressions and steps as text of the rule language: the way back from nodes to what an author writes."""
+"""Expressions as text of the rule language: the way back from nodes to what an author writes."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from rulec.language.node import Kind, Node, Op, walk
 
 _PRECEDENCE = {
-    Op.WHERE: 10, Op.OR: 1, Op.AND: 2, Op.NOT: 3,
+    Op.OR: 1, Op.AND: 2, Op.NOT: 3,
     Op.LT: 4, Op.LE: 4, Op.GT: 4, Op.GE: 4, Op.EQ: 4, Op.NE: 4,
     Op.ADD: 5, Op.SUB: 5, Op.MUL: 6, Op.DIV: 6, Op.MOD: 6, Op.FLOORDIV: 6, Op.MATMUL: 6, Op.NEG: 7, Op.POW: 8,
 }  # fmt: skip
 _ATOM = 10
+
+#: A text and how tightly its outermost operator binds.
+_Piece = tuple[str, int]
 
 
 def number_text(value: float) -> str:
@@ -27,38 +32,65 @@ def number_text(value: float) -> str:
 
 
 def expression_text(value: Node, named: Mapping[Node, str] | None = None) -> str:
-    """`value` in the rule language; nodes in `named` are written by name.
+    """`value` in the rule language; nodes in `named`, but for `value` itself, are written by name.
 
     Reading the text back gives the same node, but for nodes of the compiler's own (`Op.LOAD` and its kind),
     which are written by their names.
     """
-    return _text(value, named or {}, top=True)[0]
+    done: dict[Node, _Piece] = {n: (text, _ATOM) for n, text in (named or {}).items() if n is not value}
+    stack = [value]
+    while stack:
+        current = stack[-1]
+        missing = [a for a in _operands(current) if a not in done]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        stack.pop()
+        if current not in done:
+            done[current] = _text(current, done)
+    return done[value][0]
 
 
-def _text(value: Node, named: Mapping[Node, str], top: bool = False) -> tuple[str, int]:
-    if not top and value in named:
-        return named[value], _ATOM
+def short_text(value: Node, most: int = 30) -> str:
+    """`value` in the rule language for a message: what is deep inside a large one is written `...`."""
+    queue, seen, cut = deque([value]), 0, {}
+    while queue:
+        current = queue.popleft()
+        seen += 1
+        if seen > most and current.args:
+            cut[current] = "..."
+        else:
+            queue.extend(current.args)
+    return expression_text(value, cut)
+
+
+def _operands(value: Node) -> tuple[Node, ...]:
+    """The expressions that the text of `value` mentions."""
+    if value.op.kind is Kind.RANDOM and isinstance(value.arg, tuple):
+        return (*value.args, *value.arg[1:])
+    return value.args
+
+
+def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
     if value.op is Op.CONST:
-        text = number_text(float(value.arg))  # type: ignore[arg-type]
-        return text, 7 if text.startswith("-") else _ATOM
+        text = number_text(cast(float, value.arg))
+        return text, _PRECEDENCE[Op.NEG] if text.startswith("-") else _ATOM
     if value.op is Op.STEP:
         return "t", _ATOM
     if value.op.kind is Kind.LEAF:
         return str(value.arg), _ATOM
-    if value.op not in _PRECEDENCE or value.op is Op.WHERE:
-        return f"{value.op.symbol}({_call_arguments(value, named)})", _ATOM
-    return _operator_text(value, named)
+    if value.op not in _PRECEDENCE:
+        return f"{value.op.symbol}({_call_arguments(value, done)})", _ATOM
+    return _operator_text(value, done)
 
 
-def _operator_text(value: Node, named: Mapping[Node, str]) -> tuple[str, int]:
+def _operator_text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
     level = _PRECEDENCE[value.op]
     if len(value.args) == 1:
-        inner, inner_level = _text(value.args[0], named)
+        inner, inner_level = done[value.args[0]]
         sign = "not " if value.op is Op.NOT else "-"
-        # A minus before a number would read back as one constant, not as a negation.
-        bare = inner_level >= level and value.args[0].op is not Op.CONST
-        return sign + (inner if bare else f"({inner})"), level
-    (left, left_level), (right, right_level) = (_text(a, named) for a in value.args)
+        return sign + (inner if inner_level >= level else f"({inner})"), level
+    (left, left_level), (right, right_level) = (done[a] for a in value.args)
     comparison = value.op.kind is Kind.COMPARE
     if left_level < level or (left_level == level and (value.op is Op.POW or comparison)):
         left = f"({left})"
@@ -69,14 +101,12 @@ def _operator_text(value: Node, named: Mapping[Node, str]) -> tuple[str, int]:
     return f"{left}{symbol}{right}", level
 
 
-def _call_arguments(value: Node, named: Mapping[Node, str]) -> str:
-    parts = [_text(a, named)[0] for a in value.args]
+def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
+    parts = [done[a][0] for a in _operands(value)]
     if value.op.kind is Kind.REDUCE:
         return f'{parts[0]}, per="{value.arg}"'
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts
-        if isinstance(value.arg, tuple):
-            extents = [_text(e, named)[0] for e in value.arg[1:]]
         return f"[{', '.join(extents)}], at={at}"
     if value.op is Op.NEWTON_SCHULZ:
         return f'{parts[0]}, steps={parts[1]}, dtype="{value.arg}"'

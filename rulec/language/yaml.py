@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,27 +13,26 @@ from pydantic import BaseModel, ValidationError
 
 from rulec.errors import RuleError
 from rulec.language import compose
+from rulec.language.bind import Binding, bind
+from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.document import Document, read_document, use_yaml_1_2
 from rulec.language.document import Path as Place
 from rulec.language.expression import parse_expression
-from rulec.language.node import FACTS, Node, Op, const, node
-from rulec.language.rule import (
-    Hyper,
-    Limits,
-    Routing,
-    Rule,
-    State,
-    check_direction_free_of_lr,
-    check_rule,
-    well_known_range,
-)
-from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry
+from rulec.language.functions import FUNCTIONS
+from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.names import declared_problem, short
+from rulec.language.node import Node, Op, const, node
+from rulec.language.rule import Routing, Rule, State
+from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry, ViewEntry, wanted
 from rulec.language.source import Span, did_you_mean, rule_error
-from rulec.language.step import RESERVED, Scope, StepParser, step_text
+from rulec.language.step import Scope, StepParser, step_text
 from rulec.language.text import expression_text
 
 #: Finds the rule that a file names as a component; the loader's, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]
+
+#: The shape facts that are known where tensors are routed and states are allocated.
+_SHAPE = ("ndim", "numel", "rows", "cols")
 
 
 def parse_rule(text: str, name: str, resolve: Resolve, path: Path | None = None) -> Rule:
@@ -56,24 +55,41 @@ def _validate(document: Document) -> RuleFile:
     try:
         return RuleFile.model_validate(document.data)
     except ValidationError as error:
-        problem = max(error.errors(), key=lambda e: (e["type"] in ("extra_forbidden", "missing"), len(e["loc"])))
-        raise _explain(document, problem) from None
+        problems = error.errors(include_url=False, include_input=False)
+        depth = {"extra_forbidden": 100, "missing": 100}
+        worst = max(problems, key=lambda e: depth.get(e["type"], 0) + len(_value_place(document, e["loc"])))
+        raise _explain(document, worst) from None
 
 
 def _explain(document: Document, problem: Any) -> RuleError:
     place, kind = _value_place(document, problem["loc"]), problem["type"]
     last = str(problem["loc"][-1]) if problem["loc"] else ""
     if kind == "extra_forbidden":
-        parts: dict[Any, type[BaseModel]] = {"paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry}
+        parts: dict[Any, type[BaseModel]] = {
+            "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
+        }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]
-        return rule_error(f"unknown key {last!r}{did_you_mean(last, known)}", document.span(place, key=True))
+        hint = did_you_mean(last, known) or f": it is one of {', '.join(known)}"
+        return rule_error(f"unknown key {short(last)}{hint}", document.span(place, key=True))
     if kind == "missing":
         return rule_error(f"the key {last!r} is missing", document.span(place))
     if kind == "value_error":
-        return rule_error(problem["msg"].removeprefix("Value error, "), document.span(place))
-    where = ".".join(map(str, place)) or "the file"
-    return rule_error(f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}", document.span(place))
+        return rule_error(str(problem["ctx"]["error"]), document.span(place))
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{short(p)[1:-1]}" for p in place).removeprefix(".")
+    found = _described(document.at(place))
+    return rule_error(f"{where} must be {wanted(place)}, not {found}", document.span(place))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict | list):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"a {kind}" if value else f"an empty {kind}"
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        return f"the text {short(value)}"
+    return str(value).lower() if isinstance(value, bool) else f"the number {short(str(value))[1:-1]}"
 
 
 class _RuleReader:
@@ -82,138 +98,202 @@ class _RuleReader:
     def __init__(self, document: Document, resolve: Resolve, path: Path | None) -> None:
         self.document, self.resolve, self.path = document, resolve, path
         self.file = _validate(document)
-        self.hyper_names = list(self.file.hyper)
+        self.hyper_names: list[str] = list(self.file.hyper)
 
     def rule(self) -> Rule:
         file = self.file
+        self._check_keys()
         body = self._step_rule() if file.step is not None else self._composed_rule()
-        given = document_attributes(file)
+        given = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **given, **self._expressions(body))
         return check_rule(rule)
+
+    def _check_keys(self) -> None:
+        """RuleError at the first key that cannot be the name it is to be."""
+        name = self.file.name
+        if not name.isprintable() or set(name) & set('"\\') or not name.strip():
+            raise rule_error(
+                f"the name {short(name)} has a quote, backslash or line break", self.document.span(("name",))
+            )
+        for section in ("hyper", "state", "inputs"):
+            for key in getattr(self.file, section):
+                problem = declared_problem(key)
+                if problem:
+                    raise rule_error(problem, self.document.span((section, key), key=True))
 
     def _composed_rule(self) -> Rule:
         key, join = ("plus", compose.plus) if self.file.plus is not None else ("chain", compose.chain)
         parts = [self._component((key, i)) for i in range(len(self.document.data[key]))]
-        try:
-            joined = join(parts, self.file.name)
-            bound = joined.bind(**(self.document.data.get("hyper") or {}))
-        except RuleError as error:
-            if error.place:
-                raise
-            raise rule_error(error.message, self.document.span((key,), key=True)) from None
-        if self.file.state:
-            span = self.document.span(("state",), key=True)
-            raise rule_error(f"a rule made by {key} has the states of its parts", span)
-        return bound
+        rule = self._placed(lambda: join(parts, self.file.name), self.document.span((key,), key=True))
+        for hyper in self.file.hyper:
+            rule = self._rebound(rule, hyper)
+        return rule
 
-    def _component(self, place: Place) -> Rule:
-        """The rule that `name`, or `name: {hyper: binding}`, stands for."""
-        entry = self._data(place)
-        span = self.document.span(place)
-        component, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+    def _rebound(self, rule: Rule, key: str) -> Rule:
+        """The composed rule with one hyper-parameter as the file says: its default, expression or range."""
+        entry, span = self.file.hyper[key], self.document.span(("hyper", key), key=True)
+        if not isinstance(entry, HyperEntry):
+            return self._placed(lambda: bind(rule, {key: self._binding(("hyper", key))}), span)
+        if entry.default is not None:
+            rule = self._placed(lambda: bind(rule, {key: self._binding(("hyper", key, "default"))}), span)
+        if key not in rule.hyper:
+            raise rule_error(f"{short(key)} is bound to an expression, so it has no range", span)
+        own = rule.hyper[key]
+        limits = _limits(entry) or own.limits
+        return replace(rule, hyper={**rule.hyper, key: Hyper(own.default, **limits, static=entry.static, span=span)})
+
+    @staticmethod
+    def _placed(make: Callable[[], Rule], span: Span) -> Rule:
+        """What `make` gives; where it fails without saying where, the error is at `span`."""
         try:
-            return self.resolve(component).bind(**bindings)
+            return make()
         except RuleError as error:
             if error.place:
                 raise
             raise rule_error(error.message, span) from None
 
-    def _data(self, place: Place) -> Any:
-        data = self.document.data
-        for part in place:
-            data = data[part]
-        return data
+    def _component(self, place: Place) -> Rule:
+        """The rule that `name`, or `name: {hyper: binding}`, stands for."""
+        entry, span = self.document.at(place), self.document.span(place)
+        component = entry if isinstance(entry, str) else next(iter(entry))
+        rule = self._placed(lambda: self.resolve(component), span)
+        if isinstance(entry, str):
+            return rule
+        bindings = {key: self._binding((*place, component, key)) for key in entry[component]}
+        return self._placed(lambda: bind(rule, bindings), span)
+
+    def _binding(self, place: Place) -> Binding:
+        value = self.document.at(place)
+        return self.document.text(place) if isinstance(value, str) else cast(float, value)
 
     def _step_rule(self) -> Rule:
         uses = self._uses()
-        hyper = {key: self._hyper(key) for key in self.file.hyper}
-        own = Rule(self.file.name, (), hyper=hyper)
-        try:
-            hyper = compose.unify_hyper([(own.name, hyper), *((r.name, r.hyper) for r in uses.values())])
-        except RuleError as error:
-            raise rule_error(error.message, self.document.span(("uses",), key=True)) from None
-        self.hyper_names = list(hyper)
-        state = {key: self._state(key) for key in self.file.state}
-        inner = {k: s for prefix, rule in uses.items() for k, s in compose.called_states(rule, prefix).items()}
-        scope = Scope(hyper, {**state, **inner}, self.file.inputs, uses)
-        step = StepParser(self.document.text(("step",)), scope).parse()
+        self.hyper_names = list(dict.fromkeys([*self.file.hyper, *(key for r in uses.values() for key in r.hyper)]))
+        own = Rule(
+            self.file.name, (), hyper={key: self._hyper(key) for key in self.file.hyper}, inputs=dict(self.file.inputs),
+            view=_view(self.file),
+        )  # fmt: skip
+        own = self._placed(lambda: _with_called(own, uses), self.document.span(("uses",), key=True))
+        own = replace(own, state={**{key: self._state(key) for key in self.file.state}, **own.state})
+        check_names(own)
+        scope = Scope(own, uses)
+        step = self._step(scope)
         unused = [key for key in uses if key not in scope.called]
         if unused:
             message = f"{unused[0]} is named under uses but never called: write {unused[0]}(g) in the step"
             raise rule_error(message, self.document.span(("uses",), key=True))
-        rule = replace(own, step=step, hyper=hyper, state={**state, **inner})
-        if rule.state:
-            check_rule(rule)
-        return check_direction_free_of_lr(rule)
+        return check_direction_free_of_lr(check_rule(replace(own, step=step)))
+
+    def _step(self, scope: Scope) -> Any:
+        at = self.document.places[("step",)]
+        span, style = self.document.span(("step",)), getattr(at, "style", None)
+        if style != "|" and at.start_mark and at.end_mark and at.start_mark.line != at.end_mark.line:
+            raise rule_error("the lines of this step are joined into one: begin it with step: |", span)
+        try:
+            return StepParser(self.document.text(("step",)), scope).parse()
+        except RuleError as error:
+            if error.place:
+                raise
+            raise rule_error(error.message, span) from None
 
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []
-        if isinstance(entries, dict):
-            return {key: self._component(("uses", key)) for key in entries}
-        found = {}
-        for i, entry in enumerate(entries):
-            component = entry if isinstance(entry, str) else next(iter(entry))
-            found[Path(component).stem] = self._component(("uses", i))
+        found: dict[str, Rule] = {}
+        for index, entry in enumerate(entries):
+            place: Place = ("uses", entry if isinstance(entries, dict) else index)
+            named = entry if isinstance(entry, str) else next(iter(entry))
+            key = named if isinstance(entries, dict) else Path(named).stem
+            span = self.document.span(place, key=isinstance(entries, dict))
+            if problem := _call_problem(key, found):
+                raise rule_error(problem, span)
+            found[key] = self._component(place)
         return found
 
-    def _name(self, place: Place) -> None:
-        key = str(place[-1])
-        span = self.document.span(place, key=True)
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key):
-            raise rule_error(f"{key!r} is not a name: use letters, digits and _", span)
-        if key in RESERVED or key in ("p", "direction"):
-            raise rule_error(f"{key!r} is {RESERVED.get(key, 'a name of the language')}: choose another name", span)
-        if place[0] == "state" and key in self.hyper_names:
-            raise rule_error(f"{key!r} is already a hyper-parameter: choose another name", span)
-
-    def _expression(self, place: Place, known: list[str]) -> Node:
-        value = self._data(place)
+    def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:
+        """The number or expression at `place`; with `what` it must be elementwise, and that is what errors call it."""
+        value = self.document.at(place)
         if isinstance(value, int | float):
             return const(value)
-        return parse_expression(self.document.text(place), known, _tagged)
+        parsed = parse_expression(self.document.text(place), list(known), _tagged if tags else None)
+        return check_elementwise(parsed, what, self.document.span(place)) if what else parsed
 
     def _hyper(self, key: str) -> Hyper:
         place: Place = ("hyper", key)
-        self._name(place)
         entry = self.file.hyper[key]
         span = self.document.span(place, key=True)
         if not isinstance(entry, HyperEntry):
             return Hyper(self._default(place), **well_known_range(key), span=span)
         limits = _limits(entry) or well_known_range(key)
+        if any(value != value for value in limits.values()):
+            raise rule_error(f"a range ends in a number, and one end of that of {key} is none", span)
         default = None if entry.default is None else self._default((*place, "default"))
         return Hyper(default, **limits, static=entry.static, span=span)
 
     def _default(self, place: Place) -> float | Node:
-        value = self._expression(place, [*self.hyper_names, *FACTS])
+        value = self._expression(place, [*self.hyper_names, "machine_eps"], "a default")
         return float(value.arg) if value.op is Op.CONST else value  # type: ignore[arg-type]
 
     def _state(self, key: str) -> State:
         place: Place = ("state", key)
-        self._name(place)
         entry, span = self.file.state[key], self.document.span(place, key=True)
-        known = [*self.hyper_names, "p", *FACTS]
+        known = [*self.hyper_names, *_SHAPE, "machine_eps"]
         if not isinstance(entry, StateEntry):
-            return State(self._expression(place, known), span=span)
-        data = self.document.data["state"][key]
-        return State(
-            init=self._expression((*place, "init"), known) if "init" in data else const(0),
-            per=entry.per,
-            shape=None if entry.shape is None else tuple(
-                self._expression((*place, "shape", i), known) for i in range(len(entry.shape))
-            ),
-            condition=self._expression((*place, "if"), list(FACTS)) if entry.condition else None,
-            span=span,
-        )  # fmt: skip
+            return State(self._expression(place, [*known, "p"], "an initial value"), span=span)
+        data, shape = self.document.at(place), None
+        if entry.shape is not None:
+            extents = [(*place, "shape", i) for i in range(len(entry.shape))]
+            shape = tuple(self._expression(extent, known, "an extent") for extent in extents)
+        init = self._expression((*place, "init"), [*known, "p"], "an initial value") if "init" in data else const(0)
+        condition = None
+        if entry.condition is not None:
+            condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
+        return State(init, entry.per, shape, condition, span)
+
+    def _static(self) -> list[str]:
+        return [key for key, entry in self.file.hyper.items() if isinstance(entry, HyperEntry) and entry.static]
 
     def _expressions(self, body: Rule) -> dict[str, Any]:
-        known = ["p", "t", *FACTS, *body.hyper, *body.state]
-        scopes = {"evaluate": known, "skip": [*known, "g", "grad", *self.file.inputs], "applies_to": list(FACTS)}
-        found: dict[str, Any] = {k: self._expression((k,), v) for k, v in scopes.items() if getattr(self.file, k)}
+        found: dict[str, Any] = {}
+        if self.file.evaluate is not None:
+            known = ["p", *_SHAPE, "machine_eps", *body.hyper, *body.state]
+            found["evaluate"] = self._expression(("evaluate",), known, "an evaluation point")
+        if self.file.skip is not None:
+            known = ["p", "t", "g", "grad", *_SHAPE, "machine_eps", *body.hyper, *body.state, *body.inputs]
+            found["skip"] = self._expression(("skip",), known)
+        if self.file.applies_to is not None:
+            found["applies_to"] = self._expression(("applies_to",), _SHAPE, "a condition", tags=True)
         if self.file.otherwise is not None:
-            entry = self.file.otherwise
+            rule = self._component(("otherwise",))
+            entry = self.document.data["otherwise"]
             component, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-            found["otherwise"] = Routing(component, bindings)
+            is_file = component.endswith((".yaml", ".yml"))
+            found["otherwise"] = Routing(str(rule.path) if is_file else component, bindings)
         return found
+
+
+def _call_problem(key: str, found: dict[str, Rule]) -> str:
+    """Why a rule under `uses` cannot be called by this name; empty where it can."""
+    other = "name it under uses, as {other: ...}"
+    if key in FUNCTIONS or key == "tagged":
+        return f"{key!r} is also a function: {other.replace('other', key + '_rule')}"
+    if key in found:
+        return f"{key!r} is named twice: {other.replace('other', key + '2')}"
+    problem = declared_problem(key)
+    return f"{problem.partition(':')[0]}: {other}" if problem else ""
+
+
+def _with_called(own: Rule, uses: dict[str, Rule]) -> Rule:
+    """The rule with the hyper-parameters, states, inputs and view of the rules that it calls."""
+    views = [view for view in [own.view, *(rule.view for rule in uses.values())] if view]
+    if any(view != views[0] for view in views):
+        raise RuleError(f"{own.name} and the rules it uses see tensors differently: their view must be the same")
+    return replace(
+        own,
+        hyper=compose.unify_hyper([(own.name, own.hyper), *((r.name, r.hyper) for r in uses.values())]),
+        state={k: s for prefix, rule in uses.items() for k, s in compose.called_states(rule, prefix).items()},
+        inputs=compose.unify_inputs([own, *uses.values()]),
+        view=views[0] if views else {},
+    )
 
 
 def _limits(entry: HyperEntry) -> Limits:
@@ -221,21 +301,21 @@ def _limits(entry: HyperEntry) -> Limits:
     return cast(Limits, given)
 
 
-def document_attributes(file: RuleFile) -> dict[str, Any]:
+def _view(file: RuleFile) -> dict[str, str]:
+    return file.view.model_dump(exclude_none=True) if file.view else {}
+
+
+def _plain_attributes(file: RuleFile) -> dict[str, Any]:
     """The attributes of a rule that a file says plainly."""
     paper = file.paper.model_dump(exclude_none=True) if file.paper else {}
-    found: dict[str, Any] = {"summary": file.summary, "paper": paper, "interop": file.interop}
-    if file.inputs:
-        found["inputs"] = dict(file.inputs)
-    if file.view:
-        found["view"] = file.view
-    return found
+    found: dict[str, Any] = {"summary": file.summary.strip(), "paper": paper, "interop": file.interop}
+    return found | ({"view": view} if (view := _view(file)) else {})
 
 
-def _tagged(called: str, values: list[Node], args: list[Any], span: Span) -> Node | None:
+def _tagged(called: str, args: list[Any], span: Span) -> Node | None:
     if called != "tagged":
         return None
-    if len(args) != 1 or not isinstance(args[0], str):
+    if len(args) != 1 or not isinstance(args[0], str) or not re.fullmatch(r"[\w .:/-]+", args[0]):
         raise rule_error('tagged takes one word in quotes: tagged("embedding")', span)
     return node(Op.FACT, f'tagged("{args[0]}")')
 
@@ -265,11 +345,10 @@ def _plain(value: Node | float | None) -> Any:
 
 
 def _hyper_entry(key: str, hyper: Hyper) -> Any:
-    limits = {k: v for k in Limits.__annotations__ if (v := getattr(hyper, k)) != getattr(Hyper(0), k)}
     entry: dict[str, Any] = {"default": _plain(hyper.default)}
-    if limits != well_known_range(key):
+    if hyper.limits != well_known_range(key):
         # A range that is empty must still be written, or the well-known one would come back.
-        entry.update(limits or {"min": Hyper(0).min})
+        entry.update(hyper.limits or {"min": Hyper.min})
     if hyper.static:
         entry["static"] = True
     return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry

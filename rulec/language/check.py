@@ -1,0 +1,161 @@
+"""What must hold of a rule as a whole, however it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rulec.errors import HyperError
+from rulec.language.hyper import resolve_hyper
+from rulec.language.names import RESERVED, declared_problem, name_problem
+from rulec.language.node import LEVELS, Kind, Node, names_in, walk
+from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
+from rulec.language.source import Span, did_you_mean, rule_error
+
+#: Most lines of a step: a rule is short, and one composed without end is stopped here.
+MAX_LINES = 1000
+
+
+def check_rule(rule: Rule) -> Rule:
+    """The same rule, where nothing about it as a whole is wrong; RuleError at the place otherwise."""
+    lines = sum(1 for _ in assignments(rule.step)) + sum(1 for _ in conditions(rule.step))
+    if lines > MAX_LINES:
+        raise rule_error(f"{rule.name} has {lines} lines, over the limit of {MAX_LINES}")
+    check_names(rule)
+    _check_result(rule)
+    _check_states(rule)
+    check_defaults(rule)
+    return rule
+
+
+def check_names(rule: Rule) -> None:
+    """RuleError where a name cannot be one, or stands for two things."""
+    owners: dict[str, str] = {}
+    declared: list[tuple[str, str, Span | None]] = [
+        *((key, "hyper-parameter", hyper.span) for key, hyper in rule.hyper.items()),
+        *((key, "state", state.span) for key, state in rule.state.items()),
+        *((key, "input", None) for key in rule.inputs),
+    ]
+    for key, kind, span in declared:
+        problem = declared_problem(key)
+        if not problem and key == "lr" and kind != "hyper-parameter":
+            problem = "'lr' is the learning rate: choose another name"
+        if not problem and key in owners:
+            problem = f"{key!r} is a {owners[key]} already: choose another name".replace("a input", "an input")
+        if problem:
+            raise rule_error(problem, span)
+        owners[key] = kind
+    for line in assignments(rule.step):
+        problem = target_problem(rule, line.target)
+        if problem:
+            raise rule_error(problem, line.span)
+
+
+def target_problem(rule: Rule, target: str) -> str:
+    """Why a line of the rule's step cannot assign this name; empty where it can."""
+    if target in RESERVED:
+        return f"{target!r} is {RESERVED[target]} and cannot be assigned: use another name"
+    if target in rule.hyper:
+        return f"{target!r} is a hyper-parameter and cannot be assigned: use another name"
+    if target in rule.inputs:
+        return f"{target!r} is an input and cannot be assigned: use another name"
+    if target == "lr":
+        return "'lr' is the learning rate and cannot be assigned: use another name"
+    return name_problem(target)
+
+
+def _check_result(rule: Rule) -> None:
+    lines = {line.target: line.span for line in assignments(rule.step)}
+    here = next(iter(lines.values()), None)
+    if not lines.keys() & {"direction", "p"}:
+        raise rule_error(f"{rule.name} assigns neither direction nor p: end its step with direction = ...", here)
+    if {"direction", "p"} <= lines.keys():
+        raise rule_error(f"{rule.name} assigns both direction and p: keep one of them", lines["p"])
+    if "direction" in lines and "direction" not in assigned_always(rule.step):
+        raise rule_error("direction is assigned in one branch only: assign it in the other too", lines["direction"])
+
+
+def assigned_always(step: Sequence[Statement]) -> set[str]:
+    """The names that have a value after the step, whichever branches are taken."""
+    found: set[str] = set()
+    for line in step:
+        if isinstance(line, Branch):
+            found |= assigned_always(line.then) & assigned_always(line.otherwise)
+        else:
+            found.add(line.target)
+    return found
+
+
+def _check_states(rule: Rule) -> None:
+    read = set(rule.names_read)
+    for expression in (rule.evaluate, rule.skip):
+        read.update(names_in([expression]) if expression is not None else ())
+    for key, state in rule.state.items():
+        if state.per not in LEVELS:
+            near = did_you_mean(state.per, LEVELS) or f": it is one of {', '.join(LEVELS)}"
+            raise rule_error(f"state {key} is kept per {state.per!r}, which is no level{near}", state.span)
+        if state.per != "element" and state.shape is not None:
+            raise rule_error(f"state {key} has both per and shape: keep one of them", state.span)
+        if key not in read:
+            raise rule_error(f"state {key} is never used: read it in the step or remove it", state.span)
+
+
+def check_defaults(rule: Rule) -> None:
+    """RuleError where a range is empty, or a default is outside its range or depends on itself."""
+    for key, hyper in rule.hyper.items():
+        if hyper.empty:
+            raise rule_error(f"no number is in the range of {key}, {hyper.range_text()}", hyper.span)
+        if isinstance(hyper.default, float):
+            _check_default(rule, [key], {})
+    expressions = [key for key, hyper in rule.hyper.items() if isinstance(hyper.default, Node)]
+    missing = {key: 1.0 for key, hyper in rule.hyper.items() if hyper.default is None}
+    if expressions and not missing:
+        _check_default(rule, expressions, {k: h.default for k, h in rule.hyper.items() if isinstance(h.default, float)})
+
+
+def _check_default(rule: Rule, keys: list[str], known: dict[str, float]) -> None:
+    try:
+        resolve_hyper({k: rule.hyper[k] for k in (*known, *keys)}, known, 2.0**-52, rule.name)
+    except HyperError as error:
+        raise rule_error(str(error), rule.hyper[keys[0]].span) from None
+
+
+def check_direction_free_of_lr(rule: Rule) -> Rule:
+    """RuleError where `direction` depends on `lr` through the lines that its author wrote.
+
+    Lines with a dot in their target come from a rule that was called or composed. Where these mention `lr`, it was
+    bound there on purpose.
+    """
+    _taint(rule.step, {"lr"}, decided_by_lr=False)
+    return rule
+
+
+def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) -> None:
+    """Adds to `tainted` the names that depend on `lr` after these lines."""
+    for line in step:
+        if isinstance(line, Branch):
+            depends = decided_by_lr or bool(tainted.intersection(names_in([line.condition])))
+            before = set(tainted)
+            _taint(line.then, tainted, depends)
+            _taint(line.otherwise, before, depends)
+            tainted |= before
+        elif _depends(line, tainted, decided_by_lr):
+            if line.target == "direction":
+                raise rule_error(
+                    "direction depends on lr, which is applied after it (p = p - lr*direction): "
+                    "leave lr out, or assign p instead of direction", line.span,
+                )  # fmt: skip
+            tainted.add(line.target)
+        else:
+            tainted.discard(line.target)
+
+
+def _depends(line: Assign, tainted: set[str], decided_by_lr: bool) -> bool:
+    return "." not in line.target and (decided_by_lr or bool(tainted.intersection(names_in([line.value]))))
+
+
+def check_elementwise(value: Node, what: str, span: Span | None) -> Node:
+    """The same value, where it is computed element by element; RuleError for reductions, matrices, random numbers."""
+    for part in walk([value]):
+        if part.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM):
+            raise rule_error(f"{part.op.symbol} cannot be part of {what}: use elementwise functions", span)
+    return value

@@ -1,0 +1,136 @@
+"""Hyper-parameters: their defaults, their ranges, and what their values are when a step runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, cast
+
+import numpy as np
+
+from rulec.errors import HyperError
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Node, Op, names_in, walk
+from rulec.language.source import Span, did_you_mean
+
+
+class Limits(TypedDict, total=False):
+    """The range of a hyper-parameter, as keywords of `Hyper`."""
+
+    min: float
+    max: float
+    above: float
+    below: float
+
+
+#: Ranges of well-known hyper-parameters: (pattern of the whole name, keywords of `Hyper`).
+WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
+    (r"lr", {"min": 0.0}),
+    (r"beta\d*|momentum", {"min": 0.0, "below": 1.0}),
+    (r"eps\d*", {"min": 0.0}),
+    (r"weight_decay", {"min": 0.0}),
+)
+
+#: The learning rate of a rule that assigns `direction` and names none.
+DEFAULT_LR = 1e-3
+
+
+def well_known_range(hyper_name: str) -> Limits:
+    """The range built in for a hyper-parameter of this name; empty where there is none."""
+    for pattern, limits in WELL_KNOWN:
+        if re.fullmatch(pattern, hyper_name):
+            return limits
+    return {}
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """A hyper-parameter: its default, and the range its value must lie in.
+
+    `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
+    `min` and `max` belong to the range, `above` and `below` do not. A `static` one is known when a kernel is made.
+    """
+
+    default: float | Node | None
+    min: float = -math.inf
+    max: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    static: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def limits(self) -> Limits:
+        """The ends of the range that are ends at all."""
+        given = {k: getattr(self, k) for k in Limits.__annotations__ if getattr(self, k) != getattr(Hyper, k)}
+        return cast(Limits, given)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no number lies in the range."""
+        low, high = max(self.min, self.above), min(self.max, self.below)
+        return low > high or (low == high and low in (self.above, self.below) and math.isfinite(low))
+
+    def range_text(self) -> str:
+        """The range in words: `at least 0 and below 1`; empty where any number will do."""
+        limits = (("at least", self.min), ("above", self.above), ("at most", self.max), ("below", self.below))
+        return " and ".join(f"{word} {value:g}" for word, value in limits if math.isfinite(value))
+
+    def check(self, hyper_name: str, value: Any, owner: str) -> float:
+        """`value` as a float where it lies in the range; HyperError where it does not, NaN included."""
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        inside = self.min <= number <= self.max
+        inside &= number > self.above or math.isinf(self.above)
+        inside &= number < self.below or math.isinf(self.below)
+        if not inside:
+            raise HyperError(f"{hyper_name}={value!r} of {owner} must be {self.range_text() or 'a number'}")
+        return number
+
+
+def resolve_hyper(
+    hyper: Mapping[str, Hyper], given: Mapping[str, Any], machine_eps: float, owner: str
+) -> dict[str, float]:
+    """Every hyper-parameter's value: given, or by default; expressions such as `sqrt(beta2)` are evaluated.
+
+    Raises HyperError for a name that `owner` does not have, a value outside its range, a default that is missing,
+    and defaults that depend on each other.
+    """
+    resolved: dict[str, float] = {}
+    for key, value in given.items():
+        if key not in hyper:
+            raise HyperError(f"{owner} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
+        resolved[key] = hyper[key].check(key, value, owner)
+    values = {"machine_eps": machine_eps, **resolved}
+    pending = {key: hyper[key].default for key in hyper if key not in given}
+    while pending:
+        ready = [k for k, v in pending.items() if not isinstance(v, Node) or set(names_in([v])) <= values.keys()]
+        if not ready:
+            raise HyperError(
+                f"the defaults of {' and '.join(pending)} of {owner} depend on each other: give one of them"
+            )
+        for key in ready:
+            default = pending.pop(key)
+            if default is None:
+                raise HyperError(f"{key} of {owner} has no default: give it a value")
+            number = _evaluate(default, values) if isinstance(default, Node) else default
+            values[key] = resolved[key] = hyper[key].check(key, number, owner)
+    return {key: resolved[key] for key in hyper}
+
+
+def _evaluate(value: Node, names: Mapping[str, float]) -> float:
+    """An expression of numbers and names, in float64."""
+    values: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):
+        for part in walk([value]):
+            if part.op is Op.CONST:
+                values[part] = np.float64(cast(float, part.arg))
+            elif part.op is Op.NAME:
+                values[part] = np.float64(names[str(part.arg)])
+            else:
+                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
+    return float(values[value])

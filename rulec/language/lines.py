@@ -1,0 +1,97 @@
+"""From the trace of a Python rule to the lines of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rulec.language.compose import free_name
+from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
+from rulec.language.node import Kind, Node, Op, name, rewrite, walk
+from rulec.language.rule import Assign, Statement
+from rulec.language.trace import Trace
+
+#: Values without a name get one where they are larger than this, written out in full: those that stand in several
+#: places, and any; or where they are deeper than this.
+_LARGE, _HUGE, _DEEP = 12, 500, 60
+
+
+class Lines:
+    """Turns a trace into the lines of a step: named values get lines, old values of states are kept where needed."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
+        self.local = {n: self._free(key) for n, key in trace.locals.items()}
+        self._name_large([value for _, value in trace.lines])
+        self.old: dict[Node, str] = {}
+        self.done: dict[Node, str] = {}
+        self.out: list[Statement] = []
+        self.current = dict.fromkeys(trace.state, 0)
+
+    def _free(self, wanted: str) -> str:
+        if name_problem(wanted):
+            wanted = ascii_spelling(wanted[:60]) or "x"
+        found = free_name(wanted, self.taken)
+        self.taken.add(found)
+        return found
+
+    def _name_large(self, roots: Sequence[Node]) -> None:
+        """Names what would otherwise be written out many times, or nested too deeply to be read."""
+        uses: dict[Node, int] = {}
+        order = list(walk(roots))
+        for used in [*roots, *(arg for part in order for arg in part.args)]:
+            uses[used] = uses.get(used, 0) + 1
+        depth: dict[Node, int] = {}
+        size: dict[Node, int] = {}
+        for part in order:
+            depth[part] = 1 + max((depth[a] for a in part.args), default=0)
+            size[part] = 1 + sum(size[a] for a in part.args)
+            large = size[part] > (_LARGE if uses[part] > 1 else _HUGE)
+            if part not in self.local and (large or depth[part] > _DEEP):
+                self.local[part] = self._free(f"x{len(self.local) + 1}")
+            if part in self.local:
+                depth[part] = size[part] = 1
+
+    def statements(self) -> list[Statement]:
+        """The lines in order; each state is assigned as often as the function did."""
+        for position, (target, value) in enumerate(self.trace.lines):
+            self._name_locals(value)
+            state, _, version = target.partition("#")
+            if version:
+                self._keep_old(state, [v for _, v in self.trace.lines[position + 1 :]])
+            self.out.append(Assign(state, self._named(value)))
+            if version:
+                self.current[state] = int(version)
+                # The state's own name is now the shortest text of its value, until it is assigned again.
+                self.done = {n: text for n, text in self.done.items() if text != state}
+                if value.op.kind is not Kind.LEAF:
+                    self.done.setdefault(value, state)
+        return self.out
+
+    def _name_locals(self, value: Node) -> None:
+        for part in walk([value]):
+            if part in self.done or part not in self.local:
+                continue
+            # A called rule's line keeps its prefix even where its value is all that is assigned: it may mention lr.
+            if part is not value or "." in self.local[part]:
+                self.out.append(Assign(self.local[part], self._named(part)))
+                self.done[part] = self.local[part]
+
+    def _named(self, value: Node) -> Node:
+        """`value` over names as they stand now: locals by name, states by their current version."""
+
+        def change(n: Node) -> Node:
+            if n.op is not Op.NAME or "#" not in str(n.arg):
+                return n
+            state, _, version = str(n.arg).partition("#")
+            return name(state if int(version) == self.current[state] else self.old[n])
+
+        memo = {part: name(text) for part, text in self.done.items()}
+        return rewrite([value], change, memo)[0]
+
+    def _keep_old(self, state: str, later: Iterable[Node]) -> None:
+        """Saves the value of `state` under a local name where a later line still reads it."""
+        old = name(f"{state}#{self.current[state]}")
+        if any(part is old for part in walk(later)):
+            self.old[old] = self._free(f"{state}_old")
+            self.out.append(Assign(self.old[old], name(state)))

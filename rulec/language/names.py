@@ -1,0 +1,75 @@
+"""Which names a rule may use, and what to say where one is none."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+import unicodedata
+
+from rulec.language.node import FACTS
+
+#: Longest name, in characters.
+MAX_NAME = 100
+
+#: Numbers that have a name.
+CONSTANTS = {"inf": math.inf, "pi": math.pi}
+
+#: What every step may read besides hyper-parameters, states, inputs and its own locals.
+BASE_NAMES = ("g", "grad", "p", "t", *FACTS)
+
+#: Names with a meaning of their own, and why they cannot be assigned or declared. A function's name may be taken:
+#: functions are called and values are not (Adafactor has a hyper-parameter `clip`).
+RESERVED: dict[str, str] = {
+    "g": "the gradient",
+    "grad": "the raw gradient",
+    "t": "the step count",
+    **dict.fromkeys(FACTS, "a shape fact"),
+    **dict.fromkeys(CONSTANTS, "a constant"),
+}
+
+#: Names that a step assigns and that nothing may be declared as.
+RESULTS: dict[str, str] = {"p": "the parameter", "direction": "what the step ends in"}
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_ACCENTS = {"\u0302": "_hat", "\u0303": "_tilde", "\u0304": "_bar"}
+
+
+def short(text: str, most: int = 40) -> str:
+    """`text` in quotes for a message, cut where it is long."""
+    return repr(text if len(text) <= most else text[: most - 3] + "...")
+
+
+def name_problem(identifier: str) -> str:
+    """Why `identifier` cannot be the name of anything in a rule, as a sentence; empty where it can."""
+    if len(identifier) > MAX_NAME:
+        return f"the name {short(identifier)} has {len(identifier)} characters: use at most {MAX_NAME}"
+    if _NAME.fullmatch(identifier):
+        words = [part for part in identifier.split(".") if keyword.iskeyword(part)]
+        return f"{words[0]!r} is a word of Python: choose another name, such as {words[0] + '_'!r}" if words else ""
+    spelt = ascii_spelling(identifier)
+    hint = f", as in {spelt!r}" if spelt else ""
+    return f"{short(identifier)} is no name: use letters from a to z, digits and _{hint}"
+
+
+def ascii_spelling(identifier: str) -> str:
+    """The name spelt out in ASCII, `beta1` for `β1`; empty where that gives no name."""
+    parts = []
+    for letter in unicodedata.normalize("NFKD", identifier):
+        words = unicodedata.name(letter, "").split()
+        if letter.isascii():
+            parts.append(letter if letter.isalnum() else "_")
+        elif letter in _ACCENTS:
+            parts.append(_ACCENTS[letter])
+        elif words[1:3] == ["SMALL", "LETTER"] or words[1:3] == ["CAPITAL", "LETTER"]:
+            parts.append(words[-1].lower() if words[1] == "SMALL" else words[-1].capitalize())
+    spelt = "".join(parts).strip("_")
+    return spelt if _NAME.fullmatch(spelt) and not keyword.iskeyword(spelt) else ""
+
+
+def declared_problem(identifier: str) -> str:
+    """Why nothing may be declared under this name: it is none, or it has a meaning already; empty where it may."""
+    meaning = RESERVED.get(identifier) or RESULTS.get(identifier)
+    if meaning:
+        return f"{identifier!r} is {meaning}: choose another name"
+    return name_problem(identifier)

@@ -1,0 +1,145 @@
+"""Pieces of rule text that know where each of their characters stands, and what Python's grammar makes of them."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+
+from rulec.language.source import Source, Span, rule_error
+
+#: Longest step, in characters: a step is some lines of mathematics.
+MAX_TEXT = 100_000
+
+#: 1-based line and column of a character in its source.
+Position = tuple[int, int]
+
+#: How the characters of printed mathematics are typed.
+_TYPED = {
+    "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "²": "**2", "³": "**3", "√": "sqrt",
+    "≤": "<=", "≥": ">=", "≠": "!=", "∞": "inf", "⊙": "*",
+}  # fmt: skip
+
+#: What Python's parser says, and what is wrong in words of the rule language.
+_SAID = (
+    (r"was never closed", "this bracket is never closed"),
+    (r"does not match opening", "this bracket does not match the one it closes"),
+    (r"unmatched", "this bracket closes nothing"),
+    (r"unexpected indent", "this line is indented more than the one above it: align it, or write if above it"),
+    (r"expected an indented block", "a line indented under the if or else is missing"),
+    (r"unindent does not match", "this indentation matches no line above it"),
+    (r"unterminated", "this quote is never closed"),
+    (r"expected ':'", "a colon is missing here"),
+    (r"too many|maximum recursion", "this is nested too deeply: split it into named lines"),
+    (r"Exceeds the limit", "this number is longer than a float64 can hold"),
+    (r"decimal literal", "this is neither a number nor a name: write * to multiply"),
+    (r"leading zeros", "a number does not begin with 0: leave the zeros out"),
+    (r"cannot assign|cannot delete|assignment expression|illegal target", "only a name can stand before ="),
+)
+
+
+def default_positions(text: str) -> list[Position]:
+    """Where each character of a text, and its end, stands if the text is the whole source."""
+    positions, line, column = [], 1, 1
+    for character in text:
+        positions.append((line, column))
+        line, column = (line + 1, 1) if character == "\n" else (line, column + 1)
+    return [*positions, (line, column)]
+
+
+class Text:
+    """A piece of rule text and where it stands in its file: turns `ast` positions into places users can find."""
+
+    def __init__(self, text: str, source: Source, positions: Sequence[Position] | None = None) -> None:
+        """`positions` says where each character of the text stands in the source, and last where the text ends."""
+        self.text, self.source = text, source
+        self.positions = default_positions(text) if positions is None else positions
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(i + 1 for i, character in enumerate(self.text) if character == "\n")]
+
+    @property
+    def start(self) -> Span:
+        """The place of the first character that is not blank."""
+        return self._place(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
+
+    def stripped(self) -> Text:
+        """The text without what is blank before and after it."""
+        begin, end = len(self.text) - len(self.text.lstrip()), len(self.text.rstrip())
+        return Text(self.text[begin:end], self.source, self.positions[begin : max(begin, end) + 1])
+
+    def span(self, at: ast.AST) -> Span:
+        """The place of a parsed construct."""
+        return self._place(*self._range(at))
+
+    def piece(self, at: ast.AST) -> str:
+        """The text of a parsed construct."""
+        begin, end = self._range(at)
+        return self.text[begin:end]
+
+    def excerpt_of(self, at: ast.AST, most: int = 40) -> str:
+        """The text of a parsed construct for a message, cut where it is long."""
+        piece = " ".join(self.piece(at).split())
+        return piece if len(piece) <= most else piece[: most - 3] + "..."
+
+    def _range(self, at: ast.AST) -> tuple[int, int]:
+        begin = self._index(at.lineno, at.col_offset)  # type: ignore[attr-defined]
+        end = self._index(at.end_lineno, at.end_col_offset)  # type: ignore[attr-defined]
+        return begin, end
+
+    def _index(self, line: int, byte_offset: int) -> int:
+        """The index of 1-based `line` and 0-based UTF-8 offset within the text."""
+        begin = self._starts[line - 1]
+        content = self.text[begin : begin + byte_offset]
+        return begin + (byte_offset if content.isascii() else len(content.encode()[:byte_offset].decode()))
+
+    def _place(self, begin: int, end: int) -> Span:
+        begin = min(begin, len(self.positions) - 1)
+        line, column = self.positions[begin]
+        last_line, last_column = self.positions[max(begin, min(end, len(self.positions)) - 1)]
+        width = last_column - column + 1 if last_line == line else len(self.source.line(line)) - column + 1
+        return Span(self.source, line, column, max(1, width))
+
+    def parse(self) -> list[ast.stmt]:
+        """The statements of the text; what Python's grammar refuses is an error at its place."""
+        if len(self.text) > MAX_TEXT:
+            message = f"this text has {len(self.text)} characters, over the limit of {MAX_TEXT}"
+            raise rule_error(message, self._place(0, 1))
+        for index, character in enumerate(self.text):
+            if character == "\t":
+                raise rule_error("a tab: indent and separate with spaces", self._place(index, index + 1))
+            if character < " " and character != "\n":
+                raise rule_error(f"the character U+{ord(character):04X}: remove it", self._place(index, index + 1))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
+                return ast.parse(self.text).body
+        except SyntaxError as error:
+            raise self._refused(error) from None
+        except (RecursionError, MemoryError, UnicodeEncodeError) as error:
+            broken = isinstance(error, UnicodeEncodeError)
+            message = "this is not Unicode text" if broken else "this is nested too deeply: split it into named lines"
+            raise rule_error(message, self.start) from None
+
+    def _refused(self, error: SyntaxError) -> Exception:
+        """The error for text that Python's grammar refuses."""
+        line = min(error.lineno or 1, len(self._starts))
+        begin = min(self._starts[line - 1] + max(0, (error.offset or 1) - 1), len(self.text))
+        rest = self.text[begin:]
+        ended = not rest.partition("\n")[0].strip()
+        word = (re.match(r"\w+", rest) or [""])[0]
+        said = str(error.msg)
+        if "invalid character" in said or "non-printable" in said:
+            typed = _TYPED.get(rest[:1])
+            hint = f": write {typed}" if typed else ""
+            message = f"the character {rest[:1]!r} is not part of the rule language{hint}"
+        elif keyword.iskeyword(word) and word not in ("and", "or", "not", "if", "else"):
+            message = f"{word!r} is a word of Python and not part of the rule language"
+        else:
+            unknown = "something is missing at the end of this line" if ended else "this cannot be read"
+            message = next((ours for theirs, ours in _SAID if re.search(theirs, said)), unknown)
+        return rule_error(message, self._place(begin, begin + max(1, len(word))))

@@ -1,0 +1,243 @@
+"""The values that a rule written in Python is run with: arithmetic on them makes nodes."""
+
+from __future__ import annotations
+
+import contextvars
+import linecache
+import sys
+from collections.abc import Mapping
+from itertools import islice
+from numbers import Real
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from rulec.errors import RuleError
+from rulec.language import compose
+from rulec.language.functions import FUNCTIONS, CallError
+from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.rule import Assign, Hyper, Rule, State
+from rulec.language.source import Source, Span, did_you_mean, rule_error
+
+_LOGIC_HINT = "write rulec.math.where(condition, a, b), and logical_and, logical_or, logical_not for and, or, not"
+
+
+class Value:
+    """A value of a rule being traced: arithmetic on it makes nodes."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def _binary(self, op: Op, other: Any, swapped: bool = False) -> Value:
+        theirs = as_traced(other)
+        return Value(node(op, theirs, self.node) if swapped else node(op, self.node, theirs))
+
+    def __bool__(self) -> bool:
+        raise author_error(f"a traced value is neither true nor false: {_LOGIC_HINT}")
+
+    def _no_number(self, *_: Any) -> Any:
+        raise author_error(
+            "a traced value is not a number: use the functions of rulec.math, not those of math or numpy"
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _no_number
+
+    def _no_sequence(self, *_: Any) -> Any:
+        raise author_error("a traced value has no parts: a rule works on all elements at once")
+
+    __getitem__ = __setitem__ = __len__ = __iter__ = __contains__ = _no_sequence
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # Python and NumPy ask for these, and take no for an answer
+            raise AttributeError(attribute)
+        raise author_error(
+            f"a traced value has no attribute {attribute!r}: use arithmetic and the functions of rulec.math"
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Value:
+        op = _UFUNCS.get(ufunc)
+        if op is None or method != "__call__" or keywords:
+            ours = ufunc.__name__ if ufunc.__name__ in FUNCTIONS else None
+            hint = f"rulec.math.{ours}" if ours else "the functions of rulec.math"
+            raise author_error(f"numpy.{ufunc.__name__} cannot be traced: use {hint}")
+        return Value(node(op, *map(as_traced, inputs)))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
+        hint = f"rulec.math.{function.__name__}" if function.__name__ in FUNCTIONS else "the functions of rulec.math"
+        raise author_error(f"numpy.{function.__name__} cannot be traced: use {hint}")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> Value:
+        return Value(node(Op.NEG, self.node))
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return Value(node(Op.ABS, self.node))
+
+    def __invert__(self) -> Value:
+        return Value(node(Op.NOT, self.node))
+
+
+#: What NumPy's numbers call where they stand left of an operator.
+_UFUNCS: Mapping[Any, Op] = {
+    np.add: Op.ADD, np.subtract: Op.SUB, np.multiply: Op.MUL, np.divide: Op.DIV, np.power: Op.POW,
+    np.remainder: Op.MOD, np.floor_divide: Op.FLOORDIV, np.less: Op.LT, np.less_equal: Op.LE, np.greater: Op.GT,
+    np.greater_equal: Op.GE, np.equal: Op.EQ, np.not_equal: Op.NE,
+}  # fmt: skip
+
+
+def _define_operators() -> None:
+    """Gives Value every binary operator of the language, and its mirrored form."""
+    plain = {
+        "add": Op.ADD, "sub": Op.SUB, "mul": Op.MUL, "truediv": Op.DIV, "pow": Op.POW, "mod": Op.MOD,
+        "floordiv": Op.FLOORDIV, "matmul": Op.MATMUL, "and": Op.AND, "or": Op.OR,
+    }  # fmt: skip
+    compare = {"lt": Op.LT, "le": Op.LE, "gt": Op.GT, "ge": Op.GE, "eq": Op.EQ, "ne": Op.NE}
+    for word, op in {**plain, **compare}.items():
+        setattr(Value, f"__{word}__", lambda self, other, op=op: self._binary(op, other))
+    for word, op in plain.items():
+        setattr(Value, f"__r{word}__", lambda self, other, op=op: self._binary(op, other, swapped=True))
+
+
+_define_operators()
+
+
+def as_traced(value: Any) -> Node:
+    """The node of a traced value or of a plain number; RuleError at the author's line for anything else."""
+    if isinstance(value, Value):
+        return value.node
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        kind = type(value).__name__
+        raise author_error(f"a {kind} cannot be part of a rule: use numbers and the function's own arguments")
+    number = float(value)
+    if number != number:
+        raise author_error("NaN cannot be part of a rule: use numbers and the function's own arguments")
+    return const(number)
+
+
+def record(function: str, *args: Any, **keywords: Any) -> Value:
+    """The traced call of a function of the language."""
+    try:
+        return Value(FUNCTIONS[function](*map(as_traced, args), **keywords))
+    except CallError as error:
+        raise author_error(str(error)) from None
+
+
+def author_error(message: str) -> RuleError:
+    """The error at the place in the author's function that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("rulec", "numpy"):
+        frame = frame.f_back
+    if frame is None:
+        return RuleError(message)
+    code, line = frame.f_code, frame.f_lineno
+    text = linecache.getline(code.co_filename, line).rstrip("\n")
+    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None, None, None, None))
+    begin, end = len(text) - len(text.lstrip()), len(text)
+    if positions[0] == line and positions[2] is not None and text:
+        begin = len(text.encode()[: positions[2]].decode(errors="replace"))
+        if positions[1] == line and positions[3] is not None:
+            end = len(text.encode()[: positions[3]].decode(errors="replace"))
+    # Only the one line is kept: the source of a function may come from a notebook or a shell.
+    source = Source(code.co_filename, "\n" * (line - 1) + text)
+    return rule_error(message, Span(source, line, begin + 1, max(1, end - begin)))
+
+
+class Trace:
+    """What one run of the function does: the assignments of states so far, and the names of values.
+
+    A state that was read is the name `m#0`, after its first assignment `m#1`, and so on: an expression means the
+    same wherever it stands. `locals` are the names that the author, or a called rule, gave to values.
+    """
+
+    def __init__(self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper]) -> None:
+        self.rule_name = rule_name
+        self.state = dict(state)
+        self.hyper = dict(hyper)
+        self.inputs: dict[str, str] = {}
+        self.lines: list[tuple[str, Node]] = []
+        self.version: dict[str, int] = dict.fromkeys(state, 0)
+        self.locals: dict[Node, str] = {}
+        self.called: set[str] = set()
+
+    def read(self, state: str) -> Value:
+        """The state's value now."""
+        return Value(name(f"{state}#{self.version[state]}"))
+
+    def assign(self, state: str, value: Node) -> None:
+        """The state's new value."""
+        self.version[state] += 1
+        self.lines.append((f"{state}#{self.version[state]}", value))
+
+    def call(self, rule: Rule, value: Any) -> Value:
+        """The direction of `rule` for this input; its states become states of this rule under its name."""
+        prefix, count = rule.key, 2
+        while prefix in self.called:
+            prefix, count = f"{rule.key}{count}", count + 1
+        self.called.add(prefix)
+        self.hyper = compose.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
+        self.inputs = compose.unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
+        inner = compose.called_states(rule, prefix)
+        self.state.update(inner)
+        self.version.update(dict.fromkeys(inner, 0))
+        values: dict[str, Node] = {}
+        for line in compose.inline(rule, prefix, as_traced(value)):
+            if not isinstance(line, Assign):
+                raise author_error(f"{rule.name} branches, so it cannot be called from Python: write this rule in YAML")
+            self._inlined(line, values)
+        return Value(values[f"{prefix}.direction"])
+
+    def _inlined(self, line: Assign, values: dict[str, Node]) -> None:
+        states = {key: name(f"{key}#{version}") for key, version in self.version.items()}
+        value = compose.replace_names(line.value, {**states, **values})
+        if line.target in self.version:
+            self.assign(line.target, value)
+        else:
+            values[line.target] = value
+            if value.op.kind is not Kind.LEAF:
+                self.locals.setdefault(value, line.target)
+
+
+_current: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("rulec_trace", default=None)
+set_current, reset_current = _current.set, _current.reset
+
+
+class States:
+    """The `s` of a traced rule: attributes are its states."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, trace: Trace) -> None:
+        object.__setattr__(self, "_trace", trace)
+
+    def __getattr__(self, state: str) -> Value:
+        return _checked(self, state).read(state)
+
+    def __setattr__(self, state: str, value: Any) -> None:
+        _checked(self, state).assign(state, as_traced(value))
+
+
+def _checked(states: States, state: str) -> Trace:
+    """The trace behind `s`, where it has a state of this name."""
+    trace: Trace = object.__getattribute__(states, "_trace")
+    if state not in trace.version:
+        hint = did_you_mean(state, trace.version) or f": declare it as state=dict({state}=0)"
+        raise author_error(f"{trace.rule_name} has no state {state!r}{hint}")
+    return trace
+
+
+def call_rule(rule: Rule, value: Any) -> Any:
+    """The direction of `rule` for an input traced in another rule's function."""
+    trace = _current.get()
+    if trace is None:
+        raise RuleError(
+            f"{rule.name} can be called inside the function of another rule; to run it use "
+            f"rulec.array.Optimizer or rulec.torch.optimizer"
+        )
+    return trace.call(rule, value)
