@@ -1,0 +1,93 @@
+"""Timing by turns: every contender once a round, so that what the machine does meanwhile meets all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+#: A sample is at least this long, in seconds, made of as many calls as that takes.
+SHORTEST_SAMPLE = 2e-3
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call of each contender, round by round."""
+
+    seconds: Mapping[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """The median time of one call."""
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, above: str, below: str) -> float:
+        """The median time of one contender over that of another."""
+        return self.median(above) / self.median(below)
+
+    def quartiles(self, above: str, below: str) -> tuple[float, float]:
+        """The first and third quartile of the ratio within a round: how far it scatters."""
+        ratios = [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
+        if len(ratios) < 2:
+            return ratios[0], ratios[0]
+        first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
+        return first, third
+
+    def excess(self, above: str, below: str) -> float:
+        """The median, over the rounds, of how many seconds more one contender takes than another."""
+        pairs = zip(self.seconds[above], self.seconds[below], strict=True)
+        return statistics.median(a - b for a, b in pairs)
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, advance: Callable[[], object] = lambda: None
+) -> Times:
+    """Times every contender once a round, in an order that turns; two rounds before do not count.
+
+    Short ones are called several times for one sample. `advance` is called after each round. Garbage is collected
+    between rounds and never within one.
+    """
+    names = list(contenders)
+    calls = {name: _calls(contenders[name]) for name in names}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with _no_collection():
+        for number in range(-1, rounds):
+            turned = names[number % len(names) :] + names[: number % len(names)]
+            for name in turned:
+                seconds = _sample(contenders[name], calls[name])
+                if number >= 0:
+                    found[name].append(seconds)
+            gc.collect()
+            advance()
+    return Times(found)
+
+
+def _calls(contender: Callable[[], object]) -> int:
+    """How many calls make a sample; the calls made to find out are the first warm-up."""
+    contender()
+    count = 1
+    while True:
+        seconds = _sample(contender, count) * count
+        if seconds >= SHORTEST_SAMPLE:
+            return count
+        count = max(count + 1, min(10 * count, int(1.2 * count * SHORTEST_SAMPLE / max(seconds, 1e-9))))
+
+
+def _sample(contender: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        contender()
+    return (time.perf_counter() - begin) / calls
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

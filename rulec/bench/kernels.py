@@ -1,0 +1,126 @@
+"""Kernels by themselves: a rule's, and the one that moves the same bytes and computes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.backend import registry
+from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.protocol import Kernel, Rows
+from rulec.compiler.ir import Program
+from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
+from rulec.compiler.view import matrix_view
+
+Array = np.ndarray[Any, Any]
+
+#: The step that a kernel's scalars are those of: past the first, where some corrections are still at work.
+STEP = 10
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A rule's kernel and its limit kernel for one layout of the cpu backend."""
+
+    program: Program
+    layout: Layout
+    kernel: Kernel
+    limit: Kernel
+
+    @property
+    def state_names(self) -> list[str]:
+        """The states that kernels have pointers to, in order."""
+        return [b.name for b in kernel_buffers(self.program) if b.role == "state"]
+
+    def rows(self, count: int, shape: tuple[int, ...]) -> Rows:
+        """The scalar table for tensors of one group, all at step `STEP`, with default hyper-parameters."""
+        facts = {**matrix_view(shape, self.program.rule.view).facts, "machine_eps": 2.0**-23}
+        hyper = resolve_hyper(self.program.hyper, {}, facts["machine_eps"], self.program.name)
+        scalar = {s.buffer: self.program.buffer(s.buffer) for s in self.program.scalars.stores}
+        states = {n: evaluate_once(b.init, hyper, facts, {}) for n, b in scalar.items() if b.init is not None}
+        given = {k: np.float64(v) for k, v in facts.items()}
+        table, _ = ScalarTable(self.program.scalars).evaluate((1,), hyper, np.array([float(STEP)]), given, states)
+        return Rows(np.ascontiguousarray(table), np.zeros(count, np.int64))
+
+
+def pair(program: Program, layout: Layout) -> Pair:
+    """The kernel of an elementwise program on the cpu backend, and its limit; compiled or from the cache."""
+    backend = registry.usable("cpu")
+    kernel = backend.build(program, layout, backend.emit(program, layout))
+    return Pair(program, layout, kernel, _cpu("cpu").limit_kernel(program, layout))
+
+
+def _cpu(module: str) -> Any:
+    """A module of the cpu backend, beyond what the protocol of backends has."""
+    return importlib.import_module(f"rulec_backends.{module}")
+
+
+def bound(
+    kernel: Kernel, params: Sequence[Any], grads: Sequence[Any], states: Sequence[dict[str, Any]], rows: Rows
+) -> Callable[[], object]:
+    """A function that runs the kernel once over these tensors."""
+    call = kernel.bind(params, states)
+    return lambda: call(0, grads, rows)
+
+
+def as_storage(numbers: Array, dtype: str) -> Array:
+    """float32 numbers in a storage dtype; bfloat16, which NumPy does not have, as its bits in uint16."""
+    if dtype == "bfloat16":
+        return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return numbers.astype(dtype)
+
+
+class Pool:
+    """Arrays by name, made once and used for one rule after another, so that memory is asked for only once.
+
+    Contents are a tile of random numbers: parameters and gradients of both signs, states between 0.01 and 1.
+    """
+
+    def __init__(self, elements: int, seed: int = 0) -> None:
+        self.elements = elements
+        self._bytes: dict[str, Array] = {}
+        rng = np.random.default_rng(seed)
+        tile = min(elements, 1 << 16)
+        self._signed = rng.normal(size=tile).astype(np.float32)
+        self._positive = rng.uniform(0.01, 1.0, size=tile).astype(np.float32)
+
+    def array(self, name: str, dtype: str, positive: bool) -> Array:
+        """The array of that name, filled anew; arrays of one name share memory."""
+        tile = as_storage(self._positive if positive else self._signed, dtype)
+        size = self.elements * tile.itemsize
+        held = self._bytes.get(name)
+        if held is None or held.nbytes < size:
+            self._bytes[name] = held = np.empty(size, np.uint8)
+        array = held[:size].view(tile.dtype)
+        whole = self.elements // tile.size * tile.size
+        array[:whole].reshape(-1, tile.size)[...] = tile
+        array[whole:] = tile[: self.elements - whole]
+        return array
+
+    def tensors(self, kernels: Pair, prefix: str) -> tuple[list[Array], list[Array], list[dict[str, Array]]]:
+        """A parameter, a gradient and the states of one tensor, for a kernel's layout."""
+        states = {
+            name: self.array(f"{prefix} state {i}", kernels.layout.dtype(name), positive=True)
+            for i, name in enumerate(kernels.state_names)
+        }
+        param = self.array(f"{prefix} p", kernels.layout.dtype("p"), positive=False)
+        grad = self.array(f"{prefix} g", kernels.layout.dtype("g"), positive=False)
+        return [param], [grad], [states]
+
+
+def threads() -> int:
+    """How many threads a kernel runs on in this process."""
+    of_python, torch = _cpu("cpu_threads"), sys.modules.get("torch")
+    if torch is None or of_python.asked_for():
+        return int(of_python.thread_count())
+    return int(torch.get_num_threads())
+
+
+def hyper_defaults(program: Program) -> Mapping[str, float]:
+    """Every hyper-parameter's default."""
+    return resolve_hyper(program.hyper, {}, 2.0**-23, program.name)

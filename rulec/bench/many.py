@@ -1,0 +1,131 @@
+"""`rulec bench many`: many tensors at once, where what surrounds a kernel matters as much as the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import rulec
+from rulec.backend.layout import layout_for
+from rulec.bench.interleave import interleaved
+from rulec.bench.kernels import Pair, bound, pair, threads
+from rulec.bench.result import Result, Row
+
+#: (tensors, elements of each, how many times faster than torch's fused AdamW a step should be).
+SIZES = ((1000, 1000, 7.0), (300, 10_000, 3.0), (148, 84_000, 1.3), (1, 1000, 1.0))
+ROUNDS, QUICK_ROUNDS = 41, 5
+
+#: Of the limit's speed; seconds that a step may add to the kernel, for each tensor and for the step; how much more 500
+#: groups may cost than one.
+OF_LIMIT, PER_TENSOR, PER_STEP, GROUPS_COST = 0.9, 0.4e-6, 30e-6, 1.5
+GROUPS, GROUP_ELEMENTS = 500, 1000
+
+#: What is measured, one line of progress for each.
+PARTS = len(SIZES) + 1
+
+
+def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
+    """The measurement, with AdamW in float32; `advance` is called after every size."""
+    notes: list[str] = []
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    program = rulec.compile(rulec.load("adamw").standalone())
+    kernels = pair(program, layout_for(program, "float32"))
+    have_torch = _have_torch(notes)
+    rows: list[Row] = []
+    for count, elements, target in SIZES:
+        rows += _size(kernels, count, elements, target, rounds, have_torch)
+        advance()
+    if have_torch:
+        rows.append(_groups(rounds))
+    advance()
+    return Result("many", rows, quick, threads(), notes)
+
+
+def _have_torch(notes: list[str]) -> bool:
+    try:
+        from rulec.torch import AdamW  # noqa: F401
+    except ImportError as error:
+        notes.append(f"steps of rulec.torch are left out: {error}")
+        return False
+    return True
+
+
+def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, have_torch: bool) -> Iterator[Row]:
+    label = f"{count} tensors of {elements:,}"
+    contenders = {
+        "kernel": bound(kernels.kernel, *_arrays(kernels, count, elements), kernels.rows(count, (elements,))),
+        "limit": bound(kernels.limit, *_arrays(kernels, count, elements), kernels.rows(count, (elements,))),
+    }
+    if have_torch:
+        contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
+    times = interleaved(contenders, rounds)
+    seconds = {name: times.median(name) for name in contenders}
+    detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
+    yield Row(f"{label}: kernel, of the limit's speed", times.ratio("limit", "kernel"), OF_LIMIT, detail=detail)
+    if have_torch:
+        ratio, scatter = times.ratio("torch", "step"), times.quartiles("torch", "step")
+        what = f"{label}: step, times as fast as torch.optim.AdamW(fused=True)"
+        yield Row(what, ratio, target, detail={**seconds, "scatter": scatter})
+        yield _overhead(label, count, times.excess("step", "kernel"), seconds)
+
+
+def _overhead(label: str, count: int, added: float, seconds: dict[str, float]) -> Row:
+    """What a step adds to its kernel, against what a step and its tensors may add."""
+    allowed = PER_STEP + PER_TENSOR * count
+    detail = {**seconds, "per_tensor": added / count}
+    return Row(f"{label}: step, added to the kernel", added * 1e6, allowed * 1e6, "at most", "us", detail)
+
+
+def _arrays(kernels: Pair, count: int, elements: int) -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
+    """Parameters, gradients and states, each an array of its own."""
+    rng = np.random.default_rng(0)
+
+    def signed() -> Any:
+        return rng.normal(size=elements).astype(np.float32)
+
+    def positive() -> Any:
+        return rng.uniform(0.01, 1.0, size=elements).astype(np.float32)
+
+    states = [{name: positive() for name in kernels.state_names} for _ in range(count)]
+    return [signed() for _ in range(count)], [signed() for _ in range(count)], states
+
+
+def _tensors(count: int, elements: int) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.randn(elements, generator=generator).requires_grad_() for _ in range(count)]
+    for tensor in found:
+        tensor.grad = torch.randn(elements, generator=generator)
+    return found
+
+
+def _our_step(count: int, elements: int) -> Callable[[], object]:
+    import rulec.torch
+
+    step: Callable[[], object] = rulec.torch.AdamW(_tensors(count, elements)).step
+    return step
+
+
+def _torch_step(count: int, elements: int) -> Callable[[], object]:
+    import torch
+
+    return torch.optim.AdamW(_tensors(count, elements), fused=True).step
+
+
+def _groups(rounds: int) -> Row:
+    """As many groups as tensors, each with its own learning rate, against one group of them all."""
+    import rulec.torch
+
+    rates = np.geomspace(1e-5, 1e-3, GROUPS).tolist()
+    groups = [{"params": [t], "lr": lr} for t, lr in zip(_tensors(GROUPS, GROUP_ELEMENTS), rates, strict=True)]
+    contenders: dict[str, Callable[[], object]] = {
+        "groups": rulec.torch.AdamW(groups).step,
+        "one": rulec.torch.AdamW(_tensors(GROUPS, GROUP_ELEMENTS)).step,
+    }
+    times = interleaved(contenders, rounds)
+    detail = {name: times.median(name) for name in contenders} | {"scatter": times.quartiles("groups", "one")}
+    what = f"{GROUPS} groups of one tensor of {GROUP_ELEMENTS:,}, against one group: cost"
+    return Row(what, times.ratio("groups", "one"), GROUPS_COST, "at most", detail=detail)

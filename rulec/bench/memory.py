@@ -1,0 +1,145 @@
+"""`rulec bench memory`: what a step allocates beside parameters, gradients and state."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rulec.array import Optimizer
+from rulec.bench.kernels import threads
+from rulec.bench.resident import peak_growth
+from rulec.bench.result import Result, Row
+
+SMALL, LARGE = 100_000, 10_000_000
+RULE = "adamw"
+
+#: Bytes that a step may allocate for each parameter: none. Counters and interpreter objects are not exactly the same
+#: from step to step, so that less than a byte for a thousand parameters counts as none.
+PER_PARAMETER = 1e-3
+
+#: How many lines of progress there are.
+PARTS = 4
+
+
+def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
+    """The measurement, with AdamW in float32; `advance` is called after each part."""
+    large = LARGE // 10 if quick else LARGE
+    notes: list[str] = []
+    rows = [_arrays_step(large)]
+    advance()
+    rows.append(_arrays_state(large))
+    advance()
+    rows += _resident(large, notes)
+    advance()
+    rows += _torch(large, notes)
+    advance()
+    return Result("memory", rows, quick, threads(), notes)
+
+
+def _optimizer(elements: int) -> tuple[Optimizer, list[Any]]:
+    param = np.ones(elements, np.float32)
+    return Optimizer(RULE, [param]), [np.full(elements, 0.5, np.float32)]
+
+
+def _growth(cost: Callable[[int], float], large: int) -> tuple[float, dict[str, float]]:
+    """Bytes for each further parameter, from a small and a large tensor."""
+    small_bytes, large_bytes = cost(SMALL), cost(large)
+    detail = {"elements": [SMALL, large], "bytes": [small_bytes, large_bytes]}
+    return max(0.0, (large_bytes - small_bytes) / (large - SMALL)), detail  # type: ignore[return-value]
+
+
+def _arrays_step(large: int) -> Row:
+    """The peak of Python's and NumPy's allocations in a step that is not the first, above what was held before it."""
+
+    def cost(elements: int) -> float:
+        optimizer, grads = _optimizer(elements)
+        for _ in range(2):
+            optimizer.step(grads)
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            optimizer.step(grads)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return float(peak - before)
+
+    value, detail = _growth(cost, large)
+    return Row("arrays: bytes a step allocates for each parameter", value, PER_PARAMETER, "at most", "B", detail)
+
+
+def _arrays_state(large: int) -> Row:
+    """What an optimizer keeps: for AdamW two states of four bytes."""
+
+    def cost(elements: int) -> float:
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            optimizer, grads = _optimizer(elements)
+            optimizer.step(grads)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return float(held - before - 2 * grads[0].nbytes)
+
+    value, detail = _growth(cost, large)
+    return Row("arrays: bytes of state kept for each parameter", value, 8 + PER_PARAMETER, "at most", "B", detail)
+
+
+def _resident(large: int, notes: list[str]) -> list[Row]:
+    """The growth of the process's peak memory in a step: what no allocator tells of is in it too."""
+
+    def cost(elements: int) -> float:
+        optimizer, grads = _optimizer(elements)
+        for _ in range(2):
+            optimizer.step(grads)
+        return float(peak_growth(lambda: optimizer.step(grads)))
+
+    try:
+        value, detail = _growth(cost, large)
+    except OSError as error:
+        notes.append(f"the process's peak memory cannot be read here: {error.strerror}")
+        return []
+    # The system counts in pages and settles them late: a page for every 16,000 parameters is within that.
+    what = "arrays: growth of the process's peak memory in a step, for each parameter"
+    return [Row(what, value, 0.25, "at most", "B", detail)]
+
+
+def _torch(large: int, notes: list[str]) -> list[Row]:
+    """What torch's allocator gives out during a step, by torch's own profiler, beside torch's own optimizers."""
+    try:
+        import torch
+
+        from rulec.torch import AdamW
+    except ImportError as error:
+        notes.append(f"rulec.torch is left out: {error}")
+        return []
+    makers: dict[str, tuple[Any, float | None]] = {
+        "rulec.torch.AdamW": (AdamW, PER_PARAMETER),
+        "torch.optim.AdamW(foreach=True)": (lambda p: torch.optim.AdamW(p, foreach=True), None),
+    }
+    rows = []
+    for name, (make, target) in makers.items():
+        value, detail = _growth(partial(_torch_bytes, make), large)
+        rows.append(Row(f"{name}: bytes a step allocates for each parameter", value, target, "at most", "B", detail))
+    return rows
+
+
+def _torch_bytes(make: Callable[[list[Any]], Any], elements: int) -> float:
+    """Bytes that torch allocates in a step that is not the first."""
+    import torch
+
+    tensor = torch.ones(elements, requires_grad=True)
+    tensor.grad = torch.full((elements,), 0.5)
+    optimizer = make([tensor])
+    for _ in range(2):
+        optimizer.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        optimizer.step()
+    sizes = [e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return float(sum(size for size in sizes if size > 0))

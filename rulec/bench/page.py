@@ -1,0 +1,106 @@
+"""The manual's page of benchmark figures, made from the results in docs/benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rulec.bench.result import Result, Row, read_result
+from rulec.bench.suite import MEASUREMENTS
+from rulec.errors import RulecError
+
+_HEAD = """\
+# Benchmarks
+
+Every figure is measured by `rulec bench` and written here from its results; none is typed in. What is compared is timed
+by turns within one run, and medians are compared. Targets are those that the project set itself before measuring.
+
+The *limit* of a kernel is another kernel that reads and writes the same arrays and computes nothing.
+"""
+
+_NONE = """\
+No results are recorded. `rulec bench --json docs/benchmarks --page docs/benchmarks.md` measures, records and writes
+this page.
+"""
+
+#: What each measurement's section says before its table.
+_TEXT = {
+    "rules": "One tensor, far larger than the caches. `of the limit's speed` is the time of the limit over the time of "
+    "the kernel; `times as fast` is the time of torch's step over the time of the kernel.",
+    "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
+    "start": "Seconds in new processes.",
+    "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
+}
+
+
+def results_page(folder: Path) -> str:
+    """The page, as Markdown, of the results in a folder. RulecError where one is quick or is no result."""
+    results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
+    if not results:
+        return f"{_HEAD}\n{_NONE}"
+    return "\n".join([_HEAD, *(_section(result) for result in results)])
+
+
+def read(path: Path) -> Result:
+    """The result in a file, where its figures count; RulecError otherwise."""
+    result = read_result(path)
+    if result.quick:
+        raise RulecError(f"{path} was measured with --quick, which is no figure to publish: measure it again without")
+    return result
+
+
+def _section(result: Result) -> str:
+    missed = [row for row in result.rows if row.met is False]
+    judged = [row for row in result.rows if row.met is not None]
+    lines = [f"## {result.name}", "", _TEXT[result.name], "", _machine(result), ""]
+    lines += [f"- {note}" for note in result.notes] + ([""] if result.notes else [])
+    lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
+    lines += ["| figure | measured | target | met |", "|---|---:|---:|---|"]
+    lines += [f"| {row.what} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
+    return "\n".join([*lines, ""])
+
+
+def _machine(result: Result) -> str:
+    machine = result.machine
+    cache = machine["last_level_cache_bytes"]
+    parts = [machine["cpu"], f"{machine['cores']} cores"]
+    parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
+    parts += [f"{result.threads} threads", machine["system"]]
+    shown = ("python", "numpy", "numba", "torch")
+    versions = [f"{name} {machine['versions'][name]}" for name in shown if machine["versions"].get(name)]
+    command = f"rulec bench {result.name}"
+    return f"Measured on {result.measured}: {', '.join(parts)}; {', '.join(versions)}. Command: `{command}`."
+
+
+def figure(row: Row) -> str:
+    """A row's value as people read it, with its unit."""
+    size = abs(row.value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or size == 0 else 4
+    return f"{row.value:.{digits}f}" + (f" {row.unit}" if row.unit else "")
+
+
+def target(row: Row) -> str:
+    """A row's target in words; empty where there is none."""
+    if row.target is None:
+        return ""
+    return f"{row.sense} {row.target:g}" + (f" {row.unit}" if row.unit else "")
+
+
+def _met(row: Row) -> str:
+    return "" if row.met is None else "yes" if row.met else "**no**"
+
+
+def headline(folder: Path, what: Sequence[str]) -> str:
+    """Some rows, by their text, of the results in a folder as a Markdown table: for a README.
+
+    RulecError where a row is not among the results.
+    """
+    results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
+    rows = {row.what: (row, result.name) for result in results for row in result.rows}
+    lines = ["| figure | measured | target | command |", "|---|---:|---:|---|"]
+    for text in what:
+        if text not in rows:
+            raise RulecError(f"no result in {folder} has a row {text!r}: measure it, or name another")
+        row, name = rows[text]
+        lines.append(f"| {row.what} | {figure(row)} | {target(row)} | `rulec bench {name}` |")
+    return "\n".join(lines) + "\n"

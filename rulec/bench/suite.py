@@ -1,0 +1,53 @@
+"""The measurements by name, as `rulec bench` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rulec.bench.result import Result
+from rulec.errors import RulecError
+from rulec.language.source import did_you_mean
+
+#: What there is to measure, in the order of the manual's page, with one line about each.
+MEASUREMENTS: dict[str, str] = {
+    "rules": "every elementwise rule on one large tensor, against the memory's limit and torch",
+    "many": "many tensors at once, and many groups, with all that a step does around its kernel",
+    "start": "what importing costs, the first step of a process, and compiling",
+    "memory": "what a step allocates beside parameters, gradients and state",
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement ready to run: `run(advance)` calls `advance` after each of its `parts`."""
+
+    name: str
+    parts: int
+    run: Callable[[Callable[[], object]], Result]
+
+
+def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement:
+    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts `rules` to some.
+
+    RulecError for a name that is none of `MEASUREMENTS`.
+    """
+    if name == "rules":
+        from rulec.bench import rules
+
+        parts = len(rules.plan(only)) + len(rules.half_width(only))
+        return Measurement(name, parts, lambda advance: rules.measure(quick, only, advance))
+    if name == "many":
+        from rulec.bench import many
+
+        return Measurement(name, many.PARTS, lambda advance: many.measure(quick, advance))
+    if name == "start":
+        from rulec.bench import start
+
+        return Measurement(name, start.parts(), lambda advance: start.measure(quick, advance))
+    if name == "memory":
+        from rulec.bench import memory
+
+        return Measurement(name, memory.PARTS, lambda advance: memory.measure(quick, advance))
+    known = ", ".join(MEASUREMENTS)
+    raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")

@@ -1,0 +1,57 @@
+"""The memory a step moves: bytes per parameter that a program reads and writes, and what it would unfused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rulec.backend.layout import ITEM_SIZE, Layout
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Program
+from rulec.language.node import Kind, Node, Op, walk
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per parameter of one step. What is kept per row, tensor or group counts nothing beside them.
+
+    `read` and `written` have the bytes of each buffer, `read` once for every stage that reads it. `values` are the
+    operations done for each element, `unfused` the bytes that these would move one by one, each reading its operands
+    and writing its result.
+    """
+
+    read: dict[str, int]
+    written: dict[str, int]
+    state: dict[str, int]
+    values: int
+    stores: int
+    unfused: int
+
+    @property
+    def total(self) -> int:
+        """Bytes read and written."""
+        return sum(self.read.values()) + sum(self.written.values())
+
+
+def traffic(program: Program, layout: Layout) -> Traffic:
+    """The traffic of a program in a layout."""
+    inference = AxisInference(program)
+    wide = {b.name for b in program.buffers if {"i", "j"} <= set(b.axes.letters)}
+    size = {b: ITEM_SIZE[d] for b, d in layout.dtypes}
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    operations: list[Node] = []
+    for stage in program.stages:
+        order = list(walk(stage.roots))
+        for buffer in dict.fromkeys(str(n.arg) for n in order if n.op is Op.LOAD and n.arg in wide):
+            read[buffer] = read.get(buffer, 0) + size[buffer]
+        written.update({s.buffer: size[s.buffer] for s in stage.stores if s.buffer in wide})
+        operations += [n for n in order if n.op.kind is not Kind.LEAF and _is_wide(n, inference)]
+    item = ITEM_SIZE[layout.compute]
+    unfused = sum(item * (1 + sum(_is_wide(a, inference) for a in n.args)) for n in operations)
+    state = {b.name: size[b.name] for b in program.states if b.name in wide}
+    stores = sum(len(stage.stores) for stage in program.stages)
+    return Traffic(read, written, state, len(operations), stores, unfused)
+
+
+def _is_wide(value: Node, inference: AxisInference) -> bool:
+    return {"i", "j"} <= set(inference.axes(value).letters)

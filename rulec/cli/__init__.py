@@ -1,0 +1,13 @@
+"""The command line, one file per command.
+
+The files of commands import nothing heavy when they are imported: what a command needs, it imports when it runs.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Runs the command line with the arguments of this process, and ends the process."""
+    from rulec.cli.app import app
+
+    app()

@@ -1,0 +1,70 @@
+"""The application: the list of commands, and what becomes of errors.
+
+Exit codes: 0 done, 1 the command's answer is no (two rules differ, a backend cannot run), 2 a mistake in what was
+asked, in one sentence without a traceback. A defect of rulec ends in a traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rulec.cli import bench, cache, check, demo, diff, doctor, listing, new, schema, show, trace
+from rulec.cli.console import fail
+from rulec.errors import InternalError, RulecError
+
+DIFFERS, MISTAKE = 1, 2
+
+
+class Commands(TyperGroup):
+    """The commands, with rulec's own errors as one sentence on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InternalError:
+            raise
+        except RulecError as error:
+            fail(str(error))
+            raise typer.Exit(MISTAKE) from None
+
+
+app = typer.Typer(
+    name="rulec",
+    cls=Commands,
+    help="Compile optimizer rules, written as their mathematics, into fused kernels.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+app.command("list")(listing.list_rules)
+app.command("show")(show.show)
+app.command("check")(check.check)
+app.command("new")(new.new)
+app.command("trace")(trace.trace)
+app.command("diff")(diff.diff)
+app.command("bench")(bench.bench)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.command("schema")(schema.schema)
+app.add_typer(cache.app, name="cache")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rulec import __version__
+
+        typer.echo(f"rulec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Compile optimizer rules, written as their mathematics, into fused kernels."""

@@ -1,0 +1,111 @@
+"""What commands are given on the command line: rules, hyper-parameters, backends, dtypes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.errors import RulecError, RuleError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rulec.language.rule import Rule
+
+RULE_HELP = (
+    "A rule of the library (adamw), a rule file (my.yaml), a rule in a Python file (my.py:adam), "
+    "or some of these joined by ' + ' or ' >> '."
+)
+
+RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP)]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+BackendOption = Annotated[str, typer.Option("--backend", "-b", help="The backend: `rulec doctor` lists them.")]
+DtypeOption = Annotated[str, typer.Option(help="The dtype of parameters and gradients, and of states.")]
+HyperOption = Annotated[
+    list[str] | None, typer.Option("--hyper", metavar="NAME=NUMBER", help="A hyper-parameter; may be repeated.")
+]
+
+
+def find_rule(text: str) -> Rule:
+    """The rule that an argument names; `a >> b + c` is read as Python would. RuleError where there is none.
+
+    What is joined keeps the interop section of the one part that has any, so that it can still be compared.
+    """
+    from dataclasses import replace
+
+    parts = [[_one_rule(name.strip()) for name in re.split(r"\s\+\s", part)] for part in re.split(r"\s>>\s", text)]
+    joined = reduce(operator.rshift, (reduce(operator.add, summed) for summed in parts))
+    every = [rule for summed in parts for rule in summed]
+    sections = [rule.interop for rule in every if rule.interop]
+    return replace(joined, interop=sections[0]) if len(every) > 1 and len(sections) == 1 else joined
+
+
+def _one_rule(text: str) -> Rule:
+    from rulec.language.library import load
+
+    file, colon, name = text.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _python_rule(file, name)
+    if text.endswith(".py"):
+        return _python_rule(text, None)
+    return load(text)
+
+
+def _python_rule(file: str, name: str | None) -> Rule:
+    from pathlib import Path
+
+    from rulec.language.rule import Rule
+    from rulec.language.source import did_you_mean
+
+    found = {k: v for k, v in vars(_run_file(Path(file))).items() if isinstance(v, Rule)}
+    if name is not None:
+        if name not in found:
+            raise RuleError(f"{file} has no rule {name!r}{did_you_mean(name, found)}")
+        return found[name]
+    if len(found) != 1:
+        has = f"the rules {', '.join(found)}" if found else "no rule: decorate a function with @rulec.rule"
+        raise RuleError(f"{file} has {has}" + (f"; name one of them, {file}:{next(iter(found))}" if found else ""))
+    return next(iter(found.values()))
+
+
+def _run_file(path: Path) -> Any:
+    """The module of a Python file. The file runs: it is the user's own program."""
+    import importlib.util
+
+    if not path.is_file():
+        raise RuleError(f"there is no Python file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def numbers(given: Sequence[str] | None, option: str) -> dict[str, float]:
+    """`["lr=0.1"]` as `{"lr": 0.1}`; RulecError, naming the option, for anything else."""
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise RulecError(f"{option} {text!r} is not NAME=NUMBER, as in {option} lr=0.01")
+    return found
+
+
+def check_dtype(dtype: str) -> str:
+    """The same dtype; RulecError where no kernel stores it."""
+    from rulec.backend.layout import ITEM_SIZE
+    from rulec.language.source import did_you_mean
+
+    if dtype not in ITEM_SIZE:
+        raise RulecError(f"there is no dtype {dtype!r}{did_you_mean(dtype, ITEM_SIZE)}: use {', '.join(ITEM_SIZE)}")
+    return dtype

@@ -1,0 +1,91 @@
+"""`rulec bench`: measurements, and the figures of the manual."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rulec.cli.console import console, json_text, print_table, progress, write_text
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from rulec.bench.result import Result, Row
+
+
+def bench(
+    what: Annotated[
+        list[str] | None, typer.Argument(metavar="[WHAT]", help="rules, many, start, memory; all of them by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
+    rule: Annotated[list[str] | None, typer.Option(help="Restrict `rules` to this one; repeatable.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write results here: a .json file, or a folder, one file each.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the manual's page of the results in the --json folder here.")
+    ] = None,
+) -> None:
+    """Measure kernels, steps, start and memory: ratios within this run, against targets."""
+    from rulec.bench.suite import MEASUREMENTS, measurement
+
+    _check_paths(json, page)
+    _check_rules(rule)
+    chosen = [measurement(name, quick, rule or ()) for name in what or MEASUREMENTS]
+    results: list[Result] = []
+    for one in chosen:
+        with progress() as shown:
+            task = shown.add_task(one.name, total=one.parts)
+            results.append(one.run(partial(shown.advance, task)))
+        _print(results[-1])
+    if json is not None:
+        _write(results, json)
+    if page is not None and json is not None:
+        from rulec.bench.page import results_page
+
+        write_text(page, results_page(json))
+
+
+def _check_paths(json: Path | None, page: Path | None) -> None:
+    """Before an hour is spent on what cannot be written."""
+    if page is not None and (json is None or json.suffix == ".json"):
+        raise RulecError("--page needs the folder of the results: give --json FOLDER too")
+
+
+def _check_rules(names: list[str] | None) -> None:
+    from rulec.language.library import rules
+    from rulec.language.source import did_you_mean
+
+    for name in names or ():
+        if name not in rules():
+            raise RulecError(f"there is no library rule {name!r}{did_you_mean(name, rules())} (`rulec list`)")
+
+
+def _write(results: list[Result], path: Path) -> None:
+    if path.suffix == ".json":
+        data = [result.data() for result in results]
+        write_text(path, json_text(data[0] if len(data) == 1 else data) + "\n")
+        return
+    for result in results:
+        write_text(path / f"{result.name}.json", json_text(result.data()) + "\n")
+
+
+def _print(result: Result) -> None:
+    from rulec.bench.page import figure, target
+
+    quick = " (quick: these figures do not count)" if result.quick else ""
+    out = console()
+    out.print(f"{result.name}, {result.threads} threads{quick}", style="bold")
+    for note in result.notes:
+        out.print(f"  {note}", markup=False)
+    rows = [[row.what, figure(row), target(row), _mark(row)] for row in result.rows]
+    print_table(("figure", "measured", "target", ""), rows, right=("measured", "target"))
+    out.print()
+
+
+def _mark(row: Row) -> str:
+    if row.met is None:
+        return ""
+    return "[green]met[/]" if row.met else "[red]missed[/]"

@@ -1,0 +1,147 @@
+"""`rulec check`: whether a rule is right, what it costs, and how exact it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
+from rulec.cli.console import print_json, progress
+from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
+
+if TYPE_CHECKING:
+    from rulec.compiler.ir import Program
+    from rulec.language.rule import Rule
+
+#: The tensors whose programs are shown: rules may treat matrices and vectors differently.
+_SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
+
+
+def check(
+    rule: RuleArgument,
+    dtype: DtypeOption = "float32",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="The backend to hold against the oracle.")] = "cpu",
+    hyper: HyperOption = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
+    json: JsonFlag = False,
+) -> None:
+    """Check a rule: is it valid, what does a step move and keep, what was hoisted and fused, how exact is it?"""
+    from rulec.runtime.engine import default_hyper
+
+    found = find_rule(rule)
+    values = default_hyper(found, numbers(hyper, "--hyper"))
+    programs = {str(shape): _program_facts(found, shape, check_dtype(dtype)) for shape in _SHAPES}
+    exact = _oracle(found, values, dtype, backend, steps)
+    report = {"rule": found.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+
+
+def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The programs' facts, those of equal programs once, with the shapes they are for."""
+    found: list[dict[str, Any]] = []
+    for shape, facts in programs.items():
+        same = next((f for f in found if {**f, "shapes": 0} == {**facts, "shapes": 0}), None)
+        if same is None:
+            found.append({**facts, "shapes": [shape]})
+        else:
+            same["shapes"].append(shape)
+    return found
+
+
+def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
+    from rulec.backend.layout import layout_for
+    from rulec.bench.traffic import traffic
+    from rulec.compiler.pipeline import compile
+    from rulec.compiler.reference import route
+    from rulec.compiler.view import matrix_view
+    from rulec.language.text import expression_text
+
+    routed, _ = route(rule, shape, set())
+    program = compile(routed, matrix_view(shape, routed.view).facts)
+    moved = traffic(program, layout_for(program, dtype))
+    narrow = {b.name: routed.state[b.name].per for b in program.states if b.name not in moved.state}
+    return {
+        "rule": routed.name,
+        "scope": scope(program),
+        "stages": len(program.stages),
+        "bytes_read": moved.read,
+        "bytes_written": moved.written,
+        "state_bytes": moved.state,
+        "narrow_states": narrow,
+        "hoisted": {c.name: expression_text(c.value) for c in program.scalars.columns},
+        "scalar_states": {s.buffer: expression_text(s.value) for s in program.scalars.stores},
+        "operations": moved.values,
+        "stores": moved.stores,
+        "bytes_moved": moved.total,
+        "bytes_unfused": moved.unfused,
+    }
+
+
+def scope(program: Program) -> str:
+    """How far one element's update looks: `elementwise`, or over its `tensor`, its `group`, the whole `model`."""
+    reduced = [r.axes.letters for stage in program.stages for r in (*stage.reduces, *stage.matrix)]
+    if any("k" not in letters for letters in reduced):
+        return "model"
+    if any("n" not in letters for letters in reduced):
+        return "group"
+    return "tensor" if reduced else "elementwise"
+
+
+def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> dict[str, Any]:
+    """The exactness of the reference and of the backend, in ulps, or why it was not found."""
+    from rulec.compare.oracle import exactness
+    from rulec.compare.trial import Trial
+
+    sides: list[dict[str, Any]] = []
+    with progress() as shown:
+        for name, trial in ((None, Trial("float64", steps)), (backend, Trial(dtype, steps))):
+            task = shown.add_task(f"{name or 'reference'} against 50 digits", total=steps)
+            try:
+                found = exactness(rule, hyper, trial, name, partial(shown.advance, task))
+            except (RuleError, BackendUnsupported, BackendUnavailable) as error:
+                sides.append({"side": name or "reference", "dtype": dtype if name else "float64", "reason": str(error)})
+            else:
+                sides.append({"side": found.side, "dtype": found.dtype, "ulps": found.ulps})
+    return {"steps": steps, "sides": sides}
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    print(f"{report['rule']} is a valid rule")
+    for facts in report["programs"]:
+        if len(report["programs"]) > 1 or facts["rule"] != report["rule"]:
+            print(f"for tensors of shape {' and '.join(facts['shapes'])}, by {facts['rule']}:")
+        _print_program(facts, report["dtype"])
+    oracle = report["oracle"]
+    print(f"  {'exactness':<11}{oracle['steps']} steps against 50 digits, largest distance in ulps")
+    for side in oracle["sides"]:
+        ulps = ", ".join(f"{name} {value:.1f}" for name, value in side.get("ulps", {}).items())
+        print(f"{'':13}{side['side']} in {side['dtype']}: {ulps or 'not run, ' + side['reason']}")
+
+
+def _print_program(facts: Mapping[str, Any], dtype: str) -> None:
+    stages = f"{facts['stages']} stage{'s' if facts['stages'] > 1 else ''}"
+    _line("scope", f"{facts['scope']}, {stages}")
+    _line("reads", f"{_bytes(facts['bytes_read'])} for each {dtype} parameter")
+    _line("writes", _bytes(facts["bytes_written"]))
+    narrow = "".join(f", {name} per {per}" for name, per in facts["narrow_states"].items())
+    _line("state", _bytes(facts["state_bytes"]) + narrow)
+    scalars = {**facts["hoisted"], **{f"store {k}": v for k, v in facts["scalar_states"].items()}}
+    _line("hoisted", f"{len(scalars)} scalars, in float64 once for each group and t" if scalars else "nothing")
+    for name, text in scalars.items():
+        print(f"{'':13}{name}" + (f" = {text}" if name != text else ""))
+    saved = f"{facts['bytes_moved']} bytes moved; one at a time they would move {facts['bytes_unfused']}"
+    _line("fused", f"{facts['operations']} operations and {facts['stores']} stores, {saved}")
+
+
+def _line(title: str, text: str) -> None:
+    print(f"  {title:<11}{text}")
+
+
+def _bytes(buffers: Mapping[str, int]) -> str:
+    return f"{sum(buffers.values())} bytes" + (f" ({', '.join(buffers)})" if buffers else "")

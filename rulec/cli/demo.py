@@ -1,0 +1,115 @@
+"""`rulec demo`: a new rule, from its text to a trained model."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.cli.arguments import JsonFlag
+from rulec.cli.console import console, print_json, print_source, print_table, progress, write_text
+
+if TYPE_CHECKING:
+    from rulec.demo.training import Curve
+    from rulec.demo.update import Update
+    from rulec.language.rule import Rule
+
+#: What both rules train with.
+_LR, EPOCHS = 1e-3, 15
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for rule, kernel and picture.")] = Path("rulec-demo"),
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = EPOCHS,
+    json: JsonFlag = False,
+) -> None:
+    """Author a rule that is not in the library, compile it, train a network on handwritten digits, draw the losses."""
+    from rulec.demo import digits
+    from rulec.demo.rule import TEXT
+    from rulec.demo.update import compare_update
+
+    data = digits.load()
+    path = out / "wary_adam.yaml"
+    write_text(path, TEXT)
+    rule, source, seconds = _compile(path)
+    write_text(out / "wary_adam_kernel.py", source)
+    if not json:
+        _show(path, source, seconds)
+    curves = _train(rule, data, epochs)
+    update = compare_update(rule, {"lr": _LR}, rounds=21)
+    picture = _plot(curves, out)
+    if json:
+        print_json(_data(path, picture, seconds, curves, update))
+    else:
+        _print(curves, update, picture)
+
+
+def _compile(path: Path) -> tuple[Rule, str, float]:
+    """The rule, its kernel's source, and the seconds until the kernel is ready: compiled, or from the cache."""
+    from rulec.backend import registry
+    from rulec.backend.layout import layout_for
+    from rulec.compiler.pipeline import compile
+    from rulec.language.library import load
+
+    backend = registry.usable("cpu")
+    begin = time.perf_counter()
+    rule = load(path)
+    program = compile(rule)
+    layout = layout_for(program, "float32")
+    source = backend.emit(program, layout)
+    backend.build(program, layout, source)
+    return rule, source, time.perf_counter() - begin
+
+
+def _train(rule: Rule, data: Any, epochs: int) -> list[Curve]:
+    from rulec.demo.training import train
+    from rulec.language.library import load
+
+    curves = []
+    with progress() as shown:
+        for chosen in (rule, load("adamw")):
+            task = shown.add_task(f"training with {chosen.name}", total=epochs)
+            curves.append(train(chosen, data, epochs, {"lr": _LR}, partial(shown.advance, task)))
+    return curves
+
+
+def _plot(curves: list[Curve], out: Path) -> Path:
+    from rulec.demo.plot import plot
+
+    picture = out / "losses.png"
+    plot(curves, picture)
+    return picture
+
+
+def _show(path: Path, source: str, seconds: float) -> None:
+    out = console()
+    out.print(f"A rule that is not in the library, {path}:", style="bold")
+    print_source(path.read_text(encoding="utf-8"), "yaml")
+    out.print(f"\nIts kernel for float32 on the cpu, ready after {seconds:.2f} s:", style="bold")
+    print_source(source, "python")
+
+
+def _print(curves: list[Curve], update: Update, picture: Path) -> None:
+    out = console()
+    out.print("\nA multilayer perceptron on scikit-learn's handwritten digits:", style="bold")
+    rows = [[c.rule, f"{c.training[-1]:.4f}", f"{c.test[-1]:.4f}", f"{c.accuracy:.1%}"] for c in curves]
+    figures = ("training loss", "test loss", "test accuracy")
+    print_table(("rule", *figures), rows, right=figures)
+    out.print(f"\nOne update of its {update.parameters:,} parameters, medians by turns in this run:", style="bold")
+    out.print(f"  rulec          {update.fused * 1e6:8.0f} us")
+    out.print(f"  unfused NumPy  {update.unfused * 1e6:8.0f} us, {update.unfused / update.fused:.1f} times as long")
+    out.print(f"  largest difference between them after 10 steps: {update.largest_difference:.1e}")
+    out.print(f"\nThe losses are drawn in {picture}")
+
+
+def _data(path: Path, picture: Path, seconds: float, curves: list[Curve], update: Update) -> dict[str, Any]:
+    return {
+        "rule_file": str(path), "picture": str(picture), "compile_seconds": seconds,
+        "training": {
+            c.rule: {"training_loss": c.training, "test_loss": c.test, "test_accuracy": c.accuracy} for c in curves
+        },
+        "update": vars(update),
+    }  # fmt: skip

@@ -1,0 +1,172 @@
+"""`rulec diff`: where a rule and another implementation part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, numbers
+from rulec.cli.console import print_json, progress
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from rulec.compare.difference import Differences
+    from rulec.compare.sides import Array, Side
+    from rulec.compare.trial import Trial
+    from rulec.language.rule import Rule
+
+
+def diff(
+    rule: RuleArgument,
+    against: Annotated[
+        str,
+        typer.Option(metavar="THEIRS", help="torch.optim.NAdam, optax.nadam, package.module:Class, or another rule."),
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 25,
+    hyper: HyperOption = None,
+    theirs: Annotated[
+        list[str] | None, typer.Option("--theirs", metavar="KEYWORD=VALUE", help="A keyword of theirs; repeatable.")
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option("--backend", "-b", help="How ours runs: a backend or `reference`; cpu where it can by default."),
+    ] = "",
+    dtype: DtypeOption = "float64",
+    tolerance: Annotated[
+        float | None, typer.Option(help="Differences up to this are rounding, in parts of a tensor's largest value.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Run a rule beside another implementation: the largest difference, and the first step and value that part.
+
+    Exit code 0 where they agree, 1 where they differ.
+    """
+    from rulec.compare.difference import TOLERANCE, compare, order_of_values
+    from rulec.compare.trial import Trial
+    from rulec.runtime.engine import default_hyper
+
+    if dtype not in TOLERANCE:
+        raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
+    ours, trial = find_rule(rule), Trial(dtype, steps, seed=seed)
+    values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
+    allowed = TOLERANCE[dtype] if tolerance is None else tolerance
+    other = _theirs(against, ours, values, keywords(theirs))
+    mine = _ours(ours, values, backend)
+    with progress() as shown:
+        task = shown.add_task(f"{ours.name} beside {against}", total=steps)
+        sides = mine(trial.params), other.start(trial.params)
+        order = order_of_values(ours.standalone())
+        found = compare(*sides, trial, order, allowed, other.states, lambda: shown.advance(task))
+    report = _report(ours, other, found, allowed, trial)
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+    if found.first is not None:
+        raise typer.Exit(1)
+
+
+def keywords(given: Sequence[str] | None) -> dict[str, Any]:
+    """`["betas=0.9,0.99", "amsgrad=true"]` as `{"betas": (0.9, 0.99), "amsgrad": True}`; RulecError otherwise."""
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise RulecError(f"--theirs {text!r} is not KEYWORD=VALUE, as in --theirs weight_decay=0.1")
+        found[name] = tuple(map(_value, value.split(","))) if "," in value else _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, none, or else the text itself."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@dataclass(frozen=True)
+class _Theirs:
+    """The other side: how to start it and how it is constructed in words, its names for our states, and our
+    hyper-parameters that it was not given."""
+
+    start: Callable[[list[Array]], Side]
+    call: str
+    states: Mapping[str, str]
+    left_out: Sequence[str]
+
+
+def _theirs(against: str, rule: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> _Theirs:
+    if _is_rule(against):
+        return _other_rule(against, rule, hyper, given)
+    from rulec.compare.target import find_target
+
+    target = find_target(against, rule, hyper, given)
+    return _Theirs(target.start, target.call, target.states, target.left_out)
+
+
+def _is_rule(text: str) -> bool:
+    from rulec.language.library import rules
+
+    names = {*rules(), *(name.rpartition("/")[2] for name in rules())}
+    joined = " + " in text or " >> " in text
+    return joined or text in names or text.endswith((".yaml", ".yml", ".py")) or ".py:" in text
+
+
+def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> _Theirs:
+    from rulec.compare.sides import ReferenceSide
+    from rulec.runtime.engine import default_hyper
+
+    rule = find_rule(text).standalone()
+    values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in rule.hyper}, **given})
+    call = f"{rule.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
+    states = {name: name for name in ours.state if name in rule.state}
+    left_out = [name for name in hyper if name not in rule.hyper]
+    return _Theirs(lambda params: ReferenceSide(rule, params, values), call, states, left_out)
+
+
+def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[list[Array]], Side]:
+    from rulec.compare.sides import BackendSide, ReferenceSide
+    from rulec.compiler.pipeline import compile
+
+    plain = rule.applies_to is None and rule.skip is None and not rule.inputs
+    chosen = backend or ("cpu" if plain and compile(rule).elementwise else "reference")
+    if chosen == "reference":
+        return lambda params: ReferenceSide(rule, params, hyper)
+    return lambda params: BackendSide(rule, params, hyper, chosen)
+
+
+def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
+    first = found.first
+    missing = [name for name in rule.state if name not in found.largest]
+    return {
+        "rule": rule.name, "theirs": theirs.call, "dtype": trial.dtype, "steps": trial.steps, "tolerance": tolerance,
+        "equal": first is None, "largest": found.largest,
+        "first": None if first is None else vars(first),
+        "not_compared": missing, "not_given": list(theirs.left_out),
+    }  # fmt: skip
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    print(f"{report['rule']} beside {report['theirs']}: {report['steps']} steps in {report['dtype']}")
+    for name, value in report["largest"].items():
+        print(f"  {name:<12} largest difference {value:.1e}")
+    if report["not_compared"]:
+        print(f"  not compared, because no state of theirs matches: {', '.join(report['not_compared'])}")
+    if report["not_given"]:
+        print(f"  not given to theirs, which has no such keyword: {', '.join(report['not_given'])}")
+    first = report["first"]
+    if first is None:
+        print(f"they agree within {report['tolerance']:.1e} of each tensor's largest value")
+        return
+    where = f"{first['value']} of tensor {first['tensor']}, element {list(first['element'])}"
+    print(f"they part at step {first['step']}, first in {where}: {first['ours']!r} here, {first['theirs']!r} there")

@@ -1,0 +1,100 @@
+"""`rulec new`: the beginning of a rule."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rulec.cli.arguments import JsonFlag
+from rulec.cli.console import print_json, write_text
+from rulec.errors import RulecError
+
+_YAML = """\
+name: {title}
+summary: One sentence that says what is new about it.
+paper:
+  title: "Title of the paper"
+  authors: "First Author, Second Author"
+  year: {year}
+  url: "https://arxiv.org/abs/0000.00000"
+# Ranges of well-known names are built in; others are given: alpha: {{default: 0.5, min: 0, below: 1}}
+hyper: {{lr: 1e-3, beta: 0.9}}
+# What is kept of every parameter, and its first value.
+state: {{m: 0}}
+# g is the gradient, p the parameter, t counts the updates from 1. It ends with p = p - lr*direction.
+step: |
+  m = beta*m + (1 - beta)*g
+  m_hat = m / (1 - beta**t)
+  direction = m_hat
+# Other libraries' names for the same things; `rulec diff` reads them.
+# interop:
+#   torch: {{class: {title}, args: {{betas: [beta]}}, state: {{m: exp_avg}}}}
+"""
+
+_PYTHON = '''\
+"""{title}: one sentence that says what is new about it."""
+
+import rulec
+
+
+@rulec.rule(
+    name="{title}",
+    state=dict(m=0),
+    paper=dict(title="Title of the paper", authors="First Author, Second Author", year={year}),
+)
+def {key}(g, t, s, *, lr=1e-3, beta=0.9):
+    """One sentence that says what is new about it."""
+    s.m = beta*s.m + (1 - beta)*g
+    m_hat = s.m / (1 - beta**t)
+    return m_hat
+'''
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The rule's name, as in my_rule or MyRule.")],
+    python: Annotated[bool, typer.Option("--python", help="Write a Python function instead of YAML.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+    json: JsonFlag = False,
+) -> None:
+    """Write the beginning of a rule: a running one, to be changed."""
+    key, title = rule_names(name)
+    path = folder / f"{key}{'.py' if python else '.yaml'}"
+    if path.exists():
+        raise RulecError(f"{path} exists already: choose another name, or remove it")
+    write_text(path, scaffold(key, title, python))
+    argument = str(path) if folder.is_absolute() or folder != Path() else path.name
+    steps = [
+        f"rulec check {argument}",
+        f"rulec show {argument}",
+        f"rulec diff {argument} --against package.module:Class --theirs lr=0.001",
+    ]
+    if json:
+        print_json({"path": str(path), "next": steps})
+        return
+    print(f"{path} is written. Change it, then:")
+    print(f"  {steps[0]}      what it costs, and how exact it is")
+    print(f"  {steps[1]}       its kernel")
+    print(f"  {steps[2]}")
+    print("      whether it agrees with an implementation that is not yours")
+
+
+def rule_names(name: str) -> tuple[str, str]:
+    """The file's name and the rule's: `MyRule` and `my_rule` both give `("my_rule", "MyRule")`.
+
+    RulecError for what is no name.
+    """
+    if not re.fullmatch(r"[A-Za-z]\w*", name):
+        raise RulecError(f"{name!r} is not a name for a rule: use letters, digits and _, as in my_rule")
+    key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    title = name if name != name.lower() else "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return key, title
+
+
+def scaffold(key: str, title: str, python: bool) -> str:
+    """The text of a new rule."""
+    from datetime import date
+
+    return (_PYTHON if python else _YAML).format(key=key, title=title, year=date.today().year)

@@ -1,0 +1,58 @@
+"""`rulec show`: what rulec makes of a rule, for any backend, on any machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rulec.cli.arguments import BackendOption, DtypeOption, JsonFlag, RuleArgument, check_dtype, find_rule
+from rulec.cli.console import print_json, print_source
+
+if TYPE_CHECKING:
+    from rulec.language.rule import Rule
+
+
+def show(
+    rule: RuleArgument,
+    backend: BackendOption = "cpu",
+    dtype: DtypeOption = "float32",
+    state_dtype: Annotated[str, typer.Option(help="The dtype of states, where it is another.")] = "",
+    passes: Annotated[bool, typer.Option("--passes", help="Show the program after each pass instead.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
+    yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show the kernel that a rule becomes, or its passes, its mathematics, its rule file."""
+    found = find_rule(rule)
+    if passes:
+        kind, text, language = "passes", _passes(found), "python"
+    elif latex:
+        kind, text, language = "latex", found.latex(), "latex"
+    elif yaml:
+        kind, text, language = "yaml", found.to_yaml(), "yaml"
+    else:
+        kind, text, language = "source", _source(found, backend, check_dtype(dtype), state_dtype), "python"
+    if json:
+        print_json({"rule": found.name, "kind": kind, "backend": backend if kind == "source" else None, "text": text})
+    else:
+        print_source(text, language)
+
+
+def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
+    from rulec.backend import registry
+    from rulec.backend.layout import layout_for
+    from rulec.compiler.pipeline import compile
+
+    program = compile(rule)
+    states = dict.fromkeys((b.name for b in program.states), check_dtype(state_dtype)) if state_dtype else {}
+    return registry.get(backend).emit(program, layout_for(program, dtype, states=states))
+
+
+def _passes(rule: Rule) -> str:
+    from rulec.compiler.pipeline import DEFAULT_FACTS, passes
+    from rulec.compiler.show import program_text
+
+    static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+    made = passes(rule, DEFAULT_FACTS, static)
+    return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in made)

@@ -1,0 +1,116 @@
+"""`rulec trace`: what every line of a step gives, in the reference and beside it in a backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
+from rulec.cli.console import console, print_json
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rulec.compare.lines import TracedStep
+    from rulec.compare.sides import Array
+    from rulec.language.rule import Rule
+
+
+def trace(
+    rule: RuleArgument,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 3,
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="The backend beside the reference; `none` for the reference alone.")
+    ] = "cpu",
+    dtype: DtypeOption = "float32",
+    shape: Annotated[str, typer.Option(help="The tensor's shape, as in 3 or 2x4.")] = "3",
+    hyper: HyperOption = None,
+    seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Show every line's value for a small tensor: the float64 reference, the backend beside it, and their distance."""
+    from rulec.compare import lines
+    from rulec.compare.trial import Trial
+    from rulec.runtime.engine import default_hyper
+
+    found, extent = find_rule(rule), read_shape(shape)
+    values = default_hyper(found, numbers(hyper, "--hyper"))
+    trial = Trial(check_dtype(dtype), steps, (extent,), seed)
+    beside = None if backend == "none" else _side(found, backend)
+    kept = lines.keep_lines(found, extent)
+    traced = lines.trace(kept, values, trial.params[0], [g[0] for g in trial.gradients()], beside)
+    if json:
+        print_json(_data(found, trial.params[0], traced, beside, dtype))
+    else:
+        _print(trial.params[0], traced, beside, dtype)
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """`2x4` as `(2, 4)`; RulecError for anything else, and for more numbers than anyone reads."""
+    parts = text.lower().split("x")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise RulecError(f"--shape {text!r} is no shape: write 3 or 2x4")
+    shape = tuple(int(part) for part in parts)
+    count = 1
+    for extent in shape:
+        count *= extent
+    if count > 64:
+        raise RulecError(f"--shape {text} has {count} elements, more than the 64 that a trace shows")
+    return shape
+
+
+def _side(rule: Rule, backend: str) -> str | None:
+    """The backend where it runs such a rule; the reference alone for what it does not yet run."""
+    from rulec.backend import registry
+    from rulec.compiler.pipeline import compile
+
+    registry.usable(backend)
+    plain = rule.applies_to is None and rule.skip is None and not rule.inputs
+    return backend if plain and compile(rule).elementwise else None
+
+
+def _data(rule: Rule, start: Array, traced: Sequence[TracedStep], backend: str | None, dtype: str) -> dict[str, Any]:
+    return {
+        "rule": rule.name, "backend": backend, "dtype": dtype, "p": start.astype(float).tolist(),
+        "steps": [
+            {
+                "g": step.gradient.astype(float).tolist(),
+                "lines": [
+                    {
+                        "line": v.line.text, "target": v.line.target, "reference": v.reference.tolist(),
+                        "backend": None if v.backend is None else v.backend.astype(float).tolist(),
+                        "ulps": None if v.ulps(dtype) is None else v.ulps(dtype),
+                    }
+                    for v in step.values
+                ],
+            }
+            for step in traced
+        ],
+    }  # fmt: skip
+
+
+def _print(start: Array, traced: Sequence[TracedStep], backend: str | None, dtype: str) -> None:
+    out = console()
+    out.print(f"p = {_numbers(start)}", markup=False)
+    seen = False
+    for number, step in enumerate(traced, 1):
+        out.print(f"\nstep {number}", style="bold")
+        out.print(f"  g = {_numbers(step.gradient)}", markup=False)
+        for value in step.values:
+            ulps = value.ulps(dtype)
+            first = bool(ulps) and not seen
+            seen = seen or first
+            style = "yellow" if first else None
+            out.print(f"  {value.line.text}", style=style, markup=False)
+            out.print(f"      reference  {_numbers(value.reference, value.line.narrow)}", style="dim", markup=False)
+            if value.backend is not None and ulps is not None:
+                mark = "  <- the first difference" if first else ""
+                shown = _numbers(value.backend, value.line.narrow)
+                out.print(f"      {backend:<9}  {shown}  {ulps:.1f} ulp{mark}", style=style, markup=False)
+
+
+def _numbers(values: Array, narrow: bool = False) -> str:
+    flat = values.astype(float).reshape(-1)
+    return " ".join(f"{x:>15.9g}" for x in (flat[:1] if narrow else flat))

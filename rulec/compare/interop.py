@@ -1,0 +1,77 @@
+"""What another library calls the same rule: their keywords for our hyper-parameters, their keys for our states.
+
+Where a rule has an interop section (rules/README.md) it is followed; else keywords are matched by name as well as
+they can be, and what found no place is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.language.rule import Rule
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Keywords to construct theirs with, their key for states of ours, and our hyper-parameters without a place."""
+
+    keywords: Mapping[str, Any]
+    states: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+def entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
+    """The entries of a rule's interop section for a library, `torch` or `optax`."""
+    section = rule.interop.get(package, [])
+    return list(section) if isinstance(section, list) else [section]
+
+
+def entry_for(rule: Rule, package: str, called: str) -> Mapping[str, Any]:
+    """The entry for their class or function of that name; empty where the rule has none."""
+    found = (e for e in entries(rule, package) if e.get("class", e.get("function")) == called)
+    return next(found, {})
+
+
+def translate(
+    hyper: Mapping[str, float], target: Any, entry: Mapping[str, Any], given: Mapping[str, Any]
+) -> Translation:
+    """How to construct `target`, their class or function, for these values of our hyper-parameters.
+
+    `entry` is the rule's interop entry for it, or empty; `given` are keywords of theirs that override.
+    """
+    parameters = inspect.signature(target).parameters
+    keywords = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
+    used: set[str] = set()
+    for keyword, ours in _names(parameters, hyper, entry).items():
+        names = ours if isinstance(ours, list) else [ours]
+        if all(name in hyper for name in names):
+            keywords[keyword] = tuple(hyper[n] for n in names) if isinstance(ours, list) else hyper[ours]
+            used.update(names)
+    left_out = tuple(name for name in hyper if name not in used)
+    return Translation({**keywords, **given}, entry.get("state", {}), left_out)
+
+
+def _names(
+    parameters: Mapping[str, inspect.Parameter], hyper: Iterable[str], entry: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keyword of theirs: the hyper-parameter of ours, or a list of them where theirs is a tuple."""
+    told = dict(entry.get("args", {}))
+    taken = {name for value in told.values() for name in (value if isinstance(value, list) else [value])}
+    found: dict[str, Any] = {}
+    betas = [name for name in hyper if re.fullmatch(r"beta\d*", name)]
+    for keyword, parameter in parameters.items():
+        numbered = re.fullmatch(r"b(\d)", keyword)
+        if keyword in hyper:
+            found[keyword] = keyword
+        elif keyword == "learning_rate":
+            found[keyword] = "lr"
+        elif keyword == "betas":
+            wanted = len(parameter.default) if isinstance(parameter.default, tuple) else len(betas)
+            found[keyword] = betas[:wanted]
+        elif numbered:
+            found[keyword] = f"beta{numbered[1]}"
+    return {k: v for k, v in found.items() if not isinstance(v, str) or v not in taken} | told

@@ -1,0 +1,129 @@
+"""What every line of a step gives: the rule with a state added for each line, which keeps that line's value.
+
+So any backend shows its lines by the means it has anyway, stores, and the values are those of its own arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rulec.compare.sides import Array, BackendSide, Hyper, ReferenceSide, Side
+from rulec.compare.ulps import largest_ulps
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import COLS, ROWS, Axes
+from rulec.compiler.lower import lower
+from rulec.compiler.pipeline import DEFAULT_FACTS
+from rulec.language.node import Node, Op, const, name, rewrite
+from rulec.language.rule import Assign, Branch, Rule, State, Statement
+from rulec.language.text import expression_text
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a step: what it assigns, its text, and the state that keeps its value.
+
+    `narrow` says that all elements have one value, as a bias correction.
+    """
+
+    target: str
+    text: str
+    state: str
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A rule with its lines kept in states, and these lines in the order they run."""
+
+    rule: Rule
+    lines: tuple[Line, ...]
+
+
+def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
+    """The rule whose extra states keep the value of every line that runs for a tensor of this shape."""
+    from rulec.compiler.view import matrix_view
+
+    rule = rule.standalone()
+    prefix = "line"
+    while any(key.startswith(prefix) for key in rule.state):
+        prefix += "_"
+    lines: list[Line] = []
+    step = _with_copies(rule.step, prefix, lines)
+    kept = {line.state: State(const(0)) for line in lines}
+    facts = {**DEFAULT_FACTS, **matrix_view(shape, rule.view).facts}
+    static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+    program = lower(replace(rule, step=step, state={**rule.state, **kept}), facts, static)
+    inference = AxisInference(program)
+    axes = {s.buffer: inference.axes(s.value) for stage in program.stages for s in stage.stores if s.buffer in kept}
+    states = {key: _state(found) for key, found in axes.items()}
+    ran = [replace(line, narrow=not set("bij") & set(axes[line.state].letters)) for line in lines if line.state in axes]
+    return Lines(replace(rule, step=step, state={**rule.state, **states}), tuple(ran))
+
+
+def _with_copies(step: Sequence[Statement], prefix: str, lines: list[Line]) -> tuple[Statement, ...]:
+    """The statements, each assignment followed by a copy of what it assigned into a state of its own."""
+    found: list[Statement] = []
+    for statement in step:
+        if isinstance(statement, Branch):
+            then = _with_copies(statement.then, prefix, lines)
+            otherwise = _with_copies(statement.otherwise, prefix, lines)
+            found.append(replace(statement, then=then, otherwise=otherwise))
+            continue
+        text = f"{statement.target} = {expression_text(statement.value)}"
+        lines.append(Line(statement.target, text, f"{prefix}{len(lines)}"))
+        found += [statement, Assign(lines[-1].state, name(statement.target))]
+    return tuple(found)
+
+
+def _state(axes: Axes) -> State:
+    """A state that holds a value of these axes: of the parameter's shape, or of a low-rank value's own."""
+    rows, cols = axes.rows or ROWS, axes.cols or COLS
+    if rows is ROWS and cols is COLS:
+        return State(const(0))
+    return State(const(0), shape=(_as_text(rows), _as_text(cols)))
+
+
+def _as_text(extent: Node) -> Node:
+    """An extent of the compiler's as the expression an author would write."""
+    return rewrite([extent], lambda n: name(str(n.arg)) if n.op in (Op.FACT, Op.HYPER) else n)[0]
+
+
+@dataclass(frozen=True)
+class LineValue:
+    """What one line gave in one step: by the reference, and by a backend where one ran."""
+
+    line: Line
+    reference: Array
+    backend: Array | None
+
+    def ulps(self, dtype: str) -> float | None:
+        """The largest distance of an element, in ulps of the reference's value; None where no backend ran."""
+        if self.backend is None:
+            return None
+        return largest_ulps(self.backend, self.reference, dtype)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One step of a trace: its gradient, and the value of every line."""
+
+    gradient: Array
+    values: tuple[LineValue, ...]
+
+
+def trace(
+    kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None
+) -> tuple[TracedStep, ...]:
+    """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named."""
+    sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
+    if backend is not None:
+        sides.append(BackendSide(kept.rule, [param.copy()], hyper, backend))
+    steps = []
+    for grad in grads:
+        for side in sides:
+            side.step([grad.copy()])
+        found = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
+        values = [LineValue(line, *(f[line.state] for f in found), *[None] * (2 - len(found))) for line in kept.lines]
+        steps.append(TracedStep(grad, tuple(values)))
+    return tuple(steps)

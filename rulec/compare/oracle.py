@@ -1,0 +1,70 @@
+"""How exact a side is: its largest distance, in units in the last place, from the same rule in 50 digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.compare.sides import Array, BackendSide, Hyper, ReferenceSide, Side
+from rulec.compare.trial import Trial
+from rulec.compare.ulps import ulp
+from rulec.language.arithmetic import mpmath_context
+from rulec.language.rule import Rule
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """The largest distance of each value from the oracle over all steps, in ulps of `dtype`.
+
+    An ulp is that of the largest magnitude the element has had so far, so that a value near zero after a
+    cancellation is not measured by its own smallness. Infinite where one side alone is not finite.
+    """
+
+    side: str
+    dtype: str
+    ulps: dict[str, float]
+
+
+def exactness(
+    rule: Rule, hyper: Hyper, trial: Trial, backend: str | None = None, advance: Callable[[], Any] = lambda: None
+) -> Exactness:
+    """The exactness of a backend, or of the float64 reference where none is named.
+
+    `advance` is called after each step. Raises RuleError for a function that has no 50-digit form.
+    """
+    side: Side = (
+        ReferenceSide(rule, trial.params, hyper) if backend is None else BackendSide(rule, trial.params, hyper, backend)
+    )
+    dtype = "float64" if backend is None else trial.dtype
+    oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
+    ulps: dict[str, float] = {}
+    largest: dict[tuple[str, int], Array] = {}
+    for grads in trial.gradients():
+        side.step(grads)
+        oracle.step(grads)
+        for tensor, (mine, exact) in enumerate(zip(side.values(), oracle.values(), strict=True)):
+            for name in mine.keys() & exact.keys():
+                expected = np.asarray(exact[name])
+                key = (name, tensor)
+                size = np.abs(expected.astype(np.float64))
+                largest[key] = np.fmax(largest.get(key, 0.0), size)
+                distance = _distance(mine[name].astype(np.float64), expected) / ulp(largest[key], dtype)
+                ulps[name] = max(ulps.get(name, 0.0), float(np.max(distance, initial=0.0)))
+        advance()
+    return Exactness(side.name, dtype, {name: ulps[name] for name in (*rule.state, "p") if name in ulps})
+
+
+def _distance(values: Array, exact: Array) -> Array:
+    """`|values - exact|`, the subtraction in 50 digits."""
+    mp = mpmath_context()
+
+    def apart(a: float, b: Any) -> float:
+        finite = np.isfinite(a), bool(mp.isfinite(b))
+        if not all(finite):
+            return 0.0 if str(a) == str(float(b)) else np.inf
+        return float(abs(mp.mpf(a) - b))
+
+    return np.asarray(np.vectorize(apart, otypes=[float])(values, exact.reshape(values.shape)))

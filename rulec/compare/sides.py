@@ -1,0 +1,143 @@
+"""The sides of a comparison: our rule through a backend or the reference, and other libraries' optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.errors import RulecError
+from rulec.language.rule import Rule
+
+Array = np.ndarray[Any, Any]
+Hyper = Mapping[str, Any]
+
+
+class Side(Protocol):
+    """One side: it owns its parameters, and gradients move them."""
+
+    name: str
+
+    def step(self, grads: Sequence[Array]) -> None:
+        """One update of every tensor."""
+        ...
+
+    def values(self) -> list[dict[str, Array]]:
+        """For each tensor its parameter as `p`, and its states by this side's own names."""
+        ...
+
+
+class BackendSide:
+    """A rule of ours on arrays, through a backend."""
+
+    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> None:
+        from rulec.array.optimizer import Optimizer
+
+        self.name = backend
+        self.arrays = list(params)
+        self.optimizer = Optimizer(rule, self.arrays, backend=backend, **hyper)
+
+    def step(self, grads: Sequence[Array]) -> None:
+        self.optimizer.step(list(grads))
+
+    def values(self) -> list[dict[str, Array]]:
+        states = [self.optimizer.state(name) for name in self.optimizer.names]
+        return [
+            {"p": p, **{k: v for k, v in s.items() if k != "step"}} for p, s in zip(self.arrays, states, strict=True)
+        ]
+
+
+class ReferenceSide:
+    """A rule of ours as its formulas say: in float64, or in 50 digits where `arithmetic` is "mpmath"."""
+
+    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64") -> None:
+        from rulec.compiler.reference import ReferenceOptimizer
+
+        if rule.inputs:
+            raise RulecError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
+        self.name = "reference" if arithmetic == "float64" else arithmetic
+        self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], hyper, arithmetic)
+
+    def step(self, grads: Sequence[Array]) -> None:
+        self.optimizer.step([g.astype(np.float64) for g in grads])
+
+    def values(self) -> list[dict[str, Array]]:
+        return [{"p": p, **self.optimizer.state(i)} for i, p in enumerate(self.optimizer.params)]
+
+
+class TorchSide:
+    """An optimizer class of torch's kind; its states have their own names."""
+
+    def __init__(self, kind: Any, keywords: Mapping[str, Any], params: Sequence[Array]) -> None:
+        import torch
+
+        self.name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
+        self.optimizer = kind(self.tensors, **keywords)
+
+    def step(self, grads: Sequence[Array]) -> None:
+        import torch
+
+        for tensor, grad in zip(self.tensors, grads, strict=True):
+            tensor.grad = torch.tensor(grad)
+        self.optimizer.step()
+
+    def values(self) -> list[dict[str, Array]]:
+        found = []
+        for tensor in self.tensors:
+            kept = {k: v for k, v in self.optimizer.state[tensor].items() if v is not None and k != "step"}
+            arrays = {k: v.detach().numpy() if hasattr(v, "detach") else np.asarray(v) for k, v in kept.items()}
+            found.append({"p": tensor.detach().numpy(), **arrays})
+        return found
+
+
+class OptaxSide:
+    """An optax transformation, `make(**keywords)`; its states have their own names."""
+
+    def __init__(
+        self, name: str, make: Callable[..., Any], keywords: Mapping[str, Any], params: Sequence[Array]
+    ) -> None:
+        import jax
+
+        self.name = name
+        with _wide():
+            self.now = [jax.numpy.asarray(p) for p in params]
+            self.transformation = make(**keywords)
+            if not (hasattr(self.transformation, "init") and hasattr(self.transformation, "update")):
+                raise RulecError(f"{name} does not make an optax transformation")
+            self.kept = self.transformation.init(self.now)
+
+    def step(self, grads: Sequence[Array]) -> None:
+        import jax
+        import optax  # type: ignore[import-untyped]
+
+        with _wide():
+            given = [jax.numpy.asarray(g) for g in grads]
+            updates, self.kept = self.transformation.update(given, self.kept, self.now)
+            self.now = optax.apply_updates(self.now, updates)
+
+    def values(self) -> list[dict[str, Array]]:
+        fields = {k: v for k, v in _fields(self.kept) if isinstance(v, list)}
+        return [
+            {"p": np.asarray(p), **{k: np.asarray(v[i]) for k, v in fields.items()}} for i, p in enumerate(self.now)
+        ]
+
+
+def _wide() -> AbstractContextManager[Any]:
+    """JAX with float64, for the block alone."""
+    import jax
+
+    found: AbstractContextManager[Any] = jax.enable_x64(True)
+    return found
+
+
+def _fields(kept: Any) -> Iterator[tuple[str, Any]]:
+    """Every field in a nest of named tuples, by name."""
+    if isinstance(kept, tuple):
+        for name, part in zip(getattr(kept, "_fields", [""] * len(kept)), kept, strict=True):
+            if isinstance(part, tuple):
+                yield from _fields(part)
+            else:
+                yield name, part

@@ -1,0 +1,89 @@
+"""What a rule is compared against, by name: a class or function of another library, or another rule."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.compare.interop import entry_for, translate
+from rulec.compare.sides import Array, OptaxSide, Side, TorchSide
+from rulec.errors import RulecError
+from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
+
+
+def resolve(text: str) -> Any:
+    """The object that `package.module.Name` or `package.module:Name` names; RulecError where there is none."""
+    module_name, _, attribute = text.partition(":") if ":" in text else text.rpartition(".")
+    if not module_name or not attribute:
+        raise RulecError(f"{text!r} names nothing to compare with: write torch.optim.Adam, optax.adam or module:Class")
+    found, rest = _import(module_name, text)
+    for name in [*rest, *attribute.split(".")]:
+        if not hasattr(found, name):
+            near = did_you_mean(name, [n for n in dir(found) if not n.startswith("_")])
+            raise RulecError(f"{getattr(found, '__name__', found)!s} has no {name!r}{near}")
+        found = getattr(found, name)
+    return found
+
+
+def _import(name: str, text: str) -> tuple[Any, list[str]]:
+    """The longest part of a dotted name that is a module, and the attributes that remain."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            return importlib.import_module(".".join(parts[:count])), parts[count:]
+        except ModuleNotFoundError as error:
+            # A module that exists and lacks one of its own requirements is another mistake.
+            if error.name is None or not ".".join(parts[:count]).startswith(error.name):
+                raise RulecError(f"{text} cannot be imported: {error}") from None
+    raise RulecError(f"{text} cannot be imported: there is no module {parts[0]!r} here")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Another library's optimizer, made for the hyper-parameters of a rule of ours."""
+
+    name: str
+    kind: Any
+    package: str
+    keywords: Mapping[str, Any]
+    states: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+    @property
+    def call(self) -> str:
+        """How it is constructed, for people to read."""
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.keywords.items())})"
+
+    def start(self, params: Sequence[Array]) -> Side:
+        """The side that runs it; RulecError where it does not take its keywords."""
+        try:
+            if self.package == "torch":
+                return TorchSide(self.kind, self.keywords, params)
+            return OptaxSide(self.name, self.kind, self.keywords, params)
+        except (TypeError, ValueError) as error:
+            raise RulecError(f"{self.call} cannot be made: {error}") from error
+
+
+def find_target(text: str, rule: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> Target:
+    """The optimizer that `text` names, with its keywords for `hyper`; `given` are keywords of theirs that override.
+
+    RulecError where it is neither a torch.optim.Optimizer class nor an optax function.
+    """
+    kind = resolve(text)
+    package = _package(text, kind)
+    called = text.replace(":", ".").removeprefix("torch.optim." if package == "torch" else "optax.")
+    translated = translate(hyper, kind, entry_for(rule, package, called), given)
+    return Target(text, kind, package, translated.keywords, translated.states, translated.left_out)
+
+
+def _package(text: str, kind: Any) -> str:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        return "torch"
+    if "optax" in sys.modules and callable(kind) and not isinstance(kind, type):
+        return "optax"
+    raise RulecError(f"{text} is neither a torch.optim.Optimizer class nor an optax function, nor a rule")

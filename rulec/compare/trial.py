@@ -1,0 +1,55 @@
+"""The numbers that two sides of a comparison are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rulec.array.arrays import numpy_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Parameters and gradients, the same numbers in every dtype that can hold them.
+
+    Gradients have both signs, sizes over three decades, and zeros here and there. `shapes` has a matrix and a vector
+    by default, so that rules that treat these differently show both.
+    """
+
+    dtype: str = "float64"
+    steps: int = 25
+    shapes: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
+    seed: int = 0
+
+    @cached_property
+    def _numbers(self) -> tuple[list[Array], list[list[Array]]]:
+        rng = np.random.default_rng(self.seed)
+        params = [self._cast(rng.normal(size=shape)) for shape in self.shapes]
+        grads = [[self._cast(self._gradient(rng, shape)) for shape in self.shapes] for _ in range(self.steps)]
+        return params, grads
+
+    @staticmethod
+    def _gradient(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        drawn = rng.normal(size=shape) * 10 ** rng.uniform(-2, 1, size=shape)
+        return np.where(rng.random(size=shape) < 0.1, 0.0, drawn)
+
+    def _cast(self, numbers: Array) -> Array:
+        # Through bfloat16's 8 bits, so that every dtype starts from the same numbers.
+        short = (np.asarray(numbers, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return np.asarray(short, dtype=numpy_dtype(self.dtype))
+
+    @property
+    def params(self) -> list[Array]:
+        """The parameters at the start: copies."""
+        return [p.copy() for p in self._numbers[0]]
+
+    def gradients(self) -> Iterator[list[Array]]:
+        """The gradients of each step: copies."""
+        for grads in self._numbers[1]:
+            yield [g.copy() for g in grads]
