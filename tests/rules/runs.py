@@ -35,7 +35,8 @@ class OurRun:
 
     def __init__(self, rule: rulec.Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> None:
         self.arrays = [p.copy() for p in params]
-        self.optimizer = Optimizer(rule, self.arrays, backend=backend, **hyper)
+        settings: dict[str, Any] = {**hyper, "backend": backend}
+        self.optimizer = Optimizer(rule, self.arrays, **settings)
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
         for name, value in hyper.items():
@@ -44,6 +45,11 @@ class OurRun:
 
     def params(self) -> list[Array]:
         return [p.copy() for p in self.arrays]
+
+    def state(self, index: int) -> dict[str, Array]:
+        """The states of the parameter of that index."""
+        stored = self.optimizer.state(self.optimizer.names[index])
+        return {name: np.array(value) for name, value in stored.items() if name != "step"}
 
 
 class OracleRun:
@@ -120,9 +126,12 @@ class TorchRun:
     def params(self) -> list[Array]:
         return [tensor.detach().numpy().copy() for tensor in self.tensors]
 
-    def state(self, index: int) -> dict[str, Any]:
+    def state(self, index: int) -> dict[str, Array]:
         """What it stores for the parameter of that index."""
-        return dict(self.optimizer.state[self.tensors[index]])
+        stored = self.optimizer.state[self.tensors[index]]
+        return {
+            key: torch.as_tensor(value).detach().numpy().copy() for key, value in stored.items() if value is not None
+        }
 
 
 class OptaxRun:
@@ -147,3 +156,9 @@ class OptaxRun:
 
     def params(self) -> list[Array]:
         return [np.array(p) for p in self.now]
+
+    def state(self, index: int) -> dict[str, Array]:
+        """What it stores for the parameter of that index: fields that are lists, one item for each parameter."""
+        parts = jax.tree.leaves(self.optax_state, is_leaf=lambda part: hasattr(part, "_asdict"))
+        fields = {k: v for part in parts if hasattr(part, "_asdict") for k, v in part._asdict().items()}
+        return {name: np.array(value[index]) for name, value in fields.items() if isinstance(value, list)}
