@@ -32,6 +32,11 @@ class Block:
     adjacent: bool
     varies: bool
 
+    @property
+    def shortened(self) -> bool:
+        """Whether lines were left out of it by hand."""
+        return any(line.strip() == "..." for line in self.text.splitlines())
+
 
 def pages() -> list[Path]:
     """README.md and every page of the manual."""

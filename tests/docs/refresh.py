@@ -1,6 +1,7 @@
 """Makes the manual's outputs and tables anew: `python -m tests.docs.refresh [PAGE ...]`.
 
-Outputs that still agree stay as they are, elisions included; read what changed before committing it.
+Outputs that still agree stay as they are, and so do those that are shortened: what they would be is printed. Read what
+changed before committing it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ def refreshed(path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             for outcome in PageRun(path.stem, Path(folder)).run(blocks(text)):
-                if not outcome.agrees:
+                if outcome.agrees:
+                    continue
+                if outcome.shown is not None and outcome.shown.shortened:
+                    place = f"{path.relative_to(ROOT)}:{outcome.shown.first + 1}"
+                    print(f"{place}: shortened by hand, and prints now\n{outcome.printed}", file=sys.stderr)
+                else:
                     outputs[outcome.shown or outcome.block] = outcome.printed
         except AssertionError as error:
             print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
