@@ -18,11 +18,12 @@ from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.view import MatrixView, matrix_view
-from rulec.errors import HyperError, InternalError, RuleError
+from rulec.errors import HyperError, InternalError, RuleError, TensorError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.library import load
-from rulec.language.node import Kind, Node, Op, rewrite, walk
+from rulec.language.node import Kind, Node, Op, const, rewrite, walk
 from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
 
 Array = np.ndarray[Any, Any]
 
@@ -78,8 +79,10 @@ class Run:
     def __init__(
         self, program: Program, tensors: Sequence[Tensor], hyper: Sequence[Mapping[str, float]], how: Arithmetic,
         shared: dict[tuple[str, Key], Array], gradients: Mapping[int, Array], seed: int = 0,
+        inputs: Mapping[tuple[str, Key], Array] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.tensors, self.hyper, self.how = program, list(tensors), hyper, how
+        self.inputs = inputs or {}
         self.shared, self.gradients, self.seed = shared, gradients, seed
         self.inference = AxisInference(program)
         self.values: dict[tuple[Node, Key], Any] = {}
@@ -87,8 +90,8 @@ class Run:
         self.columns: dict[tuple[int, Key], Any] = {}
         self.by_index = {t.index: t for t in self.tensors}
 
-    def execute(self) -> None:
-        """Every stage in order; then the stores, all at once."""
+    def execute(self) -> set[int]:
+        """Every stage in order; then the stores, all at once. Gives the tensors whose step was skipped."""
         columns = [c.value for c in self.program.scalars.columns]
         pending = self._stores(self.program.scalars.stores)
         for index, column in enumerate(columns):
@@ -97,8 +100,17 @@ class Run:
                 self.columns[index, key] = self.values[column, key]
         for stage in self.program.stages:
             pending += self._stage(stage)
+        skipped = self._skipped()
         for buffer, key, value in pending:
             self._write(buffer, key, value)
+        return skipped
+
+    def _skipped(self) -> set[int]:
+        skip = self.program.skip
+        if skip is None:
+            return set()
+        self._evaluate([skip])
+        return {t.index for t in self.tensors if bool(np.all(self._get(skip, t.index, "kn")))}
 
     def _stage(self, stage: Stage) -> list[tuple[str, Key, Any]]:
         for result in (*stage.reduces, *stage.matrix):
@@ -200,6 +212,8 @@ class Run:
     def _load(self, buffer: str, key: Key) -> Any:
         if (buffer, key) in self.shared:
             return self.shared[buffer, key]
+        if self.program.buffer(buffer).role == "input":
+            return self.inputs[buffer, key]
         tensor = self.by_index[key]  # type: ignore[index]
         if buffer == "p":
             return tensor.value
@@ -213,13 +227,14 @@ class Run:
         combine: Any = {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[
             value.op
         ]
+        start = self.how.array({Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}[value.op])[()]
         total: Any = None
         for part in self._keys(have):
             if not self._belongs(part, have, key, keep):
                 continue
             x = np.asarray(self.values[operand, part])
             for axis in axes:
-                x = combine.reduce(x, axis=axis, keepdims=True) if x.ndim == 3 else x
+                x = combine.reduce(x, axis=axis, keepdims=True, initial=start) if x.ndim == 3 else x
             total = x if total is None else combine(total, x)
         return total.reshape(()) if "n" in removed and np.ndim(total) == 3 else total
 
@@ -288,6 +303,7 @@ class ReferenceOptimizer:
     ) -> None:  # fmt: skip
         self.how = _arithmetic(arithmetic)
         given = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
+        self.rule = rule
         self.seed = seed
         group_of = list(groups or [0] * len(params))
         words = list(tags or [set()] * len(params))
@@ -296,12 +312,16 @@ class ReferenceOptimizer:
         routes: dict[str, tuple[Rule, list[Mapping[str, float]]]] = {}
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
-            routed, bindings = route(rule, np.shape(param), words[index])
-            key = routed.name
-            routes.setdefault(key, (routed.standalone(), [_own(g, routed, bindings) for g in given]))
+            routed = route(rule, np.shape(param), words[index])
+            key = "" if routed is rule else routed.name
+            routes.setdefault(key, (routed.standalone(), [_own(g, routed) for g in given]))
             view = matrix_view(np.shape(param), routed.view)
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
             self._add(index, *routes[key])
+        known = {key for routed, _ in routes.values() for key in routed.hyper} | set(rule.standalone().hyper)
+        for key in (key for group in given for key in group):
+            if key not in known:
+                raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
 
     def _add(self, index: int, rule: Rule, given: list[Mapping[str, float]]) -> None:
         tensor = self.tensors[index]
@@ -310,8 +330,6 @@ class ReferenceOptimizer:
         program = compile(rule, tensor.view.facts, static)
         part = self._parts.setdefault(id(program), _Part(program, hyper))
         part.tensors.append(tensor)
-        for buffer in program.states:
-            self._initialise(part, tensor, buffer.name)
 
     def _initialise(self, part: _Part, tensor: Tensor, state: str) -> None:
         buffer = part.program.buffer(state)
@@ -337,12 +355,22 @@ class ReferenceOptimizer:
         return [t.view.tensor(t.value) for t in self.tensors]
 
     def state(self, index: int) -> dict[str, Array]:
-        """The states of one parameter now; those of its shape in its shape."""
+        """The states of one parameter now; those of its shape in its shape. Empty before its first gradient."""
         tensor = self.tensors[index]
         return {k: tensor.view.tensor(v) if v.shape == tensor.value.shape else v for k, v in tensor.states.items()}
 
-    def step(self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None) -> None:
-        """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from here on."""
+    def step(
+        self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from here on.
+
+        `inputs` gives what the rule names under `inputs`: a number for a scalar, a list of one array per parameter
+        for what is like p.
+        """
+        missing = [key for key in self.rule.inputs if key not in (inputs or {})]
+        if missing:
+            raise TensorError(f"{self.rule.name} needs the input {missing[0]!r} at every step")
         for part in self._parts.values():
             if hyper:
                 for group in part.hyper:
@@ -351,9 +379,28 @@ class ReferenceOptimizer:
             if not active:
                 continue
             for tensor in active:
+                # As in an optimizer, states begin with the hyper-parameters of the tensor's first update.
+                for buffer in part.program.states if tensor.t == 0 else ():
+                    self._initialise(part, tensor, buffer.name)
                 tensor.t += 1
             gradients = {t.index: t.view.matrices(self.how.array(grads[t.index])) for t in active}
-            Run(part.program, active, part.hyper, self.how, part.shared, gradients, self.seed).execute()
+            given = self._inputs(part.program, active, inputs or {})
+            run = Run(part.program, active, part.hyper, self.how, part.shared, gradients, self.seed, given)
+            skipped = run.execute()
+            for tensor in active:
+                tensor.t -= tensor.index in skipped
+
+    def _inputs(
+        self, program: Program, active: Sequence[Tensor], inputs: Mapping[str, Any]
+    ) -> dict[tuple[str, Key], Array]:
+        found: dict[tuple[str, Key], Array] = {}
+        for buffer in program.buffers:
+            if buffer.role == "input" and not buffer.axes.letters:
+                found[buffer.name, None] = self.how.array(inputs[buffer.name])
+            elif buffer.role == "input":
+                for t in active:
+                    found[buffer.name, t.index] = t.view.matrices(self.how.array(inputs[buffer.name][t.index]))
+        return found
 
 
 @dataclass
@@ -369,26 +416,21 @@ class _Part:
 _arithmetic = arithmetic
 
 
-def _own(given: Mapping[str, float], rule: Rule, bindings: Mapping[str, float | str]) -> dict[str, float]:
-    """The given hyper-parameters that a routed rule has, under its own names."""
+def _own(given: Mapping[str, float], rule: Rule) -> dict[str, float]:
+    """The given hyper-parameters that a routed rule has."""
     known = set(rule.standalone().hyper)
-    own = {k: v for k, v in given.items() if k in known}
-    return own | {k: given[str(v)] for k, v in bindings.items() if isinstance(v, str) and v in given and k in known}
+    return {k: v for k, v in given.items() if k in known}
 
 
-def route(rule: Rule, shape: Sequence[int], tags: set[str]) -> tuple[Rule, Mapping[str, float | str]]:
-    """The rule that a tensor of this shape and with these tags goes to, and how its hyper-parameters are bound."""
+def route(rule: Rule, shape: Sequence[int], tags: set[str]) -> Rule:
+    """The rule that a tensor of this shape and with these tags goes to, its hyper-parameters bound."""
     if rule.applies_to is None:
-        return rule, {}
+        return rule
     words = {n for n in walk([rule.applies_to]) if n.op is Op.FACT and str(n.arg).startswith("tagged(")}
-    from rulec.language.node import const, name
-
     values = {n: const(float(str(n.arg)[8:-2] in tags)) for n in words}
     condition = rewrite([rule.applies_to], lambda n: values.get(n, n))[0]
-    del name
-    facts = matrix_view(shape, rule.view).facts
-    if decide(condition, facts):
-        return rule, {}
+    if decide(condition, matrix_view(shape, rule.view).facts):
+        return rule
     if rule.otherwise is None:
         raise RuleError(f"{rule.name} does not apply to a tensor of shape {tuple(shape)}, and names no rule otherwise")
-    return load(rule.otherwise.rule).bind(**rule.otherwise.bindings), rule.otherwise.bindings
+    return load(rule.otherwise.rule).bind(**rule.otherwise.bindings)

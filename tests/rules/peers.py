@@ -311,7 +311,7 @@ _OPTAX: tuple[Peer, ...] = (
     optax_peer("adopt", "optax.contrib.adopt", _optax_adam_like(optax.contrib.adopt), {**_ADAM, "eps": 1e-3}),
     optax_peer(
         "transforms/clip >> sgd", "optax.chain(clip, sgd)",
-        lambda h: optax.chain(optax.clip(h["limit"]), optax.sgd(h["lr"])), {"lr": 0.05, "limit": 0.7},
+        lambda h: optax.chain(optax.clip(h["bound"]), optax.sgd(h["lr"])), {"lr": 0.05, "bound": 0.7},
     ),
     optax_peer(
         "transforms/scale >> adam", "optax.chain(scale, adam)",

@@ -53,27 +53,18 @@ class OurRun:
 
 
 class OracleRun:
-    """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters.
-
-    It starts with the hyper-parameters of the first step, as an optimizer's states do: Rprop's steps begin at that
-    step's learning rate.
-    """
+    """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters."""
 
     def __init__(
         self, rule: rulec.Rule, params: Sequence[Array], arithmetic: Literal["float64", "mpmath"] = "mpmath"
     ) -> None:
-        self.rule, self.arithmetic = rule, arithmetic
-        self.start = [p.astype(np.float64) for p in params]
-        self.optimizer: ReferenceOptimizer | None = None
+        self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], arithmetic=arithmetic)
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
-        if self.optimizer is None:
-            self.optimizer = ReferenceOptimizer(self.rule, self.start, hyper, self.arithmetic)
         self.optimizer.step([g.astype(np.float64) for g in grads], hyper)
 
     def params(self) -> list[Array]:
-        now = self.start if self.optimizer is None else self.optimizer.params
-        return [np.array(p, dtype=np.float64) for p in now]
+        return [np.array(p, dtype=np.float64) for p in self.optimizer.params]
 
 
 @contextmanager
