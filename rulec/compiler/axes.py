@@ -9,7 +9,7 @@ from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Stage
 from rulec.errors import RuleError
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.source import rule_error
-from rulec.language.text import expression_text
+from rulec.language.text import short_text
 
 _STEP_AXES = {None: "kn", "group": "k", "model": ""}
 
@@ -62,19 +62,19 @@ class AxisInference:
         for side, letter in (("rows", "i"), ("cols", "j")):
             having = [getattr(a, side) for a in operands if letter in a.letters]
             if any(h is not having[0] for h in having):
-                sizes = " and ".join(dict.fromkeys(f"{expression_text(h)} {side}" for h in having))
-                raise RuleError(f"shapes do not fit in {expression_text(value)!r}: one part has {sizes}")
+                sizes = " and ".join(dict.fromkeys(f"{short_text(h)} {side}" for h in having))
+                raise RuleError(f"shapes do not fit in {short_text(value)!r}: one part has {sizes}")
             extents.append(having[0] if having else None)
         return Axes(letters, extents[0], extents[1])
 
     def _matrix(self, value: Node, operands: list[Axes]) -> Axes:
         for operand, axes in zip(value.args[:2], operands, strict=False):
             if "i" not in axes.letters and operand not in value.args[1:]:
-                raise RuleError(f"{value.op.symbol} needs a matrix, and {expression_text(operand)!r} is none")
+                raise RuleError(f"{value.op.symbol} needs a matrix, and {short_text(operand)!r} is none")
         first = operands[0]
         if value.op is Op.MATMUL:
             if first.cols is not operands[1].rows:
-                raise RuleError(f"the inner sides of {expression_text(value)!r} differ")
+                raise RuleError(f"the inner sides of {short_text(value)!r} differ")
             return Axes(AXES, first.rows, operands[1].cols)
         if value.op is Op.TRANSPOSE:
             return Axes(AXES, first.cols, first.rows)
@@ -90,17 +90,22 @@ def _reduced(value: Node, operand: Axes) -> Axes:
 
 def _count(removed: str, operand: Axes, level: str) -> Node:
     """How many values a reduction joins, as an expression of shape facts."""
-    count = const(1)
-    for letter, extent in (("i", operand.rows), ("j", operand.cols)):
-        if letter in removed and extent is not None:
-            count = extent if count is const(1) else node(Op.MUL, count, extent)
+    factors = [x for letter, x in (("i", operand.rows), ("j", operand.cols)) if letter in removed and x is not None]
     if {"b", "i", "j"} <= set(removed) and operand.rows is ROWS and operand.cols is COLS:
-        count = node(Op.FACT, "numel")
+        factors = [node(Op.FACT, "numel")]
     elif "b" in removed:
-        batch = node(Op.DIV, node(Op.FACT, "numel"), node(Op.MUL, ROWS, COLS))
-        count = node(Op.MUL, count, batch)
+        factors.append(node(Op.DIV, node(Op.FACT, "numel"), node(Op.MUL, ROWS, COLS)))
+    count = factors[0] if factors else _one_of_each(removed)
+    for factor in factors[1:]:
+        count = node(Op.MUL, count, factor)
     # Tensors differ in size, so a count over several of them is a sum of their own counts.
     return node(Op.SUM, count, level) if "n" in removed or "k" in removed else count
+
+
+def _one_of_each(removed: str) -> Node:
+    """A one for every tensor, or for every group, whose sum counts them: a plain constant would be one in all."""
+    each = node(Op.FACT, "numel") if "n" in removed else node(Op.STEP, "group")
+    return node(Op.WHERE, node(Op.GE, each, const(0)), const(1), const(0))
 
 
 def _written_out(value: Node, inference: AxisInference) -> Node:
@@ -112,6 +117,8 @@ def _written_out(value: Node, inference: AxisInference) -> Node:
         return node(Op.SUM, node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0)), level)
     operand = inference.axes(x)
     removed = "".join(c for c in operand.letters if c not in LEVEL_AXES[level])
+    if not removed:
+        return node(Op.ABS, x) if value.op in (Op.NORM, Op.RMS) else x
     total = node(Op.SUM, x if value.op is Op.MEAN else node(Op.MUL, x, x), level)
     mean = total if value.op is Op.NORM else node(Op.DIV, total, _count(removed, operand, level))
     return mean if value.op is Op.MEAN else node(Op.SQRT, mean)
@@ -133,8 +140,15 @@ def infer_axes(program: Program) -> Program:
             _check_store(program, store.buffer, value, inference)
             stores.append(Store(store.buffer, value))
         stages.append(Stage(tuple(stores)))
+    skip = program.skip
+    if skip is not None:
+        skip = rewrite([skip], lambda n: _written_out(n, inference), memo)[0]
+        if not set(inference.axes(skip).letters) <= {"k", "n"}:
+            raise RuleError(
+                f"skip of {program.name} differs from element to element: reduce it, as in isfinite(sum(g))"
+            )
     labels = {memo.get(value, value): label for value, label in program.labels.items()}
-    return replace(program, stages=tuple(stages), labels=labels)
+    return replace(program, stages=tuple(stages), labels=labels, skip=skip)
 
 
 def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
@@ -143,12 +157,19 @@ def _check_store(program: Program, buffer: str, value: Node, inference: AxisInfe
         axes = inference.axes(value)
     except RuleError as error:
         raise rule_error(f"{buffer}: {error.message}", state.span if state else None) from None
-    wider = set(axes.letters) - set(program.buffer(buffer).axes.letters)
+    own, span = program.buffer(buffer).axes, state.span if state else None
+    for have, keep in ((axes.rows, own.rows), (axes.cols, own.cols)):
+        if have is not None and keep is not None and have is not keep:
+            raise rule_error(f"{buffer} is {_extents(own)} but is assigned a value of {_extents(axes)}", span)
+    wider = set(axes.letters) - set(own.letters)
     if wider:
         names = {v: k for k, v in LEVEL_AXES.items()}
-        has, keeps = names.get(axes.letters, axes.letters), names[program.buffer(buffer).axes.letters]
+        has, keeps = names.get(axes.letters, axes.letters), names[own.letters]
         raise rule_error(
             f"{buffer} is kept per {keeps} but is assigned a value per {has}: "
-            f"reduce it with per={keeps!r}, or declare the state per {has}",
-            state.span if state else None,
-        )
+            f"reduce it with per={keeps!r}, or declare the state per {has}", span,
+        )  # fmt: skip
+
+
+def _extents(axes: Axes) -> str:
+    return " by ".join("1" if x is None else short_text(x) for x in (axes.rows, axes.cols))

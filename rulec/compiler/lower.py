@@ -10,7 +10,6 @@ import numpy as np
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Stage, Store, axes_of_letters
-from rulec.errors import RuleError
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement
@@ -23,13 +22,14 @@ _WIDE_LEVELS = ("group", "model")
 def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
     """The truth of a condition of shape facts and static hyper-parameters; None where it depends on more."""
     values: dict[Node, Any] = {}
-    for part in walk([condition]):
-        if part.op is Op.CONST:
-            values[part] = np.float64(part.arg)  # type: ignore[arg-type]
-        elif part.op in (Op.FACT, Op.HYPER, Op.NAME) and part.arg in known:
-            values[part] = np.float64(known[str(part.arg)])
-        elif part.op in NUMPY and all(a in values for a in part.args):
-            values[part] = NUMPY[part.op](*(values[a] for a in part.args))
+    with np.errstate(all="ignore"):
+        for part in walk([condition]):
+            if part.op is Op.CONST:
+                values[part] = np.float64(part.arg)  # type: ignore[arg-type]
+            elif part.op in (Op.FACT, Op.HYPER, Op.NAME) and part.arg in known:
+                values[part] = np.float64(known[str(part.arg)])
+            elif part.op in NUMPY and all(a in values for a in part.args):
+                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
     return bool(values[condition]) if condition in values else None
 
 
@@ -41,7 +41,7 @@ class _Lowering:
     known: Mapping[str, float]
     values: dict[str, Node]
     labels: dict[Node, str] = field(default_factory=dict)
-    lines: dict[str, Span | None] = field(default_factory=dict)
+    span: Span | None = None
 
     def expression(self, value: Node) -> Node:
         """The rule-text expression as a value of now."""
@@ -55,8 +55,8 @@ class _Lowering:
 
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
-            where = f"{identifier!r} of {self.rule.name}"
-            raise RuleError(f"{where} has no value here: its state does not exist for this shape")
+            message = f"{identifier!r} of {self.rule.name} has no value here: its state does not exist for this shape"
+            raise rule_error(message, self.span)
         return self.values[identifier]
 
     def statements(self, step: tuple[Statement, ...]) -> None:
@@ -67,19 +67,23 @@ class _Lowering:
                 self._branch(line)
 
     def _assign(self, line: Assign) -> None:
+        self.span = line.span
         value = self.expression(line.value)
-        state = self.rule.state.get(line.target)
-        if state is not None:
-            value = _numeric(value)
-            if state.per in _WIDE_LEVELS:
-                value = _at_level(value, state.per)
+        if line.target in self.rule.state:
+            value = self._stored(line.target, value)
         self.values[line.target] = value
-        self.lines[line.target] = line.span
         if value.op.kind is not Kind.LEAF:
             new = line.target in self.rule.state or line.target == "p"
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
 
+    def _stored(self, target: str, value: Node) -> Node:
+        """The value as `target` keeps it: a number, and for a state of a group or model that level's own."""
+        value = _numeric(value)
+        state = self.rule.state.get(target)
+        return _at_level(value, state.per) if state is not None and state.per in _WIDE_LEVELS else value
+
     def _branch(self, line: Branch) -> None:
+        self.span = line.span
         condition = self.expression(line.condition)
         decided = decide(condition, self.known)
         if decided is not None:
@@ -91,38 +95,41 @@ class _Lowering:
         self.statements(line.then)
         then, self.values = self.values, dict(before)
         self.statements(line.otherwise)
-        for key in then.keys() & self.values.keys():
-            if then[key] is not self.values[key]:
-                self.values[key] = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
+        for key in self.values:
+            if key in then and then[key] is not self.values[key]:
+                merged = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
+                self.values[key] = self._stored(key, merged)
 
 
 def _at_level(value: Node, level: str) -> Node:
     """A value stored for a whole group or model: `t` is that level's own count, and a model's hyper-parameters are
     the same in every group. What stands inside a reduction still belongs to each tensor."""
-    if value.op is Op.STEP:
-        return node(Op.STEP, level)
-    if value.op is Op.HYPER and level == "model":
-        return node(Op.MODEL_HYPER, value.arg)
-    if value.op.kind is Kind.REDUCE or not value.args:
-        return value
-    return node(value.op, *(_at_level(a, level) for a in value.args), value.arg)
+
+    def change(n: Node) -> Node:
+        if n.op is Op.STEP:
+            return node(Op.STEP, level)
+        return node(Op.MODEL_HYPER, n.arg) if n.op is Op.HYPER and level == "model" else n
+
+    reductions = {n: n for n in walk([value]) if n.op.kind is Kind.REDUCE}
+    return rewrite([value], change, reductions)[0]
 
 
 def _numeric(value: Node) -> Node:
     return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
 
 
+def _truth(value: Node) -> Node:
+    return value if is_boolean(value) else node(Op.NE, value, const(0))
+
+
 def _numeric_operands(value: Node) -> Node:
     """Truth values as 1 and 0 where numbers are wanted, and the other way round."""
-    if value.op.kind in (Kind.ARITHMETIC, Kind.COMPARE, Kind.REDUCE):
-        return node(value.op, *map(_numeric, value.args), value.arg)
     if value.op.kind is Kind.LOGIC:
-        return node(value.op, *(a if is_boolean(a) else node(Op.NE, a, const(0)) for a in value.args))
-    if value.op is Op.WHERE and not is_boolean(value.args[0]):
-        return node(Op.WHERE, node(Op.NE, value.args[0], const(0)), *value.args[1:])
-    if value.op is Op.WHERE and is_boolean(value.args[1]) != is_boolean(value.args[2]):
-        return node(Op.WHERE, value.args[0], *map(_numeric, value.args[1:]))
-    return value
+        return node(value.op, *map(_truth, value.args))
+    if value.op is Op.WHERE:
+        same = is_boolean(value.args[1]) == is_boolean(value.args[2])
+        return node(Op.WHERE, _truth(value.args[0]), *(value.args[1:] if same else map(_numeric, value.args[1:])))
+    return node(value.op, *map(_numeric, value.args), value.arg) if any(map(is_boolean, value.args)) else value
 
 
 def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
@@ -148,7 +155,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     lowering = _Lowering(rule, known, _leaves(rule, states))
     before = dict(lowering.values)
     lowering.statements(rule.step)
-    skip = lowering.expression(rule.skip) if rule.skip is not None else None
+    skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
     stores = []
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
@@ -158,7 +165,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
     for key, state in states.items():
         extents = None if state.shape is None else tuple(resolve.expression(x) for x in state.shape)
-        buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), resolve.expression(state.init)))
+        buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), _numeric(resolve.expression(state.init))))
     for key, kind in rule.inputs.items():
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None

@@ -13,8 +13,8 @@ from rulec.compiler.lower import decide, lower
 from rulec.compiler.scalars import hoist_scalars
 from rulec.compiler.stages import split_stages
 from rulec.compiler.verify import verify
-from rulec.language.node import Node
-from rulec.language.rule import Rule, conditions
+from rulec.language.node import Node, names_in
+from rulec.language.rule import Rule, assignments, conditions
 
 Pass = Callable[[Program], Program]
 
@@ -43,13 +43,18 @@ def compile(rule: Rule, facts: Mapping[str, float] | None = None, static: Mappin
     only the whole shows, such as shapes that do not fit.
     """
     facts = dict(DEFAULT_FACTS if facts is None else facts)
-    static = {k: float(v) for k, v in (static or _static_defaults(rule)).items()}
+    static = {k: float(v) for k, v in {**static_defaults(rule), **(static or {})}.items()}
     known = {**facts, **static}
-    decisions = tuple(decide(c, known) for c in shape_conditions(rule))
+    conditions = shape_conditions(rule)
+    decisions: tuple[object, ...] = tuple(decide(c, known) for c in conditions)
+    if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
+        # A local may stand for a shape fact: what is decided by it shows only when the lines are walked.
+        decisions += tuple(sorted(facts.items()))
     return _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts))
 
 
-def _static_defaults(rule: Rule) -> dict[str, float]:
+def static_defaults(rule: Rule) -> dict[str, float]:
+    """The static hyper-parameters of a rule that have a number as their default."""
     return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
 
 

@@ -15,8 +15,11 @@ import numpy as np
 
 from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
 from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Node, Op, node, rewrite, walk
+from rulec.language.hyper import resolve_hyper
+from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.text import expression_text
+
+__all__ = ["ScalarTable", "evaluate_once", "hoist_scalars", "resolve_hyper"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -102,16 +105,19 @@ def _column_name(program: Program, value: Node, index: int, taken: Mapping[Node,
     used = {c.name for c in taken.values()} | {b.name for b in program.buffers}
     name = program.labels.get(value, str(value.arg) if value.op in (Op.HYPER, Op.MODEL_HYPER) else "")
     if not name:
-        name = _words(expression_text(value))
-    name = re.sub(r"\W", "_", name)
-    return name if name and name not in used else f"scalar_{index}"
+        name = _words(value)
+    name = re.sub(r"\W", "_", name) or f"scalar_{index}"
+    while name in used:
+        name, index = f"scalar_{index}", index + 1
+    return name
 
 
-def _words(text: str) -> str:
+def _words(value: Node) -> str:
     """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `1 - beta2**t` is `one_minus_beta2_t`."""
-    if not re.fullmatch(r"1 - \w+(\*\*t)?", text):
+    if value.op is not Op.SUB or value.args[0] is not const(1) or value.size > 5:
         return ""
-    return text.replace("1 - ", "one_minus_").replace("**", "_")
+    found = re.fullmatch(r"1 - (\w+)(\*\*t)?", expression_text(value))
+    return f"one_minus_{found[1]}{'_t' if found[2] else ''}" if found else ""
 
 
 class ScalarTable:
@@ -128,8 +134,8 @@ class ScalarTable:
         self.loads = {str(n.arg) for n in self.order if n.op is Op.LOAD}
 
     def evaluate(
-        self, shape: tuple[int, ...], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any], states: Mapping[str, Any],
-        levels: Mapping[str, Any] | None = None,
+        self, shape: tuple[int, ...], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any],
+        states: Mapping[str, Any], levels: Mapping[str, Any] | None = None,
     ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
         """The table (`shape` by columns, float64) and the new value of each scalar state.
 
@@ -171,46 +177,3 @@ def evaluate_once(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, Any
         for part in table.order:
             values[part] = table._value(part, values, hyper, 0, facts, loads, {})
     return values[value]
-
-
-def resolve_hyper(
-    program_hyper: Mapping[str, Any], given: Mapping[str, float], machine_eps: float, owner: str
-) -> dict[str, float]:
-    """Every hyper-parameter's value: given, or by default; expressions such as `sqrt(beta2)` are evaluated.
-
-    Raises HyperError for a value outside its range.
-    """
-    resolved: dict[str, float] = {}
-    pending = [key for key in program_hyper if key not in given]
-    for key, value in given.items():
-        resolved[key] = program_hyper[key].check(key, value, owner)
-    names: dict[str, float] = {"machine_eps": machine_eps, **resolved}
-    while pending:
-        ready = [k for k in pending if _needed(program_hyper[k].default) <= names.keys()]
-        if not ready:
-            from rulec.errors import HyperError
-
-            raise HyperError(f"the defaults of {', '.join(pending)} of {owner} depend on each other: give one of them")
-        for key in ready:
-            default = program_hyper[key].default
-            value = default if not isinstance(default, Node) else _number(default, names)
-            names[key] = resolved[key] = program_hyper[key].check(key, value, owner)
-        pending = [k for k in pending if k not in resolved]
-    return {key: resolved[key] for key in program_hyper}
-
-
-def _needed(default: Any) -> set[str]:
-    return {str(n.arg) for n in walk([default]) if n.op is Op.NAME} if isinstance(default, Node) else set()
-
-
-def _number(value: Node, names: Mapping[str, float]) -> float:
-    values: dict[Node, Any] = {}
-    with np.errstate(all="ignore"):
-        for part in walk([value]):
-            if part.op is Op.CONST:
-                values[part] = np.float64(part.arg)  # type: ignore[arg-type]
-            elif part.op is Op.NAME:
-                values[part] = np.float64(names[str(part.arg)])
-            else:
-                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
-    return float(values[value])
