@@ -42,7 +42,8 @@ def traffic(program: Program, layout: Layout) -> Traffic:
     operations: list[Node] = []
     for stage in program.stages:
         order = list(walk(stage.roots))
-        for buffer in dict.fromkeys(str(n.arg) for n in order if n.op is Op.LOAD and n.arg in wide):
+        loaded = {str(n.arg) for n in order if n.op is Op.LOAD}
+        for buffer in (b.name for b in program.buffers if b.name in loaded & wide):
             read[buffer] = read.get(buffer, 0) + size[buffer]
         written.update({s.buffer: size[s.buffer] for s in stage.stores if s.buffer in wide})
         operations += [n for n in order if n.op.kind is not Kind.LEAF and _is_wide(n, inference)]

@@ -28,7 +28,10 @@ def bench(
         Path | None, typer.Option(help="Write the manual's page of the results in the --json folder here.")
     ] = None,
 ) -> None:
-    """Measure kernels, steps, start and memory: ratios within this run, against targets."""
+    """Measure speed and memory: ratios within this run.
+
+    Of kernels, steps, start and memory, against the targets that the project set itself.
+    """
     from rulec.bench.suite import MEASUREMENTS, measurement
 
     _check_paths(json, page)

@@ -9,7 +9,7 @@ import typer
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import print_json
 
-app = typer.Typer(help="The compiled kernels on disk: how many, how large, and throwing them away.")
+app = typer.Typer(no_args_is_help=True, help="Say what compiled kernels are kept, or clear them.")
 
 
 @app.command()

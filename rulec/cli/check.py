@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rulec.compiler.ir import Program
     from rulec.language.rule import Rule
 
-#: The tensors whose programs are shown: rules may treat matrices and vectors differently.
-_SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
-
 
 def check(
     rule: RuleArgument,
@@ -28,12 +25,16 @@ def check(
     steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
     json: JsonFlag = False,
 ) -> None:
-    """Check a rule: is it valid, what does a step move and keep, what was hoisted and fused, how exact is it?"""
+    """Check a rule: what it costs, and how exact it is.
+
+    Validates it; says what a step reads, writes and keeps, what was hoisted and fused; holds it against 50 digits.
+    """
+    from rulec.compare.trial import shapes_for
     from rulec.runtime.engine import default_hyper
 
     found = find_rule(rule)
     values = default_hyper(found, numbers(hyper, "--hyper"))
-    programs = {str(shape): _program_facts(found, shape, check_dtype(dtype)) for shape in _SHAPES}
+    programs = {str(shape): _program_facts(found, shape, check_dtype(dtype)) for shape in shapes_for(found)}
     exact = _oracle(found, values, dtype, backend, steps)
     report = {"rule": found.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
     if json:
@@ -62,7 +63,7 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
     from rulec.compiler.view import matrix_view
     from rulec.language.text import expression_text
 
-    routed, _ = route(rule, shape, set())
+    routed = route(rule, shape, set())
     program = compile(routed, matrix_view(shape, routed.view).facts)
     moved = traffic(program, layout_for(program, dtype))
     narrow = {b.name: routed.state[b.name].per for b in program.states if b.name not in moved.state}
@@ -96,11 +97,12 @@ def scope(program: Program) -> str:
 def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> dict[str, Any]:
     """The exactness of the reference and of the backend, in ulps, or why it was not found."""
     from rulec.compare.oracle import exactness
-    from rulec.compare.trial import Trial
+    from rulec.compare.trial import Trial, shapes_for
 
+    shapes = shapes_for(rule)
     sides: list[dict[str, Any]] = []
     with progress() as shown:
-        for name, trial in ((None, Trial("float64", steps)), (backend, Trial(dtype, steps))):
+        for name, trial in ((None, Trial("float64", steps, shapes)), (backend, Trial(dtype, steps, shapes))):
             task = shown.add_task(f"{name or 'reference'} against 50 digits", total=steps)
             try:
                 found = exactness(rule, hyper, trial, name, partial(shown.advance, task))

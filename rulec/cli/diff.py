@@ -41,17 +41,18 @@ def diff(
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Run a rule beside another implementation: the largest difference, and the first step and value that part.
+    """Find where a rule and another implementation part.
 
-    Exit code 0 where they agree, 1 where they differ.
+    Says the largest difference, and the first step and value that part. Exit code 0 where they agree, 1 where not.
     """
     from rulec.compare.difference import TOLERANCE, compare, order_of_values
-    from rulec.compare.trial import Trial
+    from rulec.compare.trial import Trial, shapes_for
     from rulec.runtime.engine import default_hyper
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
-    ours, trial = find_rule(rule), Trial(dtype, steps, seed=seed)
+    ours = find_rule(rule)
+    trial = Trial(dtype, steps, shapes_for(ours), seed)
     values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
     other = _theirs(against, ours, values, keywords(theirs))
@@ -135,14 +136,14 @@ def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], given: Mappin
 
 
 def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[list[Array]], Side]:
-    from rulec.compare.sides import BackendSide, ReferenceSide
+    from rulec.compare.sides import ReferenceSide, backend_side
     from rulec.compiler.pipeline import compile
 
     plain = rule.applies_to is None and rule.skip is None and not rule.inputs
     chosen = backend or ("cpu" if plain and compile(rule).elementwise else "reference")
     if chosen == "reference":
         return lambda params: ReferenceSide(rule, params, hyper)
-    return lambda params: BackendSide(rule, params, hyper, chosen)
+    return lambda params: backend_side(rule, params, hyper, chosen)
 
 
 def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from rulec.cli.console import console, print_json, print_table
 
 
 def doctor(json: JsonFlag = False) -> None:
-    """Say of each backend whether it runs here or why not; versions, cores and cache. Exit 1 where something fails."""
+    """Say what runs here, and what does not and why.
+
+    Each backend, versions, cores and the cache of kernels. Exit code 1 where rulec cannot work.
+    """
     found = examine()
     if json:
         print_json(found)

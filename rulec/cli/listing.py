@@ -15,7 +15,10 @@ _ITEM = 4
 
 
 def list_rules(json: JsonFlag = False) -> None:
-    """List the rules and transforms: summary, year of the paper, states, bytes of state per float32 parameter."""
+    """List the rules and transforms of the library.
+
+    With the year of the paper, the states, and bytes of state for each float32 parameter.
+    """
     import rulec
 
     entries = [_entry(name, rulec.load(name)) for name in rulec.rules()]

@@ -52,6 +52,12 @@ def {key}(g, t, s, *, lr=1e-3, beta=0.9):
     return m_hat
 '''
 
+_WHY = (
+    "what it costs, and how exact it is",
+    "its kernel",
+    "whether it agrees with an implementation not yours",
+)
+
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The rule's name, as in my_rule or MyRule.")],
@@ -59,7 +65,7 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     json: JsonFlag = False,
 ) -> None:
-    """Write the beginning of a rule: a running one, to be changed."""
+    """Write the beginning of a rule, to be changed."""
     key, title = rule_names(name)
     path = folder / f"{key}{'.py' if python else '.yaml'}"
     if path.exists():
@@ -75,10 +81,8 @@ def new(
         print_json({"path": str(path), "next": steps})
         return
     print(f"{path} is written. Change it, then:")
-    print(f"  {steps[0]}      what it costs, and how exact it is")
-    print(f"  {steps[1]}       its kernel")
-    print(f"  {steps[2]}")
-    print("      whether it agrees with an implementation that is not yours")
+    for step, why in zip(steps, _WHY, strict=True):
+        print(f"  {step}\n      {why}")
 
 
 def rule_names(name: str) -> tuple[str, str]:

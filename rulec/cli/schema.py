@@ -13,7 +13,7 @@ from rulec.cli.console import json_text, write_text
 def schema(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file instead.")] = None,
 ) -> None:
-    """Print the JSON Schema of rule files, so that an editor completes and checks them."""
+    """Print the JSON Schema of rule files, for editors."""
     from rulec.language.schema import json_schema
 
     text = json_text(json_schema())

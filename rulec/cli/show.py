@@ -23,7 +23,10 @@ def show(
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show the kernel that a rule becomes, or its passes, its mathematics, its rule file."""
+    """Show the kernel that a rule becomes, for any backend.
+
+    Or the program after each pass, the mathematics as LaTeX, the rule as a rule file.
+    """
     found = find_rule(rule)
     if passes:
         kind, text, language = "passes", _passes(found), "python"

@@ -30,7 +30,10 @@ def trace(
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Show every line's value for a small tensor: the float64 reference, the backend beside it, and their distance."""
+    """Show the value of every line of a step.
+
+    For a small tensor: by the float64 reference, by a backend beside it, and their distance in ulps.
+    """
     from rulec.compare import lines
     from rulec.compare.trial import Trial
     from rulec.runtime.engine import default_hyper

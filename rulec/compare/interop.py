@@ -71,7 +71,8 @@ def _names(
             found[keyword] = "lr"
         elif keyword == "betas":
             wanted = len(parameter.default) if isinstance(parameter.default, tuple) else len(betas)
-            found[keyword] = betas[:wanted]
+            # Some of theirs cannot be told: without all of them, theirs keeps its own.
+            found |= {keyword: betas[:wanted]} if len(betas) >= wanted else {}
         elif numbered:
             found[keyword] = f"beta{numbered[1]}"
     return {k: v for k, v in found.items() if not isinstance(v, str) or v not in taken} | told

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compare.sides import Array, BackendSide, Hyper, ReferenceSide, Side
+from rulec.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side
 from rulec.compare.trial import Trial
 from rulec.compare.ulps import ulp
 from rulec.language.arithmetic import mpmath_context
@@ -36,7 +36,9 @@ def exactness(
     `advance` is called after each step. Raises RuleError for a function that has no 50-digit form.
     """
     side: Side = (
-        ReferenceSide(rule, trial.params, hyper) if backend is None else BackendSide(rule, trial.params, hyper, backend)
+        ReferenceSide(rule, trial.params, hyper)
+        if backend is None
+        else backend_side(rule, trial.params, hyper, backend)
     )
     dtype = "float64" if backend is None else trial.dtype
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")

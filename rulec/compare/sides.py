@@ -29,8 +29,17 @@ class Side(Protocol):
         ...
 
 
-class BackendSide:
-    """A rule of ours on arrays, through a backend."""
+def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
+    """A rule of ours through a backend: through `rulec.array` where that drives it, else by its kernels alone."""
+    from rulec.compare.kernel_side import ARRAYS, KernelSide
+
+    if backend in ARRAYS:
+        return KernelSide(rule, params, hyper, backend)
+    return ArraySide(rule, params, hyper, backend)
+
+
+class ArraySide:
+    """A rule of ours on arrays, through a backend that works on NumPy's."""
 
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> None:
         from rulec.array.optimizer import Optimizer

@@ -64,7 +64,7 @@ class Target:
             if self.package == "torch":
                 return TorchSide(self.kind, self.keywords, params)
             return OptaxSide(self.name, self.kind, self.keywords, params)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             raise RulecError(f"{self.call} cannot be made: {error}") from error
 
 

@@ -10,21 +10,41 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
+from rulec.compiler.reference import route
+from rulec.errors import RuleError
+from rulec.language.rule import Rule
 
 Array = np.ndarray[Any, Any]
+
+#: A matrix and a vector: rules may treat these differently.
+SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
+
+
+def shapes_for(rule: Rule) -> tuple[tuple[int, ...], ...]:
+    """Those of `SHAPES` that a rule has an update for; RuleError where it has one for neither."""
+    found, refused = [], None
+    for shape in SHAPES:
+        try:
+            route(rule, shape, set())
+        except RuleError as error:
+            refused = error
+        else:
+            found.append(shape)
+    if not found and refused is not None:
+        raise refused
+    return tuple(found)
 
 
 @dataclass(frozen=True)
 class Trial:
     """Parameters and gradients, the same numbers in every dtype that can hold them.
 
-    Gradients have both signs, sizes over three decades, and zeros here and there. `shapes` has a matrix and a vector
-    by default, so that rules that treat these differently show both.
+    Gradients have both signs, sizes over three decades, and zeros here and there.
     """
 
     dtype: str = "float64"
     steps: int = 25
-    shapes: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
+    shapes: tuple[tuple[int, ...], ...] = SHAPES
     seed: int = 0
 
     @cached_property

@@ -8,7 +8,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+#: The distance from 1 to the next number, by dtype.
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 
 
@@ -16,7 +17,7 @@ def ulp(magnitude: Array, dtype: str) -> Array:
     """The distance between neighbouring numbers of `dtype` at these magnitudes, in float64."""
     floor = np.maximum(np.where(np.isfinite(magnitude), magnitude, 0.0), _SMALLEST_NORMAL[dtype])
     _, exponent = np.frexp(floor)
-    return np.asarray(np.ldexp(_EPS[dtype], exponent - 1))
+    return np.asarray(np.ldexp(EPS[dtype], exponent - 1))
 
 
 def largest_ulps(values: Array, expected: Array, dtype: str) -> float:
