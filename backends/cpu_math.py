@@ -99,21 +99,6 @@ def remainder(a: Real, b: Real) -> Real:
     return where(rest.equals(0.0), with_sign_of(rest, b), where(other_side, rest + b, rest))
 
 
-def square(x: Real) -> Real:
-    """x**2, correctly rounded."""
-    return x * x
-
-
-def cube(x: Real) -> Real:
-    """x**3: at most 1.5 ulp."""
-    return x * x * x
-
-
-def fourth(x: Real) -> Real:
-    """x**4: at most 2.5 ulp."""
-    return square(square(x))
-
-
 def inverse(x: Real) -> Real:
     """x**-1, correctly rounded."""
     return 1.0 / x
@@ -121,7 +106,8 @@ def inverse(x: Real) -> Real:
 
 def inverse_square(x: Real) -> Real:
     """x**-2: at most 2.5 ulp. The inverse comes first: the square of a large or small `x` would leave the range."""
-    return square(1.0 / x)
+    once = 1.0 / x
+    return once * once
 
 
 def root(x: Real) -> Real:

@@ -33,16 +33,8 @@ OPS: OpTable = {
     Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
 }  # fmt: skip
 
-#: Exponents with a word of their own, which multiplies or takes roots: faster than `power`, and as accurate.
-_POWERS = {
-    2.0: "square",
-    3.0: "cube",
-    4.0: "fourth",
-    -1.0: "inverse",
-    -2.0: "inverse_square",
-    0.5: "root",
-    -0.5: "inverse_root",
-}
+#: Exponents with a word of their own: faster than `power`, and as accurate. Small whole ones are products already.
+_POWERS = {-1.0: "inverse", -2.0: "inverse_square", 0.5: "root", -0.5: "inverse_root"}
 
 _PARAMETERS = ("pointers", "tensors", "tensor", "row", "start", "stop")
 
@@ -170,7 +162,7 @@ class _Writer:
 
 
 class _Printer(StagePrinter):
-    """The shared printer, and powers with a constant exponent as multiplications and roots."""
+    """The shared printer, with words for some constant exponents."""
 
     def text(self, value: Node, defining: bool = False) -> str:
         if value.op is Op.POW and value.args[1].op is Op.CONST and (defining or value not in self.names):

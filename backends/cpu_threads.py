@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 
 from rulec.errors import RulecError
@@ -70,16 +71,26 @@ def _openmp(torch_is_loaded: bool) -> Callable[[int, int, int, int], None] | Non
 
     None where PyTorch is not loaded, has another OpenMP, or this process is a fork: GNU's does not survive one.
     """
-    if not torch_is_loaded or _FORKED or not hasattr(os, "RTLD_NOLOAD"):
+    if not torch_is_loaded or _FORKED or not sys.platform.startswith("linux"):
         return None
-    try:
-        # The library that is loaded under this name, if any; nothing is loaded here.
-        parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    parallel.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, ctypes.c_uint]
-    parallel.restype = None
-    return parallel
+    for name in _loaded_openmp():
+        try:
+            # Only a library that is loaded already; none is loaded here.
+            parallel = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel
+    return None
+
+
+def _loaded_openmp() -> list[str]:
+    """The GNU OpenMP libraries that this process has mapped, PyTorch's own first: wheels rename theirs."""
+    home = str(Path(getattr(sys.modules["torch"], "__file__", None) or "torch").parent)
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    found = sorted(path for path in mapped if Path(path).name.startswith("libgomp"))
+    return [*(p for p in found if p.startswith(home)), "libgomp.so.1"]
 
 
 class _Team:

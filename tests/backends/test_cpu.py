@@ -1,0 +1,291 @@
+"""The cpu backend against NumPy: every bit of every rule, whatever the storage, the neighbours and the threads."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.backend.layout import Layout, layout_for
+from rulec.errors import BackendUnsupported
+from rulec.language.node import Op
+from rulec_backends import cpu, cpu_machine, cpu_print, cpu_threads
+from rulec_backends.cpu import CpuBackend, limit_kernel
+from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
+
+SIZES = [1, 7, 16, 1000, 0, 33_000]
+
+
+def elementwise_rules() -> list[str]:
+    return [name for name in rulec.rules() if rulec.compile(rulec.load(name)).elementwise]
+
+
+def step(bucket: Bucket) -> None:
+    bucket.call()(0, bucket.grads, bucket.rows)
+
+
+def assert_step_is_numpys(bucket: Bucket) -> None:
+    wanted = [bucket.expected(i) for i in range(len(bucket.params))]
+    step(bucket)
+    for tensor, stored in enumerate(wanted):
+        for name, values in stored.items():
+            got = bucket.buffers(tensor)[name]
+            assert np.array_equal(got, values, equal_nan=True), (bucket.program.name, tensor, name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", elementwise_rules())
+def test_every_rule_equals_numpy_bit_for_bit(name: str, dtype: str) -> None:
+    assert_step_is_numpys(bucket_of(name, SIZES, dtype=dtype))
+
+
+@pytest.mark.parametrize("expression", [
+    "where(g > 0 and p < 0, g, -p)", "where(g > 0 or p < 0, g, 2)", "where(not g >= p, g/0, -1e-30)",
+    "sign(g)*abs(p) + minimum(g, p)*maximum(g, 0)", "clip(g, -0.5, 0.5)", "floor(3*g) + g % 0.3 + g // 0.7",
+    "where(isfinite(1/g), sqrt(g), rsqrt(p))", "where(g == p, 1, 0) + where(g != p, p, g)", "g**2 + g**4 + 1/p",
+    "-(g - (p - a)) / (a / (g / p))", "(g > 0) + (p <= 0)",
+    "exp(g)*log(abs(p))", "tanh(g) - sigmoid(p)*erf(g)", "cbrt(g) + abs(p)**a", "abs(g)**1.5 - p**-3",
+])  # fmt: skip
+def test_every_operation_equals_numpy_bit_for_bit(expression: str) -> None:
+    bucket = bucket_of(f"direction = {expression}", [1000])
+    bucket.grads[0][:6] = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45]
+    bucket.params[0][3:9] = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45]
+    assert_step_is_numpys(bucket)
+
+
+@pytest.mark.parametrize("dtypes", [
+    ("float32", "float16", "float32", "float16"), ("float16", "float16", "float32", "float32"),
+    ("float16", "float32", "float16", "float16"), ("float64", "float32", "float16", "float64"),
+    ("float32", "float64", "float32", "float32"),
+])  # fmt: skip
+def test_storage_formats_mix_freely(dtypes: tuple[str, str, str, str]) -> None:
+    layout = Layout(tuple(zip(("p", "g", "m", "v"), dtypes, strict=True)))
+    assert_step_is_numpys(bucket_of("adamw", SIZES, layout))
+
+
+def test_brain_floats_are_float32_cut_short() -> None:
+    program = program_of("adam")
+    layout = layout_for(program, "bfloat16")
+    values = np.random.default_rng(0).uniform(0.1, 2, (4, 999)).astype(np.float32)
+    stored = [(v.view(np.uint32) >> 16).astype(np.uint16) for v in values]
+    wide = {n: (s.astype(np.uint32) << 16).view(np.float32) for n, s in zip("pgmv", stored, strict=True)}
+    row = np.linspace(0.2, 0.9, len(program.scalars.columns))
+    wanted = interpret(program, layout_for(program, "float32"), wide, row)
+    call = kernel_of(program, layout).bind([stored[0]], [{"m": stored[2], "v": stored[3]}])
+    call(0, [stored[1]], cpu.Rows(row[None].copy(), np.zeros(1, np.int64)))
+    for name, bits in zip("pmv", (stored[0], stored[2], stored[3]), strict=True):
+        got = (bits.astype(np.uint32) << 16).view(np.float32)
+        assert np.abs(got / wanted[name] - 1).max() <= 2.0**-8
+        exact = wanted[name].view(np.uint32)
+        assert np.array_equal(bits, ((exact + 0x7FFF + ((exact >> 16) & 1)) >> 16).astype(np.uint16))
+
+
+def test_maximize_negates_gradients() -> None:
+    program = program_of("adamw")
+    assert_step_is_numpys(bucket_of("adamw", SIZES, layout_for(program, "float32", maximize=True)))
+
+
+def test_unaligned_gradients_are_read_as_they_lie() -> None:
+    bucket = bucket_of("adamw", [999])
+    memory = np.zeros(999 * 4 + 1, np.uint8)
+    unaligned = memory[1:].view(np.float32)
+    unaligned[:] = bucket.grads[0]
+    assert not unaligned.flags.aligned
+    wanted = bucket.expected(0)
+    bucket.call()(0, [unaligned], bucket.rows)
+    assert all(np.array_equal(bucket.buffers(0)[n], v) for n, v in wanted.items())
+
+
+def test_some_tensors_of_a_bucket() -> None:
+    bucket = bucket_of("adamw", [500, 40_000, 3, 0, 70_000])
+    before = [bucket.results(i) for i in range(5)]
+    wanted = [bucket.expected(i) for i in range(5)]
+    call = bucket.call()
+    call(0, [bucket.grads[4], bucket.grads[1]], bucket.rows, tensors=[4, 1])
+    for tensor in range(5):
+        for name, values in (wanted if tensor in (1, 4) else before)[tensor].items():
+            assert np.array_equal(bucket.buffers(tensor)[name], values), (tensor, name)
+    call(0, [bucket.grads[2]], bucket.rows, tensors=[2])
+    call(0, [], bucket.rows, tensors=[])
+    assert np.array_equal(bucket.params[2], wanted[2]["p"])
+    assert np.array_equal(bucket.params[0], before[0]["p"])
+
+
+def test_a_bucket_of_nothing() -> None:
+    for sizes in ([], [0], [0, 0]):
+        step(bucket_of("adamw", sizes))
+
+
+def test_a_call_returns_what_it_was_bound_to() -> None:
+    bucket = bucket_of("adamw", [5])
+    params, states = bucket.call()(0, bucket.grads, bucket.rows)
+    assert params is bucket.params
+    assert states is bucket.states
+
+
+def test_bits_depend_neither_on_neighbours_nor_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = bucket_of("radam", [100_003, 5, 40_000])
+    alone = bucket_of("radam", [100_003, 5, 40_000])
+    step(together)
+    monkeypatch.setattr(cpu, "CHUNK", 37)
+    for tensor in range(3):
+        rows = cpu.Rows(alone.rows.table, alone.rows.index[tensor : tensor + 1])
+        one = Bucket(
+            alone.program, alone.layout, [alone.params[tensor]], [alone.grads[tensor]], [alone.states[tensor]], rows
+        )
+        step(one)
+        for name, values in together.results(tensor).items():
+            assert np.array_equal(values, alone.buffers(tensor)[name])
+
+
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python threads, four of them, for jobs of any size."""
+    monkeypatch.setattr(cpu_threads, "thread_count", lambda: 4)
+    monkeypatch.setattr(cpu_threads, "_openmp", lambda loaded: None)
+    monkeypatch.setattr(cpu_threads, "_FEW_SPANS", 2)
+    monkeypatch.setattr(cpu, "CHUNK", 100)
+    monkeypatch.setattr(cpu, "SMALLEST_SPAN", 100)
+    team = cpu_threads._Team(3)
+    monkeypatch.setattr(cpu_threads, "_team", lambda: team)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_bits_do_not_depend_on_threads() -> None:
+    assert_step_is_numpys(bucket_of("adamw", [10_000, 3, 0, 777]))
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_optimizers_in_several_threads_share_the_helpers() -> None:
+    buckets = [bucket_of("adamw", [20_000, 1000], seed=i) for i in range(6)]
+    wanted = [[b.expected(i) for i in range(2)] for b in buckets]
+    threads = [threading.Thread(target=step, args=(b,)) for b in buckets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for bucket, stored in zip(buckets, wanted, strict=True):
+        for tensor in range(2):
+            for name, values in stored[tensor].items():
+                assert np.array_equal(bucket.buffers(tensor)[name], values)
+
+
+def test_an_unreadable_number_of_threads_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RULEC_NUM_THREADS", "many")
+    with pytest.raises(rulec.RulecError, match="RULEC_NUM_THREADS is 'many'"):
+        cpu_threads.asked_for.__wrapped__()
+
+
+# Source text
+
+
+def test_source_is_one_text_and_names_what_the_author_named() -> None:
+    program = program_of("adamw")
+    layout = layout_for(program, "float32")
+    source = CpuBackend().emit(program, layout)
+    assert source == CpuBackend().emit(program, layout)
+    for line in ("m_new = beta1 * m + one_minus_beta1 * g", "direction = adam_direction + decay_direction"):
+        assert f"        {line}\n" in source
+    assert max(map(len, source.splitlines())) <= 120
+
+
+def test_names_of_a_rule_never_hide_words_of_a_kernel() -> None:
+    names = ["word", "row", "start", "stop", "i", "tensor", "exp", "load_float32", "compiled", "p_at", "kernel", "job"]
+    lines = [f"{name} = g*{k + 2} + sqrt(abs(p))" for k, name in enumerate(names)]
+    bucket = bucket_of("\n".join([*lines, f"direction = {' + '.join(names)}"]), [100])
+    assert_step_is_numpys(bucket)
+
+
+def test_an_operation_without_a_word_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_print, "OPS", {op: text for op, text in cpu_print.OPS.items() if op is not Op.SQRT})
+    program = program_of("adamw")
+    with pytest.raises(BackendUnsupported, match=r"'cpu' cannot express 'sqrt' of rule 'AdamW'"):
+        CpuBackend().emit(program, layout_for(program, "float32"))
+
+
+def test_reductions_are_refused() -> None:
+    program = program_of("direction = g/rms(g)")
+    with pytest.raises(BackendUnsupported, match="reductions"):
+        CpuBackend().emit(program, layout_for(program, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("power", "word"), [("2", "g * g"), ("-2", "inverse_square(g)"), ("0.5", "root(g)"), ("-0.5", "inverse_root(g)")]
+)
+def test_common_constant_powers_are_products_and_roots(power: str, word: str) -> None:
+    program = program_of(f"direction = g**{power}")
+    source = CpuBackend().emit(program, layout_for(program, "float32"))
+    assert f"direction = {word}\n" in source
+    assert "power(" not in source
+
+
+# Machine code
+
+
+def assembly_of(text: str, dtype: str = "float32") -> str:
+    program = program_of(text)
+    source = CpuBackend().emit(program, layout_for(program, dtype))
+    return cpu_machine.emit_assembly(cpu_machine.compile_text(source, Path("kernel.py")))
+
+
+def widest() -> str:
+    features = cpu_machine.architecture()
+    if "+avx512f" in features:
+        return "zmm"
+    if "+avx2" in features:
+        return "ymm"
+    pytest.skip("no wide vectors on this processor")
+
+
+@pytest.mark.parametrize("rule", [
+    "adam", "lion", "ademamix", "adan", "direction = exp(g)*log(p)", "direction = cbrt(g) + tanh(p)",
+    "direction = abs(g)**a", "direction = erf(g)*sigmoid(p)",
+])  # fmt: skip
+def test_kernels_are_vectors_of_full_width(rule: str) -> None:
+    register = widest()
+    assembly = assembly_of(rule)
+    stores = re.findall(rf"vmovups\s+%{register}\d+, \(%r", assembly)
+    assert len(stores) >= len(program_of(rule).stages[0].stores)
+
+
+def test_nothing_is_contracted() -> None:
+    assert "vfmadd" not in assembly_of("adam")
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_narrow_storage_is_vectors_too(storage: str) -> None:
+    register = widest()
+    assembly = assembly_of("adam", storage)
+    assert len(re.findall(rf"v(?:sqrt|div)ps\s+.*%{register}", assembly)) >= 4
+    if storage == "float16":
+        assert "vcvtph2ps" in assembly
+        assert "vcvtps2ph" in assembly
+
+
+# The limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_limit_kernel_moves_the_same_arrays_and_computes_nothing(dtype: str) -> None:
+    bucket = bucket_of("adamw", [1000, 3], dtype=dtype)
+    words = {"float32": np.uint32, "float64": np.uint64}[dtype]
+    bits = [np.bitwise_xor.reduce([x.view(words) for x in bucket.buffers(i).values()]) for i in range(2)]
+    kernel = limit_kernel(bucket.program, bucket.layout)
+    kernel.bind(bucket.params, bucket.states)(0, bucket.grads, bucket.rows)
+    for tensor in range(2):
+        for name, stored in bucket.results(tensor).items():
+            assert np.array_equal(stored.view(words), bits[tensor]), name
+    source = cpu_print.limit_source(bucket.program, bucket.layout)
+    assembly = cpu_machine.emit_assembly(cpu_machine.compile_text(source, Path("limit.py")))
+    assert not re.search(r"v(?:add|sub|mul|div|sqrt)p[sd]", assembly)
+
+
+def test_the_limit_kernel_writes_only_what_the_rule_writes() -> None:
+    bucket = bucket_of("amsgrad", [100])
+    grads = bucket.grads[0].copy()
+    limit_kernel(bucket.program, bucket.layout).bind(bucket.params, bucket.states)(0, bucket.grads, bucket.rows)
+    assert np.array_equal(bucket.grads[0], grads)
