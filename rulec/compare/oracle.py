@@ -35,12 +35,7 @@ def exactness(
 
     `advance` is called after each step. Raises RuleError for a function that has no 50-digit form.
     """
-    side: Side = (
-        ReferenceSide(rule, trial.params, hyper)
-        if backend is None
-        else backend_side(rule, trial.params, hyper, backend)
-    )
-    dtype = "float64" if backend is None else trial.dtype
+    side, dtype = _side(rule, hyper, trial, backend)
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
     ulps: dict[str, float] = {}
     largest: dict[tuple[str, int], Array] = {}
@@ -57,6 +52,13 @@ def exactness(
                 ulps[name] = max(ulps.get(name, 0.0), float(np.max(distance, initial=0.0)))
         advance()
     return Exactness(side.name, dtype, {name: ulps[name] for name in (*rule.state, "p") if name in ulps})
+
+
+def _side(rule: Rule, hyper: Hyper, trial: Trial, backend: str | None) -> tuple[Side, str]:
+    """What is judged, and the dtype it computes in."""
+    if backend is None:
+        return ReferenceSide(rule, trial.params, hyper), "float64"
+    return backend_side(rule, trial.params, hyper, backend), trial.dtype
 
 
 def _distance(values: Array, exact: Array) -> Array:
