@@ -8,12 +8,16 @@ from typing import Any
 import rulec
 import rulec.math
 from rulec.backend.layout import ITEM_SIZE, kernel_buffers
+from rulec.bench import page
+from rulec.bench.suite import MEASUREMENTS
+from rulec.cli.app import app
 from rulec.language.document import read_document
 from rulec.language.functions import FUNCTIONS
 from rulec.language.library import library_folder
 from rulec.language.node import Op, walk
 from rulec.language.rule import WELL_KNOWN, Hyper, Rule
 from tests.docs import peers
+from tests.docs.markdown import ROOT
 
 #: What the functions do that `rulec.math` has no counterpart of.
 _TEXT_ONLY = {
@@ -149,9 +153,37 @@ def _decay(name: str, entry: Mapping[str, Any]) -> str:
     return ", ".join([composed[how["default"]], *flags])
 
 
+def commands() -> str:
+    """The commands of the command line, by the first line of what they say of themselves."""
+    found = [(c.name, c.callback.__doc__) for c in app.registered_commands if c.callback is not None]
+    found += [(g.name, g.typer_instance.info.help) for g in app.registered_groups if g.typer_instance is not None]
+    return table(["command", "does"], [[f"`rulec {name}`", str(text).partition("\n")[0]] for name, text in found])
+
+
+#: The rows of README.md's table, by how their text begins.
+_HEADLINES = (
+    "adamw, ", "lion, float32", "nadam, ", "1000 tensors", "300 tensors", "148 tensors", "1 tensors", "500 groups",
+    "import",
+)  # fmt: skip
+
+
 def benchmarks() -> str:
-    """The figures of README.md, from what `rulec bench` last wrote."""
-    return "Not measured yet."
+    """The figures of README.md, from what `rulec bench` last wrote: some rows, and every target that was missed."""
+    folder = ROOT / "docs" / "benchmarks"
+    results = [page.read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
+    if not results:
+        return "No results are recorded yet: the command records them."
+    every = [row for result in results for row in result.rows]
+    chosen = [row for row in every if row.what.startswith(_HEADLINES)]
+    rows = table(["figure", "measured", "target"], [[r.what, page.figure(r), page.target(r)] for r in chosen])
+    judged, missed = [r for r in every if r.target is not None], [r for r in every if r.met is False]
+    verdict = f"{len(judged) - len(missed)} of {len(judged)} targets are met."
+    if missed:
+        lines = "\n".join(f"- {r.what}: {page.figure(r)}, wanted {page.target(r)}" for r in missed)
+        verdict += f" Missed:\n\n{lines}\n\n"
+    machine, threads = results[0].machine, results[0].threads
+    where = f"Measured on {results[0].measured}, {machine['cpu']}, {threads} threads."
+    return f"{where} {verdict} Every figure: [benchmarks](docs/benchmarks.md).\n\n{rows}"
 
 
 MAKERS: Mapping[str, Callable[[], str]] = {
@@ -161,5 +193,6 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "rule-files": rule_files,
     "comparison": comparison,
     "torch-classes": torch_classes,
+    "commands": commands,
     "benchmarks": benchmarks,
 }
