@@ -1,0 +1,21 @@
+"""Optimizers for PyTorch: `rulec.torch.AdamW` and the like, one class for each rule, with torch's names and keywords.
+
+They are made when first asked for; `__init__.pyi` describes them to type checkers and is generated, by `stubs`.
+"""
+
+from __future__ import annotations
+
+from rulec.torch.classes import class_named, class_names, optimizer
+from rulec.torch.optimizer import RuleOptimizer
+
+__all__ = ["RuleOptimizer", "optimizer", *class_names()]
+
+
+def __getattr__(name: str) -> type[RuleOptimizer]:
+    if name in __all__:
+        return class_named(name)
+    raise AttributeError(f"module 'rulec.torch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

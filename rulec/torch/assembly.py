@@ -1,0 +1,324 @@
+"""A torch optimizer's engines: one for each rule its groups mean, and what a step must look at before it runs them.
+
+An assembly is made of the groups and states as they are, and made again when something other than numbers changed:
+parameters added, taken out or replaced, another rule meant, states loaded or edited, another dtype or memory order.
+States are copied into the new one's buffers, so nothing is lost. Everything else a step finds is cheap to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import is_, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from rulec.errors import StateMismatch
+from rulec.runtime.engine import Engine, Launch, run
+from rulec.runtime.rows import Numbers
+from rulec.torch.interface import Choice, Flavour, Interface
+from rulec.torch.states import Store
+from rulec.torch.tensors import TorchArrays, check_apart, check_parameters, dtype_name, plain_memory, real_view
+
+Groups = Sequence[Mapping[str, Any]]
+
+_data_ptr = Tensor.data_ptr
+_params_of = itemgetter("params")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for."""
+
+    state_dtypes: Mapping[str, str] = field(default_factory=dict)
+    backend: str | None = None
+
+
+@dataclass
+class Member:
+    """One engine, its groups (their indices, in the engine's order) and their hyper-parameters now."""
+
+    engine: Engine
+    choice: Choice
+    groups: list[int]
+    table: Numbers
+    extensions: int = 0
+
+
+@dataclass
+class _Share:
+    """One engine's tensors in a step, and where their gradients are among those of the whole step (None: all)."""
+
+    member: Member
+    ids: tuple[int, ...]
+    places: list[int] | None
+
+
+@dataclass
+class _Plan:
+    """What is the same in every step in which the same parameters have gradients."""
+
+    shares: list[_Share]
+    written: list[Tensor]
+    dtypes: list[torch.dtype]
+    complexes: list[int]
+
+
+class Values:
+    """The numbers and flags of all groups, and whether they are what they were."""
+
+    def __init__(self, names: Sequence[str], groups: Groups) -> None:
+        self._get = itemgetter(*names)
+        self._rate = itemgetter("lr") if "lr" in names else None
+        self._known = [*map(self._get, groups)]
+        self._steady = not any(_may_change_inside(group[name]) for group in groups for name in names)
+
+    def same(self, groups: Groups) -> bool:
+        """Whether nothing was changed since these were read; False, too, where looking cannot tell."""
+        if not self._steady or [*map(self._get, groups)] != self._known:
+            return False
+        # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
+        return self._rate is None or {float, int}.issuperset(map(type, map(self._rate, groups)))
+
+
+def _may_change_inside(value: Any) -> bool:
+    """Whether a group's value can become another while it stays the same object."""
+    if isinstance(value, tuple):
+        return any(map(_may_change_inside, value))
+    return not isinstance(value, float | int | str | None)
+
+
+def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavour] = ()) -> list[Choice]:
+    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
+
+    Where `weight_decay` is 0 in all groups of a flavour the rule is the one without it, unless among `decaying`.
+    """
+    found = [interface.choose(group) for group in groups]
+    for choice, group in zip(found, groups, strict=True):
+        for name, value in choice.hyper(group).items():
+            choice.rule.hyper[name].check(name, value, interface.name)
+    used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
+    return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
+
+
+class Assembly:
+    """Engines over the parameters of some groups; `store` has their states, in the buffers that kernels write.
+
+    Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,
+    a parameter's saved state must have everything its rule needs; otherwise what is missing starts afresh.
+    """
+
+    def __init__(
+        self, interface: Interface, groups: Groups, saved: Mapping[Any, Any], options: Options, strict: bool = False
+    ) -> None:
+        self.interface, self.options = interface, options
+        self.choices = choices_of(interface, groups)
+        self._sizes = [len(group["params"]) for group in groups]
+        self.params: list[Tensor] = [*chain.from_iterable(map(_params_of, groups))]
+        self.names = names_of(groups)
+        self._values = Values(interface.group_keywords, groups)
+        check_parameters(self.params, self.names)
+        self._addresses = [*map(_data_ptr, self.params)]
+        self._facts = [_facts(p) for p in self.params]
+        self.members = self._make_members(groups)
+        self._homes = self._add_parameters(groups)
+        self._plans: dict[tuple[int, ...] | None, _Plan] = {}
+        self._grad_dtypes: dict[int, torch.dtype] = {}
+        self._restore(saved, strict)
+        self.store = Store(saved)
+        self._publish()
+
+    def _make_members(self, groups: Groups) -> list[Member]:
+        by_choice: dict[Choice, list[int]] = {}
+        for index, choice in enumerate(self.choices):
+            by_choice.setdefault(choice, []).append(index)
+        members = []
+        for choice, indices in by_choice.items():
+            dtypes = {o: d for s, d in self.options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
+            engine = Engine(choice.rule, TorchArrays(), self.options.backend, dtypes, choice.maximize)
+            members.append(Member(engine, choice, indices, _table(engine, choice, [groups[i] for i in indices])))
+        return members
+
+    def _add_parameters(self, groups: Groups) -> list[tuple[Member, int]]:
+        """For each parameter its engine and its id there."""
+        homes = []
+        of_group = {g: (m, column) for m in self.members for column, g in enumerate(m.groups)}
+        place = 0
+        for index, group in enumerate(groups):
+            member, column = of_group[index]
+            for param in group["params"]:
+                homes.append((member, member.engine.add(real_view(param), column, self.names[place])))
+                place += 1
+        return homes
+
+    # States
+
+    def _restore(self, saved: Mapping[Any, Any], strict: bool) -> None:
+        """Allocates what has a saved state, or must have one before the first step, and copies the values into it."""
+        held = [{k: v for k, v in saved.get(p, {}).items() if v is not None} for p in self.params]
+        chosen = [i for i, values in enumerate(held) if values or self.interface.full_at_once]
+        for i in chosen:
+            grad = self.params[i].grad
+            self._grad_dtypes[i] = self.params[i].dtype if grad is None else grad.dtype
+        for member in self.members:
+            places = [i for i in chosen if self._homes[i][0] is member]
+            dtypes = [dtype_name(self._grad_dtypes[i]) for i in places]
+            member.engine.prepare([self._homes[i][1] for i in places], dtypes, member.table)
+        for i in chosen:
+            _check_saved(self._buffers(i), held[i], self.names[i], strict)
+        with plain_memory():
+            for i in chosen:
+                self._copy_saved(i, held[i])
+
+    def _buffers(self, place: int) -> dict[str, Tensor]:
+        """A parameter's buffers under torch's names, complex where it is; empty before its first gradient."""
+        member, tensor_id = self._homes[place]
+        flavour, shape = member.choice.flavour, self.params[place].shape
+        found = {}
+        for name, value in member.engine.state(tensor_id).items():
+            if name != "step" or flavour.counted:
+                found[flavour.outside(name)] = value if value.shape in ((), shape) else torch.view_as_complex(value)
+        return found
+
+    def _copy_saved(self, place: int, saved: Mapping[str, Any]) -> None:
+        for key, buffer in self._buffers(place).items():
+            if key in saved:
+                buffer.copy_(torch.as_tensor(saved[key]).reshape(buffer.shape))
+        member, tensor_id = self._homes[place]
+        if saved and not member.choice.flavour.counted:
+            # torch keeps no count here, and asks no more than whether there was a step before.
+            member.engine.state(tensor_id)["step"].fill_(1)
+
+    def _publish(self) -> None:
+        """Shows every buffer in the store; entries there that are no state of the rule stay."""
+        for member in self.members:
+            member.extensions = member.engine.extensions
+        for place, param in enumerate(self.params):
+            buffers = self._buffers(place)
+            if buffers:
+                self.store.entry(param).take(buffers)
+        self.store.ledger.changed = False
+
+    # Steps
+
+    def stale(self, groups: Groups, state: Any) -> bool:
+        """Whether an assembly must be made anew before a step of these groups with this state."""
+        store = self.store
+        if state is not store or store.ledger.changed:
+            return True
+        lists = [*map(_params_of, groups)]
+        params = lists[0] if len(lists) == 1 else [*chain.from_iterable(lists)]
+        if [*map(len, lists)] != self._sizes or not all(map(is_, params, self.params)):
+            return True
+        if [*map(_data_ptr, self.params)] != self._addresses and not self._moved():
+            return True
+        return not self._values.same(groups) and not self._read_values(groups)
+
+    def _moved(self) -> bool:
+        """Takes over parameters whose memory moved; False where more than their address is new."""
+        if [_facts(p) for p in self.params] != self._facts:
+            return False
+        check_apart(self.params, self.names)
+        now = [*map(_data_ptr, self.params)]
+        for param, (member, tensor_id), old, new in zip(self.params, self._homes, self._addresses, now, strict=True):
+            if old != new:
+                member.engine.replace(tensor_id, real_view(param))
+        self._addresses = now
+        return True
+
+    def _read_values(self, groups: Groups) -> bool:
+        """Takes over other numbers; False where the groups mean other rules now."""
+        decaying = {choice.flavour for choice in self.choices if choice.decay}
+        if choices_of(self.interface, groups, decaying) != self.choices:
+            return False
+        self._values = Values(self.interface.group_keywords, groups)
+        for member in self.members:
+            member.table = _table(member.engine, member.choice, [groups[i] for i in member.groups])
+        return True
+
+    def step(self) -> bool:
+        """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new."""
+        grads: list[Any] = [p.grad for p in self.params]
+        present = None
+        if [1 for g in grads if g is None]:
+            present = tuple([i for i, g in enumerate(grads) if g is not None])
+            grads = [g for g in grads if g is not None]
+        plan = self._plans.get(present)
+        if plan is None:
+            plan = self._plan(present, grads)
+        if [g.dtype for g in grads] != plan.dtypes:
+            return False
+        for place in plan.complexes:
+            grads[place] = real_view(grads[place])
+        launches: list[Launch] = []
+        for share in plan.shares:
+            chosen = grads if share.places is None else [grads[i] for i in share.places]
+            launches += share.member.engine.ready(share.ids, chosen, share.member.table)
+        try:
+            run(launches)
+        finally:
+            increment_version(plan.written)
+        if any(m.extensions != m.engine.extensions for m in self.members):
+            self._publish()
+        return True
+
+    def _plan(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> _Plan:
+        chosen = range(len(self.params)) if present is None else present
+        written = [self.params[i] for i in chosen]
+        shares = []
+        for member in self.members:
+            places = [place for place, i in enumerate(chosen) if self._homes[i][0] is member]
+            if places:
+                ids = tuple([self._homes[chosen[place]][1] for place in places])
+                shares.append(_Share(member, ids, None if len(places) == len(chosen) else places))
+        complexes = [place for place, p in enumerate(written) if p.is_complex()]
+        if len(self._plans) >= 64:
+            self._plans.clear()
+        dtypes = [self._grad_dtypes.setdefault(i, g.dtype) for i, g in zip(chosen, grads, strict=True)]
+        plan = self._plans[present] = _Plan(shares, written, dtypes, complexes)
+        return plan
+
+
+def names_of(groups: Groups) -> list[str]:
+    """What messages call each parameter: its name where it has one, else its place."""
+    found: list[str] = []
+    for group in groups:
+        given = group.get("param_names", [])
+        if len(given) != len(group["params"]):
+            given = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
+        found += given
+    return found
+
+
+def _facts(param: Tensor) -> tuple[Any, ...]:
+    return param.shape, param.stride(), param.dtype, param.device
+
+
+def _table(engine: Engine, choice: Choice, groups: Groups) -> Numbers:
+    return engine.hyper_table([choice.hyper(group) for group in groups])
+
+
+def _ours(choice: Choice, name: str) -> str | None:
+    """Our name for a state of the choice's rule called by torch's or ours; None where it is a state of another rule."""
+    states = choice.rule.state
+    return name if name in {"", *states} else next((s for s in states if choice.flavour.outside(s) == name), None)
+
+
+def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
+    """StateMismatch where a saved state cannot be that of the parameter with these buffers."""
+    if not saved:
+        return
+    for key, buffer in buffers.items():
+        if key not in saved:
+            if strict:
+                known = ", ".join(sorted(saved))
+                raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
+            continue
+        shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
+        if shape != wanted and not (wanted == () and shape == (1,)):
+            raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")

@@ -1,0 +1,93 @@
+"""Docstrings made from rules: the mathematics, where it is from, and every keyword with its range."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from rulec.language.rule import Hyper, Rule
+from rulec.torch.interface import HINTS, Flavour, Interface
+
+_MEANINGS = {
+    "params": "parameters, named parameters or parameter groups to optimize",
+    "maximize": "whether to go up the gradient instead of down",
+    "state_dtype": "storage dtype of states, for all or by name; by default each parameter's own",
+    "backend": "name of the backend to run on; by default the device's own",
+    "differentiable": "may only be False: autograd does not record what a fused kernel computes",
+}  # fmt: skip
+
+
+def class_doc(interface: Interface) -> str:
+    """The docstring of a class."""
+    first = interface.flavours[0]
+    parts = [first.rule.summary or f"The rule {first.rule.name}."]
+    for flavour in interface.flavours:
+        parts.append(_mathematics(flavour, alone=len(interface.flavours) == 1))
+    parts.append(_decay_text(interface))
+    parts.append("Args:\n" + "\n".join(_argument(interface, p) for p in interface.signature.parameters.values()))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _mathematics(flavour: Flavour, alone: bool) -> str:
+    rule = flavour.rule.standalone()
+    heading = "Each step computes" if alone else f"{rule.name}{_condition(flavour)} computes"
+    return f"{heading}::\n\n{textwrap.indent(rule.step_text().strip(), '    ')}{_paper(rule)}"
+
+
+def _condition(flavour: Flavour) -> str:
+    words = [f"{k} is not 0" if v == "nonzero" else f"{k}={v!r}" for k, v in flavour.when.items()]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _paper(rule: Rule) -> str:
+    paper = rule.paper
+    if not paper:
+        return ""
+    about = ", ".join(str(paper[k]) for k in ("authors", "year") if k in paper)
+    link = f" {paper['url']}" if "url" in paper else ""
+    return f"\n\nFrom {paper.get('title', rule.name)} ({about}).{link}"
+
+
+def _decay_text(interface: Interface) -> str:
+    decays = {flag: transform for f in interface.flavours for flag, transform in f.decays.items()}
+    words = {"l2": "adds weight_decay*p to the gradient g", "decay": "adds weight_decay*p to the direction"}
+    lines = [
+        f"weight_decay {words[transform]}{'' if flag == 'default' else f' where {flag}'}."
+        for flag, transform in decays.items()
+    ]
+    return "\n".join(lines)
+
+
+def _argument(interface: Interface, parameter: Any) -> str:
+    name = parameter.name
+    default = "" if parameter.default is parameter.empty else f", {parameter.default!r} by default"
+    meaning = _MEANINGS.get(name) or "; ".join(_ranges(interface, name)) or _plain_meaning(interface, name)
+    return f"    {name}: {meaning}{default}"
+
+
+def _ranges(interface: Interface, keyword: str) -> Iterator[str]:
+    """The range of each hyper-parameter that a keyword gives, once each."""
+    seen = set()
+    for flavour in interface.flavours:
+        for choice in {"", *flavour.decays.values()}:
+            for name, hyper in flavour.composed(choice).hyper.items():
+                place, position = flavour.places.get(name, (name, None))
+                if place == keyword and name not in seen:
+                    seen.add(name)
+                    yield _range(name, hyper, position is None and name == keyword)
+
+
+def _range(name: str, hyper: Hyper, alone: bool) -> str:
+    words = hyper.range_text() or "any number"
+    return words if alone else f"{name} {words}"
+
+
+def _plain_meaning(interface: Interface, keyword: str) -> str:
+    if keyword in HINTS:
+        return "accepted and without effect: every step is fused"
+    if any(keyword in flavour.when for flavour in interface.flavours):
+        return "chooses the rule, as above"
+    if any(keyword in flavour.decays for flavour in interface.flavours):
+        return "chooses what weight_decay means"
+    return "as in torch.optim; only the default is supported"

@@ -1,0 +1,190 @@
+"""The optimizer that every class here is: a `torch.optim.Optimizer` whose step is a few fused kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, overload
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from rulec.errors import TensorError
+from rulec.language.source import did_you_mean
+from rulec.torch.assembly import Assembly, Options, choices_of, names_of
+from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.lean import without_compiler
+from rulec.torch.states import Store
+from rulec.torch.tensors import DTYPES, check_parameters
+
+
+class _AsSaved:
+    """A parameter's saved state on its way through torch's `load_state_dict`, which would cast it to other dtypes."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+
+class RuleOptimizer(Optimizer):
+    """Runs a rule on parameter groups, as `torch.optim` runs its own.
+
+    Groups, hooks, schedulers, closures and checkpoints are torch's. Beyond torch's keywords, `state_dtype` gives the
+    storage dtype of states (`torch.bfloat16`, or `{"exp_avg_sq": torch.bfloat16}`; by default the parameter's), and
+    `backend` the backend by name (by default the device's).
+
+    Errors are RulecError, raised before anything is written: HyperError for a keyword or value, TensorError for a
+    parameter or gradient, StateMismatch for a checkpoint, BackendUnavailable.
+    """
+
+    interface: ClassVar[Interface]
+
+    def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
+        values = self.interface.bind(args, keywords)
+        self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"))
+        self._assembly: Assembly | None = None
+        self._complete = False
+        super().__init__(params, {**values, **self.interface.fixed})
+        self._check_groups()
+        self._complete = True
+        self.state = Store(self.state)
+        if self.interface.full_at_once:
+            self._assemble()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
+        _add_param_group(self, param_group)
+        if not self._complete:
+            return  # all groups are checked at once
+        try:
+            self._check_groups()
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _check_groups(self) -> None:
+        """HyperError or TensorError for groups that no step could be taken with."""
+        choices_of(self.interface, self.param_groups)
+        check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
+
+    # Steps
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every parameter that has a gradient. Returns the loss of `closure`, called first, if given."""
+        if "torch._dynamo" in sys.modules:  # torch's compiler would look inside
+            return _untraced_step(self, closure)
+        return self._step(closure)
+
+    #: Keeps torch from wrapping `step` in its own call of hooks, which costs more than a small kernel.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], float] | None = None) -> float | None:
+        if (
+            self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled()
+        ):  # fmt: skip
+            return _hooked_update(self) if closure is None else _hooked_update(self, closure)
+        return self._update(closure)
+
+    def _update(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        assembly = self._assembly
+        if assembly is None or assembly.stale(self.param_groups, self.state):
+            assembly = self._assemble()
+        if not assembly.step():
+            self._assemble().step()
+        return loss
+
+    def _assemble(self) -> Assembly:
+        """Engines for the groups and states as they are now."""
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        made = Assembly(self.interface, self.param_groups, self.state, self._options)
+        self._adopt(made)
+        return made
+
+    def _adopt(self, made: Assembly) -> None:
+        if isinstance(self.state, Store):
+            self.state.become(made.store)
+            made.store = self.state
+        self.state = made.store
+        self._assembly = made
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Takes the gradients away, or makes them zero."""
+        _zero_grad(self, set_to_none)
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies."""
+        found = super().state_dict()
+        states = found.get("state", {})
+        found["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict()`, of this class or of torch's of the same name.
+
+        Values are copied into this optimizer's buffers, which keep their own dtypes.
+        """
+        handle = self.register_load_state_dict_pre_hook(_as_saved)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        found = super().__getstate__()
+        states = self.state.plain() if isinstance(self.state, Store) else self.state
+        return {**found, "state": states, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "defaults" in state:
+            self._assembly, self._complete = None, True
+            super().__setstate__(state)
+            self.state = Store(self.state)
+            return
+        # From load_state_dict: everything is checked before anything is taken over.
+        saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
+        groups = [{**self.defaults, **group} for group in state["param_groups"]]
+        made = Assembly(self.interface, groups, saved, self._options, strict=True)
+        super().__setstate__({**state, "state": Store(), "param_groups": groups})
+        self._adopt(made)
+
+
+_add_param_group = without_compiler(Optimizer.add_param_group)
+_zero_grad = without_compiler(Optimizer.zero_grad)
+_untraced_step = _disable_dynamo(RuleOptimizer._step)
+_hooked_update = Optimizer.profile_hook_step(RuleOptimizer._update)
+
+
+def _as_saved(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    states = {k: _AsSaved(v) if isinstance(v, Mapping) else v for k, v in state_dict["state"].items()}
+    return {**state_dict, "state": states}
+
+
+def _options(interface: Interface, state_dtype: StateDtype, backend: str | None) -> Options:
+    given = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
+    known = interface.state_names()
+    dtypes = {}
+    for state, dtype in given.items():
+        if state and state not in known:
+            raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
+        name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise TensorError(f"state dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        dtypes[state] = name
+    return Options(dtypes, backend)

@@ -1,0 +1,208 @@
+"""PyTorch tensors as the runtime sees them: dense memory that kernels walk as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from rulec.errors import TensorError
+from rulec.runtime.arrays import Vector
+from rulec.runtime.state import StateSpec
+
+#: The dtypes that kernels store, by our names.
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+#: The backend for each type of device; others have none.
+_BACKENDS = {"cpu": "cpu", "cuda": "triton"}
+
+Check = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+def plain_memory() -> ExitStack:
+    """A context in which tensors are ordinary ones and nothing is recorded, whatever the caller's own context."""
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """The memory of a tensor as kernels see it: a complex number is a pair of reals, as in torch.optim."""
+    tensor = tensor.detach()
+    if not tensor.is_complex() or tensor.layout is not torch.strided:
+        return tensor
+    return torch.view_as_real(tensor.resolve_conj().resolve_neg())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Our name for a dtype, for a complex one that of its parts; TensorError for one that no kernel stores."""
+    name = _NAMES.get(dtype.to_real() if dtype.is_complex else dtype)
+    if name is None:
+        raise TensorError(f"a tensor of {dtype} cannot be optimized: use one of {', '.join(DTYPES)}")
+    return name
+
+
+def memory_order(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """The dimensions that matter to where elements lie, as (extent, stride), the slowest first."""
+    pairs = [(n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one piece of memory, each its own place, in whatever order."""
+    expected = 1
+    for extent, stride in reversed(memory_order(tensor)):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def same_order(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same order in memory."""
+    if a.stride() == b.stride():
+        return True
+    extents = a.shape
+    return all(n == 1 or s == t for n, s, t in zip(extents, a.stride(), b.stride(), strict=True))
+
+
+class TorchArrays:
+    """Strided tensors of float32, float64, bfloat16 and float16, dense in any memory order."""
+
+    def shape(self, array: Tensor) -> tuple[int, ...]:
+        """The shape."""
+        return tuple(array.shape)
+
+    def dtype(self, array: Tensor) -> str:
+        """The dtype by our name; TensorError for one that no kernel stores."""
+        return dtype_name(array.dtype)
+
+    def device(self, array: Tensor) -> str:
+        """The device, such as `cpu` or `cuda:0`."""
+        return str(array.device)
+
+    def backend(self, device: str) -> str:
+        """The fused kernels for that device; TensorError where there are none."""
+        kind = device.partition(":")[0]
+        if kind not in _BACKENDS:
+            raise TensorError(f"a tensor on {device!r} cannot be optimized: move it to one of {', '.join(_BACKENDS)}")
+        return _BACKENDS[kind]
+
+    def gradient_check(self, params: Sequence[Tensor], dtype: str, names: Sequence[str]) -> Check:
+        """A function that gives gradients in their parameters' memory order, copying those that have another.
+
+        It raises TensorError, naming the tensor, for one that is sparse or has another shape.
+        """
+        counts = [p.numel() for p in params]
+        contiguous = [p.is_contiguous() for p in params]
+        # Only a single number can be contiguous and yet lie negated in memory, as the imaginary part of a conjugate.
+        single = [i for i, count in enumerate(counts) if count == 1]
+        ordered = [i for i, plain in enumerate(contiguous) if not plain]
+
+        def check(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+            try:
+                usual = [*map(_numel, grads)] == counts and [*map(_is_contiguous, grads)] == contiguous
+            except RuntimeError:  # a sparse gradient has no memory order
+                usual = False
+            if usual and ordered:
+                usual = all(same_order(grads[i], params[i]) for i in ordered)
+            if usual and not (single and any(grads[i].is_neg() for i in single)):
+                return grads
+            return [_conforming(g, p, name) for g, p, name in zip(grads, params, names, strict=True)]
+
+        return check
+
+    def allocate(
+        self, params: Sequence[Tensor], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
+        facts: Sequence[Mapping[str, float]],
+    ) -> list[dict[str, Tensor]]:  # fmt: skip
+        """For each parameter its states: tensors of their own, of its shape and in its memory order."""
+        with plain_memory():
+            return [
+                {spec.name: _initial(spec, param, h, f) for spec in specs}
+                for param, h, f in zip(params, hyper, facts, strict=True)
+            ]
+
+    def vector(self, values: np.ndarray[Any, Any]) -> Vector:
+        """A copy of the numbers, with a 0-d view of each: step counts in float32 as torch.optim has them."""
+        with plain_memory():
+            dtype = torch.float32 if values.dtype.kind == "i" else torch.float64
+            numbers = torch.from_numpy(values).to(dtype, copy=True)
+            return Vector(numbers.numpy(), [numbers[i] for i in range(len(numbers))])
+
+
+_numel = Tensor.numel
+_is_contiguous = Tensor.is_contiguous
+
+
+def _conforming(grad: Tensor, param: Tensor, name: str) -> Tensor:
+    if grad.layout is not torch.strided:
+        raise TensorError(
+            f"the gradient of {name} is sparse ({grad.layout}), which no rule here takes: make its layer with "
+            f"sparse=False, or give param.grad.to_dense()"
+        )
+    if grad.shape != param.shape:
+        raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
+    if same_order(grad, param) and not grad.is_neg():
+        return grad
+    with plain_memory():
+        return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+
+
+def _initial(spec: StateSpec, param: Tensor, hyper: Mapping[str, float], facts: Mapping[str, float]) -> Tensor:
+    state = torch.empty_like(param, dtype=DTYPES[spec.dtype])
+    if spec.copies_parameter:
+        return state.copy_(param)
+    if spec.reads_parameter:
+        values = spec.values(hyper, facts, param.double().cpu().numpy())
+        return state.copy_(torch.from_numpy(np.asarray(values)))
+    return state.fill_(spec.number(hyper, facts))
+
+
+def check_parameters(params: Sequence[Tensor], names: Sequence[str]) -> None:
+    """TensorError where a parameter cannot be updated in its own memory."""
+    for param, name in zip(params, names, strict=True):
+        _check_parameter(param, name)
+    check_apart(params, names)
+
+
+def _check_parameter(param: Tensor, name: str) -> None:
+    if is_lazy(param):
+        raise TensorError(f"{name} has no shape yet: run the model once before making the optimizer")
+    if param.layout is not torch.strided:
+        raise TensorError(f"{name} is sparse ({param.layout}): only dense parameters can be optimized")
+    if type(param).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise TensorError(
+            f"{name} is a {type(param).__name__}, which need not have memory of its own: pass the plain tensors in it"
+        )
+    if param.is_inference():
+        raise TensorError(f"{name} was made in inference mode, where nothing can be trained: make it outside")
+    if param.is_conj() or param.is_neg():
+        raise TensorError(f"{name} is a conjugate or negative view: pass param.resolve_conj().resolve_neg()")
+    if not is_dense(param):
+        raise TensorError(
+            f"{name} is a view with stride {param.stride()} that leaves out or repeats memory: pass a parameter that "
+            f"is contiguous, or the whole tensor it is a view of"
+        )
+    dtype_name(param.dtype)
+    TorchArrays().backend(str(param.device))
+
+
+def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
+    """TensorError where two parameters share memory, or one is given twice."""
+    spans = [(str(p.device), p.data_ptr(), p.nbytes, name) for p, name in zip(params, names, strict=True)]
+    before = ("", 0, 0, "")
+    for span in sorted(s for s in spans if s[2]):
+        if span[0] == before[0] and span[1] < before[1] + before[2]:
+            raise TensorError(f"{before[3]} and {span[3]} share memory: give each tensor once")
+        before = max(before, span, key=lambda s: (s[0], s[1] + s[2]))
