@@ -7,11 +7,14 @@ from typing import Any
 
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
-from rulec.language.library import load, parse, rules
+from rulec.language.library import json_schema, load, parse, rules
 from rulec.language.python import rule
 from rulec.language.rule import Rule
+from rulec.language.symbolic import from_sympy
 
-__all__ = ["Rule", "RuleError", "RulecError", "compile", "load", "parse", "rule", "rules"]
+__all__ = [
+    "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse", "rule", "rules",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 #: Imported when first used: none of them may slow `import rulec` down.

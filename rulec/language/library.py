@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rulec.errors import RuleError
+from rulec.language.names import short
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+
+#: Deepest nesting of files, each naming the next as a component.
+MAX_NESTING = 20
 
 
 @functools.cache
@@ -31,13 +36,16 @@ def _find(name: str, base: Path | None) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = Path(name) if base is None else base / name
         if not path.is_file():
-            raise RuleError(f"there is no rule file {str(path)!r}")
+            kind = "is a folder and" if path.is_dir() else "does not exist, so it"
+            raise RuleError(f"{str(path)!r} {kind} cannot be read as a rule file")
         return path
     for candidate in (name, f"transforms/{name}"):
         if candidate in rules():
             return library_folder() / f"{candidate}.yaml"
+    if Path(name if base is None else base / name).exists():
+        raise RuleError(f"{short(name)} is no rule of the library, and the name of a rule file ends in .yaml")
     hint = did_you_mean(name, [r.rpartition("/")[2] for r in rules()])
-    raise RuleError(f"there is no rule {name!r}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
+    raise RuleError(f"there is no rule {short(name)}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
 
 
 def load(name: str | Path) -> Rule:
@@ -53,6 +61,8 @@ def _load(path: Path, above: tuple[Path, ...]) -> Rule:
     if path in above:
         names = " -> ".join(p.stem for p in (*above[above.index(path) :], path))
         raise RuleError(f"{path.stem} is made of itself: {names}")
+    if len(above) > MAX_NESTING:
+        raise RuleError(f"{path.stem} stands in more than {MAX_NESTING} rules, one within the other: write it out")
     if path.is_relative_to(library_folder()):
         return _load_library(path) if not above else _read(path, above)
     return _read(path, above)
@@ -64,12 +74,18 @@ def _load_library(path: Path) -> Rule:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> Rule:
+    from rulec.language.document import MAX_DOCUMENT
     from rulec.language.yaml import parse_rule
 
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise RuleError(f"{path} is not UTF-8 text") from None
+        size = path.stat().st_size
+        if size > 4 * MAX_DOCUMENT:  # a character takes at most four bytes
+            raise RuleError(f"{path} has {size} bytes, over the limit of {4 * MAX_DOCUMENT}: it is no rule file")
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RuleError(f"{path} is not UTF-8 text: its byte {error.start} is wrong") from None
+    except OSError as error:
+        raise RuleError(f"{path} cannot be read: {error.strerror}") from None
     return parse_rule(text, str(path), lambda name: _load(_find(name, path.parent), (*above, path)), path)
 
 
@@ -78,3 +94,10 @@ def parse(text: str, name: str = "<string>", base: Path | None = None) -> Rule:
     from rulec.language.yaml import parse_rule
 
     return parse_rule(text, name, lambda other: _load(_find(other, base), ()))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of rule files, by which editors complete and check them."""
+    from rulec.language.schema import json_schema as made
+
+    return made()

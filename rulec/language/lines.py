@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
@@ -58,7 +58,7 @@ class Lines:
             self._name_locals(value)
             state, _, version = target.partition("#")
             if version:
-                self._keep_old(state, [v for _, v in self.trace.lines[position + 1 :]])
+                self._keep_old(state, value, [v for _, v in self.trace.lines[position + 1 :]])
             self.out.append(Assign(state, self._named(value)))
             if version:
                 self.current[state] = int(version)
@@ -89,9 +89,28 @@ class Lines:
         memo = {part: name(text) for part, text in self.done.items()}
         return rewrite([value], change, memo)[0]
 
-    def _keep_old(self, state: str, later: Iterable[Node]) -> None:
+    def _keep_old(self, state: str, new: Node, later: Iterable[Node]) -> None:
         """Saves the value of `state` under a local name where a later line still reads it."""
         old = name(f"{state}#{self.current[state]}")
-        if any(part is old for part in walk(later)):
+        lasting = {n for n, text in self.done.items() if self._lasts(text, self.current)}
+        if self._lasts(state, {state: self.current[state] + 1}):
+            lasting.add(new)
+        if any(part is old for part in _walk_to(later, lasting)):
             self.old[old] = self._free(f"{state}_old")
             self.out.append(Assign(self.old[old], name(state)))
+
+    def _lasts(self, text: str, current: Mapping[str, int]) -> bool:
+        """Whether a name keeps its value to the end: a local, or a state that is not assigned again."""
+        return text not in self.trace.version or current[text] == self.trace.version[text]
+
+
+def _walk_to(roots: Iterable[Node], ends: set[Node]) -> Iterator[Node]:
+    """Every node under `roots` once, without what only stands under `ends`."""
+    seen: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        current = stack.pop()
+        if current not in seen and current not in ends:
+            seen.add(current)
+            yield current
+            stack.extend(current.args)

@@ -1,0 +1,315 @@
+"""Rules and sympy: a rule's new values as sympy expressions, for proofs, and rules made of such expressions.
+
+The only place that knows sympy, and it is imported when it is needed: no kernel depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from rulec.errors import RuleError
+from rulec.language.check import check_direction_free_of_lr, check_names, check_rule
+from rulec.language.functions import FUNCTIONS
+from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.latex import rule_to_latex
+from rulec.language.lines import Lines
+from rulec.language.names import BASE_NAMES, short
+from rulec.language.node import LEVELS, Kind, Node, Op, const, node, walk
+from rulec.language.rule import Assign, Rule, State, Statement
+from rulec.language.source import did_you_mean
+from rulec.language.text import number_text
+from rulec.language.trace import Trace
+
+__all__ = ["from_sympy", "rule_to_latex", "rule_to_sympy"]
+
+
+def rule_to_sympy(rule: Rule) -> dict[str, Any]:
+    """The new value of each state, and of `direction` or `p`, in symbols of the values before the step.
+
+    Every symbol is real, `t` a positive integer. What sympy has no function for (reductions, matrix functions, cbrt,
+    isfinite) is an undefined function, such as `norm_tensor(x)`; `where` is a Piecewise.
+    """
+    walker = _ToSympy()
+    values = {key: walker.symbol(key) for key in (*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs)}
+    walker.step(rule.step, values)
+    ends = ("p",) if rule.assigns_parameter else ("direction",)
+    return {key: values[key] for key in (*rule.state, *ends)}
+
+
+class _ToSympy:
+    """Computes a step with sympy expressions in place of numbers."""
+
+    def __init__(self) -> None:
+        import sympy
+
+        self.sp: Any = sympy
+
+    def symbol(self, identifier: str) -> Any:
+        """The symbol of a name: real, and a positive integer where it counts something."""
+        if identifier in ("t", "ndim", "numel", "rows", "cols"):
+            return self.sp.Symbol(identifier, integer=True, positive=True)
+        return self.sp.Symbol(identifier, real=True)
+
+    def step(self, step: tuple[Statement, ...], values: dict[str, Any]) -> None:
+        """Adds the names that the lines assign to `values`."""
+        for line in step:
+            if isinstance(line, Assign):
+                values[line.target] = self.number(self.expression(line.value, values))
+                continue
+            condition = self.truth(self.expression(line.condition, values))
+            then, otherwise = dict(values), dict(values)
+            self.step(line.then, then)
+            self.step(line.otherwise, otherwise)
+            for key in then.keys() & otherwise.keys():
+                same = then[key] == otherwise[key]
+                values[key] = then[key] if same else self.either(condition, then[key], otherwise[key])
+
+    def either(self, condition: Any, a: Any, b: Any) -> Any:
+        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold.
+        return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+
+    def number(self, value: Any) -> Any:
+        """A truth value as 1 or 0."""
+        return self.either(value, self.sp.Integer(1), self.sp.Integer(0)) if self.is_truth(value) else value
+
+    def truth(self, value: Any) -> Any:
+        """A number as whether it is not 0."""
+        return value if self.is_truth(value) else self.sp.Ne(value, 0)
+
+    def is_truth(self, value: Any) -> bool:
+        """Whether sympy's value is true or false: its symbols count as that too, and ours are numbers."""
+        return isinstance(value, self.sp.logic.boolalg.Boolean) and not value.is_Symbol
+
+    def expression(self, value: Node, values: Mapping[str, Any]) -> Any:
+        """The sympy expression of a node over named values."""
+        done: dict[Node, Any] = {}
+        for part in walk([value]):
+            done[part] = self._part(part, [done[a] for a in part.args], values)
+        return done[value]
+
+    def _part(self, part: Node, args: list[Any], values: Mapping[str, Any]) -> Any:
+        if part.op is Op.CONST:
+            return self._constant(float(part.arg))  # type: ignore[arg-type]
+        if part.op.kind is Kind.LEAF:
+            return values.get(str(part.arg), self.symbol(str(part.arg)))
+        if part.op.kind is Kind.LOGIC:
+            makers = {Op.AND: self.sp.And, Op.OR: self.sp.Or, Op.NOT: self.sp.Not}
+            return makers[part.op](*map(self.truth, args))
+        if part.op is Op.WHERE:
+            return self.either(self.truth(args[0]), self.number(args[1]), self.number(args[2]))
+        args = list(map(self.number, args))
+        if part.op is Op.ISFINITE:
+            return self.sp.Ne(self.sp.Function("isfinite")(*args), 0)
+        made = self._operations().get(part.op)
+        return made(*args) if made else self.sp.Function(_function_name(part))(*args)
+
+    def _operations(self) -> Mapping[Op, Callable[..., Any]]:
+        sp = self.sp
+        return {
+            Op.ADD: lambda a, b: a + b, Op.SUB: lambda a, b: a - b, Op.MUL: lambda a, b: a * b,
+            Op.DIV: lambda a, b: a / b, Op.POW: lambda a, b: a**b, Op.MOD: sp.Mod,
+            Op.FLOORDIV: lambda a, b: sp.floor(a / b), Op.NEG: lambda a: -a,
+            Op.LT: sp.Lt, Op.LE: sp.Le, Op.GT: sp.Gt, Op.GE: sp.Ge, Op.EQ: sp.Eq, Op.NE: sp.Ne,
+            Op.SQRT: sp.sqrt, Op.RSQRT: lambda a: 1 / sp.sqrt(a), Op.ABS: sp.Abs, Op.SIGN: sp.sign, Op.EXP: sp.exp,
+            Op.LOG: sp.log, Op.TANH: sp.tanh, Op.SIGMOID: lambda a: 1 / (1 + sp.exp(-a)), Op.ERF: sp.erf,
+            Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min, Op.MAXIMUM: sp.Max,
+        }  # fmt: skip
+
+    def _constant(self, value: float) -> Any:
+        """The decimal that the author wrote, exactly: 0.999 is 999/1000."""
+        if value in (float("inf"), float("-inf")):
+            return self.sp.oo if value > 0 else -self.sp.oo
+        exact = Fraction(number_text(value))
+        return self.sp.Rational(exact.numerator, exact.denominator)
+
+
+def _function_name(part: Node) -> str:
+    """The undefined function that stands for an operation sympy has not: `mean` per row is `mean_row`."""
+    called = "matmul" if part.op is Op.MATMUL else part.op.symbol
+    return f"{called}_{part.arg}" if isinstance(part.arg, str) else called
+
+
+def _opaque() -> dict[str, Callable[..., Node]]:
+    """The operations that undefined functions stand for, by those functions' names."""
+    found: dict[str, Callable[..., Node]] = {}
+    for op in Op:
+        if op.kind is Kind.REDUCE:
+            for level in LEVELS[1:]:
+                found[f"{op.symbol}_{level}"] = lambda x, op=op, level=level: node(op, x, level)
+        elif op in (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE, Op.UNIFORM, Op.NORMAL):
+            found[op.symbol] = lambda *args, op=op: node(op, *args)
+    for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
+        found[f"newton_schulz_{dtype}"] = lambda x, n, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
+    return found | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
+
+
+class _FromSympy:
+    """Reads sympy expressions through a closed table; `names` are the nodes of the symbols."""
+
+    def __init__(self, names: Mapping[str, Node]) -> None:
+        import sympy
+
+        self.sp: Any = sympy
+        self.names = names
+        self.opaque = _opaque()
+        self.done: dict[Any, Node] = {}
+
+    def node(self, value: Any) -> Node:
+        """The node of an expression; RuleError for what the language has not."""
+        for part in self.sp.postorder_traversal(self.sp.sympify(value, strict=True)):
+            if part not in self.done and not isinstance(
+                part, self.sp.Tuple | self.sp.functions.elementary.piecewise.ExprCondPair
+            ):
+                self.done[part] = self._part(part)
+        return self.done[self.sp.sympify(value, strict=True)]
+
+    def _part(self, part: Any) -> Node:
+        sp = self.sp
+        if part.is_Symbol:
+            return self._symbol(part.name)
+        if part in (sp.oo, -sp.oo) or (part.is_number and part.is_Atom and part.is_real):
+            return const(float(part))
+        if part in (sp.true, sp.false):
+            return node(Op.EQ, const(0), const(0 if part == sp.true else 1))
+        if isinstance(part, sp.Piecewise):
+            return self._piecewise(part)
+        if part.is_Add:
+            return self._sum(part)
+        if part.is_Mul:
+            return self._product(part)
+        if part.is_Pow:
+            return self._power(part)
+        args = [self.done[a] for a in part.args]
+        op = self._operations().get(part.func)
+        if op is not None:
+            result = node(op, *args[: 2 if len(args) > 1 else 1])
+            for arg in args[2:]:
+                result = node(op, result, arg)
+            return result
+        made = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
+        if made is None:
+            raise RuleError(f"sympy's {short(str(part.func.__name__))} is not part of the rule language")
+        return made(*args)
+
+    def _symbol(self, identifier: str) -> Node:
+        if identifier not in self.names:
+            hint = did_you_mean(identifier, self.names) or ": declare it under state or hyper"
+            raise RuleError(f"unknown symbol {short(identifier)}{hint}")
+        return self.names[identifier]
+
+    def _operations(self) -> Mapping[Any, Op]:
+        sp = self.sp
+        return {
+            sp.StrictLessThan: Op.LT, sp.LessThan: Op.LE, sp.StrictGreaterThan: Op.GT, sp.GreaterThan: Op.GE,
+            sp.Eq: Op.EQ, sp.Ne: Op.NE, sp.And: Op.AND, sp.Or: Op.OR, sp.Not: Op.NOT, sp.Abs: Op.ABS,
+            sp.sign: Op.SIGN, sp.exp: Op.EXP, sp.log: Op.LOG, sp.tanh: Op.TANH, sp.erf: Op.ERF, sp.floor: Op.FLOOR,
+            sp.Min: Op.MINIMUM, sp.Max: Op.MAXIMUM, sp.Mod: Op.MOD,
+        }  # fmt: skip
+
+    def _piecewise(self, part: Any) -> Node:
+        *cases, (last, otherwise) = part.args
+        if otherwise != self.sp.true:
+            raise RuleError("a Piecewise of a rule has a value everywhere: end it with (value, True)")
+        result = self.done[last]
+        for value, condition in reversed(cases):
+            result = node(Op.WHERE, self.done[condition], self.done[value], result)
+        return result
+
+    def _sum(self, part: Any) -> Node:
+        """The terms in sympy's printing order, those with a minus subtracted."""
+        result: Node | None = None
+        for term in sorted(part.as_ordered_terms(), key=lambda x: x.could_extract_minus_sign()):
+            negative = bool(term.could_extract_minus_sign())
+            value = self._again(-term if negative else term)
+            if result is None:
+                result = node(Op.NEG, value) if negative else value
+            else:
+                result = node(Op.SUB if negative else Op.ADD, result, value)
+        assert result is not None
+        return result
+
+    def _again(self, value: Any) -> Node:
+        """The node of an expression made here, which need not be part of the one that is read."""
+        return self.done[value] if value in self.done else self.node(value)
+
+    def _product(self, part: Any) -> Node:
+        """The factors in sympy's printing order, those to a negative power below a fraction bar."""
+        coefficient, rest = part.as_coeff_Mul()
+        if coefficient == -1:
+            return node(Op.NEG, self._again(rest))
+        factors = ([] if coefficient == 1 else [coefficient]) + list(rest.as_ordered_factors())
+        below = [f for f in factors if _is_divisor(f)]
+        above = [f for f in factors if not _is_divisor(f)]
+        top = self._times([self._again(f) for f in above]) if above else const(1)
+        return node(Op.DIV, top, self._times([self._again(1 / f) for f in below])) if below else top
+
+    @staticmethod
+    def _times(factors: list[Node]) -> Node:
+        result = factors[0]
+        for factor in factors[1:]:
+            result = node(Op.MUL, result, factor)
+        return result
+
+    def _power(self, part: Any) -> Node:
+        base, exponent = part.args
+        if base == self.sp.E:
+            return node(Op.EXP, self._again(exponent))
+        if exponent == self.sp.Rational(1, 2):
+            return node(Op.SQRT, self._again(base))
+        if _is_divisor(part):
+            return node(Op.DIV, const(1), self._again(1 / part))
+        return node(Op.POW, self._again(base), self._again(exponent))
+
+
+def _is_divisor(factor: Any) -> bool:
+    """Whether a factor is a power with a negative number as its exponent."""
+    return bool(factor.is_Pow and factor.exp.is_number and factor.exp.is_negative)
+
+
+def from_sympy(
+    *, name: str, direction: Any = None, p: Any = None, state: Mapping[Any, Any] | None = None,
+    hyper: Mapping[Any, Any] | None = None, init: Mapping[Any, Any] | None = None, summary: str = "",
+) -> Rule:  # fmt: skip
+    """The rule whose step is given by sympy expressions of the values before it.
+
+    `direction`, or the new `p`, and the new value of each state are expressions of the symbols `g`, `p`, `t`, the
+    states and the hyper-parameters; symbols are known by their names. `hyper` gives each hyper-parameter's default, or
+    a dict with `default` and range; `init` each state's first value, 0 by default, as a number or an expression.
+    Raises RuleError for what the rule language has not.
+    """
+    if (direction is None) == (p is None):
+        raise RuleError(f"{name} needs either direction or p: give one of them")
+    hypers = {str(key): _hyper(name, str(key), value) for key, value in (hyper or {}).items()}
+    starts = {str(key): value for key, value in (init or {}).items()}
+    targets = {str(key): value for key, value in (state or {}).items()}
+    if unknown := sorted(starts.keys() - targets.keys()):
+        raise RuleError(f"{name} has no state {unknown[0]!r} to begin{did_you_mean(unknown[0], targets)}")
+    reader = _FromSympy({key: _name(key) for key in (*hypers, "p", *BASE_NAMES)})
+    states = {key: State(reader.node(starts.get(key, 0))) for key in targets}
+    check_names(Rule(name, (), hypers, states))
+    trace = Trace(name, states, hypers)
+    reader = _FromSympy(
+        {**{key: _name(key) for key in (*hypers, *BASE_NAMES)}, **{k: trace.read(k).node for k in targets}}
+    )
+    for key, value in targets.items():
+        trace.assign(key, reader.node(value))
+    trace.lines.append(("p" if direction is None else "direction", reader.node(p if direction is None else direction)))
+    made = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
+    return check_direction_free_of_lr(check_rule(made))
+
+
+def _name(identifier: str) -> Node:
+    return node(Op.NAME, identifier)
+
+
+def _hyper(owner: str, key: str, entry: Any) -> Hyper:
+    if not isinstance(entry, Mapping):
+        entry = {"default": entry}
+    known = ("default", *Limits.__annotations__)
+    if unknown := sorted(set(entry) - set(known)):
+        raise RuleError(f"{key} of {owner} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    limits: Any = {k: float(v) for k, v in entry.items() if k != "default"} or well_known_range(key)
+    default = entry.get("default")
+    return Hyper(None if default is None else float(default), **limits)
