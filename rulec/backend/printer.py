@@ -6,11 +6,13 @@ BackendUnsupported. The table is the declaration of what the backend can express
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rulec.compiler.ir import Program, Stage
+from rulec.backend.layout import kernel_buffers
+from rulec.compiler.ir import Buffer, Program, Stage
 from rulec.compiler.show import named_values
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Kind, Node, Op, walk
@@ -22,6 +24,31 @@ OpTable = Mapping[Op, str | Callable[..., str]]
 def identifier(text: str) -> str:
     """A name of a rule as an identifier of a programming language: `adam.m` is `adam_m`."""
     return re.sub(r"\W", "_", text)
+
+
+def unique_name(text: str, taken: set[str]) -> str:
+    """`text` as an identifier that is not among `taken`, to which it is added."""
+    name = identifier(text)
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def buffer_names(program: Program, reserved: Iterable[str]) -> dict[str, str]:
+    """An identifier for each buffer, none of them alike or reserved."""
+    taken = set(reserved)
+    return {b.name: unique_name(b.name, taken) for b in program.buffers}
+
+
+def is_number(text: str) -> bool:
+    """Whether a printed expression is a bare number, which has no dtype of its own."""
+    return re.fullmatch(r"-?(inf|nan|\d[\d.]*(e[-+]?\d+)?)", text) is not None
+
+
+def bare(text: str) -> str:
+    """An expression of Python with no more parentheses than it needs."""
+    return ast.unparse(ast.parse(text, mode="eval"))
 
 
 @dataclass
@@ -40,22 +67,17 @@ class StagePrinter:
     load: Callable[[str], str] = identifier
     reserved: frozenset[str] = frozenset()
     names: dict[Node, str] = field(default_factory=dict)
+    _columns: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        taken = set(self.reserved) | {self.load(b.name) for b in self.program.buffers}
+        self._columns = [unique_name(c.name, taken) for c in self.program.scalars.columns]
         named = named_values(self.program, self.stage.roots)
-        self.names = {v: self._free(n) for v, n in named.items()}
-
-    def _free(self, name: str) -> str:
-        name = identifier(name)
-        columns = {self.column(i) for i in range(len(self.program.scalars.columns))}
-        while name in self.reserved or name in columns:
-            name += "_"
-        return name
+        self.names = {v: unique_name(n, taken) for v, n in named.items()}
 
     def column(self, index: int) -> str:
         """The name of a column of the scalar table."""
-        name = identifier(self.program.scalars.columns[index].name)
-        return f"{name}_" if name in self.reserved else name
+        return self._columns[index]
 
     def columns_used(self) -> list[int]:
         """The columns of the scalar table that this stage reads, in order."""
@@ -93,3 +115,17 @@ def require_elementwise(backend: str, program: Program) -> Stage:
     if not program.elementwise or program.stages[0].finish:
         raise BackendUnsupported(backend, "the reductions or matrix functions", program.name)
     return program.stages[0]
+
+
+def elementwise_buffers(backend: str, program: Program) -> list[Buffer]:
+    """The buffers of an elementwise program, all of the parameter's shape; BackendUnsupported where one is not."""
+    require_elementwise(backend, program)
+    buffers = kernel_buffers(program)
+    for buffer in buffers:
+        if buffer.role == "input":
+            raise BackendUnsupported(backend, f"the input {buffer.name!r}", program.name)
+        if not buffer.axes.elementwise:
+            raise BackendUnsupported(
+                backend, f"the state {buffer.name!r}, which is not kept per element,", program.name
+            )
+    return buffers

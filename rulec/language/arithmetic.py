@@ -28,9 +28,17 @@ def _sigmoid(x: Any) -> Any:
     return np.where(np.signbit(x), small, 1.0) / (1.0 + small)
 
 
+def _power(x: Any, y: Any) -> Any:
+    """C99's pow. For one exponent of 0.5 NumPy takes the square root instead, which is -0 at -0 and NaN at -inf."""
+    result = np.power(x, y)
+    if np.size(y) == 1 and np.all(np.equal(y, 0.5)):
+        return np.where(np.isneginf(x), -np.asarray(x), np.abs(result))
+    return result
+
+
 #: Operations on NumPy arrays, in the arrays' own dtype.
 NUMPY: Table = {
-    Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.DIV: np.divide, Op.POW: np.power,
+    Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.DIV: np.divide, Op.POW: _power,
     Op.MOD: np.mod, Op.FLOORDIV: lambda a, b: np.floor(np.divide(a, b)), Op.NEG: np.negative,
     Op.LT: np.less, Op.LE: np.less_equal, Op.GT: np.greater, Op.GE: np.greater_equal,
     Op.EQ: np.equal, Op.NE: np.not_equal,
@@ -106,6 +114,8 @@ class _MpmathTable:
             return self.mp.mpf(1)
         if a == 0 and b < 0:
             return self.mp.inf
+        if a == -self.mp.inf and not self.mp.isint(b):
+            return self.mp.inf if b > 0 else self.mp.mpf(0)
         result = a**b
         return self.mp.nan if isinstance(result, self.mp.mpc) else result
 

@@ -1,0 +1,155 @@
+"""Prints a program as a function of whole arrays, one line for each named value: what `numpy` and `jax` share.
+
+The two differ in how their libraries are spelt and in how a step ends: by writing into its arrays, or by returning new
+ones. Everything is computed in the layout's compute dtype.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rulec.backend.layout import Layout
+from rulec.backend.printer import (
+    OpTable,
+    StagePrinter,
+    bare,
+    buffer_names,
+    elementwise_buffers,
+    is_number,
+    unique_name,
+)
+from rulec.compiler.ir import Program
+from rulec.language.node import Kind, Op, is_boolean
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one array library is spelt.
+
+    Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
+    `functions` gives, for those that libraries lack or compute badly, the line that imports them. `cast` is a format
+    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array.
+    """
+
+    backend: str
+    module: str
+    parameters: tuple[str, ...]
+    imports: tuple[str, ...]
+    functions: Mapping[str, str]
+    cast: str
+    number: str
+    copy: str
+
+
+#: What operators mean is the same in every array library.
+_OPERATORS: OpTable = {
+    Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",
+    Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
+    Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "(~{})",
+}  # fmt: skip
+
+#: Functions by the name they have in every array library.
+_FUNCTIONS: Mapping[Op, str] = {
+    Op.MOD: "remainder", Op.WHERE: "where", Op.SQRT: "sqrt", Op.ABS: "abs", Op.SIGN: "sign",
+    Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.FLOOR: "floor", Op.ISFINITE: "isfinite",
+    Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum",
+}  # fmt: skip
+
+#: Functions that array libraries lack, spell in many ways or compute badly.
+_OTHERS: Mapping[Op, str] = {Op.CBRT: "cbrt", Op.ERF: "erf", Op.POW: "power", Op.SIGMOID: "sigmoid"}
+
+
+def operations(dialect: Dialect, compute: str) -> OpTable:
+    """The table of a dialect for code computed in `compute`."""
+
+    def call(function: str) -> Callable[..., str]:
+        def text(*operands: str) -> str:
+            # Two bare numbers alone would choose a dtype of their own.
+            typed = [dialect.number.format(x, compute) if is_number(x) else x for x in operands]
+            return f"{function}({', '.join(typed)})"
+
+        return text
+
+    functions = {op: call(f"{dialect.module}.{name}") for op, name in _FUNCTIONS.items()}
+    others = {op: call(name) for op, name in _OTHERS.items()}
+    composed = {Op.FLOORDIV: f"{dialect.module}.floor({{}} / {{}})", Op.RSQRT: f"(1.0 / {dialect.module}.sqrt({{}}))"}
+    return {**_OPERATORS, **functions, **others, **composed}
+
+
+class ArrayPrinter:
+    """One program for one layout as a function `step` of one tensor's arrays and scalars."""
+
+    def __init__(self, dialect: Dialect, program: Program, layout: Layout, copied: Sequence[str] = ()) -> None:
+        """Buffers among `copied` are read from a copy: a step that writes in place may overwrite them too early."""
+        self.dialect, self.program, self.layout, self.copied = dialect, program, layout, copied
+        self.buffers = [b.name for b in elementwise_buffers(dialect.backend, program)]
+        self.stores = {s.buffer: s.value for s in program.stages[0].stores}
+        taken = {dialect.module, *dialect.parameters, "real", "step", "inf", "nan", *_OTHERS.values()}
+        self.values = buffer_names(program, taken)
+        taken |= set(self.values.values())
+        stored = {b: unique_name(f"{b}_stored", taken) for b in self.buffers}
+        #: The name of each buffer's array: its value's own where the two are the same.
+        self.arrays = {b: stored[b] if self._is_converted(b) else self.values[b] for b in self.buffers}
+        self.printer = StagePrinter(
+            dialect.backend, program, program.stages[0], operations(dialect, layout.compute), repr,
+            self.values.__getitem__, frozenset(taken),
+        )  # fmt: skip
+        taken |= {*self.printer.names.values(), *map(self.printer.column, range(len(program.scalars.columns)))}
+        self.results = {b: unique_name(f"{b}_new", taken) for b in self.stores}
+
+    def _is_converted(self, buffer: str) -> bool:
+        other_dtype = self.layout.dtype(buffer) != self.layout.compute
+        return other_dtype or buffer in self.copied or (self.layout.maximize and buffer == "g")
+
+    def _load(self, buffer: str) -> str:
+        """The value of a buffer before the step as an expression of its array."""
+        text = self.arrays[buffer]
+        if self.layout.dtype(buffer) != self.layout.compute:
+            text = self.dialect.cast.format(text, self.layout.compute)
+        elif buffer in self.copied:
+            text = self.dialect.copy.format(text)
+        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+
+    def columns(self) -> list[int]:
+        """The columns of the scalar table that the function takes, in the order of its parameters."""
+        return self.printer.columns_used()
+
+    def source(self, summary: str, ending: Callable[[Mapping[str, str]], Sequence[str]]) -> str:
+        """The whole file. `summary` says what the function does; `ending` ends it, given each stored buffer's value."""
+        scalars = {self.printer.column(i): self.program.scalars.columns[i].value for i in self.columns()}
+        parameters = [*self.dialect.parameters, *self.arrays.values(), *scalars]
+        loads = self.printer.loads()
+        body = [f"{self.values[b]} = {self._load(b)}" for b in loads if self._is_converted(b)]
+        body += [f"{name} = {name} != 0" for name, value in scalars.items() if is_boolean(value)]
+        body += [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
+        written = {}
+        # Every value comes before the first write, which may change what another value is made of.
+        for buffer, value in self.stores.items():
+            text = bare(self.printer.text(value))
+            if value not in self.printer.names and value.op.kind is not Kind.LEAF:
+                body.append(f"{self.results[buffer]} = {text}")
+                text = self.results[buffer]
+            written[buffer] = text
+        lines = [_signature(parameters), f'    """{summary}"""', *(f"    {x}" for x in [*body, *ending(written)])]
+        return self._file("\n".join(lines))
+
+    def _file(self, step: str) -> str:
+        title = f"{self.program.name} by the {self.dialect.backend} backend: {self.layout.text()}. Printed by rulec."
+        words = set(re.findall(r"\w+", step))
+        floats = [name for name in ("inf", "nan") if name in words]
+        imports = [f"from math import {', '.join(floats)}"] if floats else []
+        imports += [*self.dialect.imports, *(line for name, line in self.dialect.functions.items() if name in words)]
+        head = [f'"""{title}"""', *(["", *imports] if imports else [])]
+        return "\n".join([*head, "", "", step, ""])
+
+
+def _signature(parameters: Sequence[str]) -> str:
+    """`def step(...)`, on as many lines as it needs."""
+    line = f"def step({', '.join(parameters)}):"
+    if len(line) <= 120:
+        return line
+    wrapped = textwrap.wrap(", ".join(parameters), 112, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["def step(", *(f"    {x}" for x in wrapped[:-1]), f"    {wrapped[-1]},", "):"])

@@ -1,0 +1,49 @@
+"""Functions of one array that the array API standard lacks, for the code that the numpy backend prints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rulec.errors import TensorError
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Op
+
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _namespace(x: Any) -> Any:
+    return x.__array_namespace__() if hasattr(x, "__array_namespace__") else np
+
+
+def _own(x: Any, function: str) -> Any:
+    namespace = _namespace(x)
+    found = getattr(namespace, function, None)
+    if found is None:
+        raise TensorError(f"arrays of {namespace.__name__} have no {function}: use NumPy arrays, or another backend")
+    return found(x)
+
+
+def cbrt(x: Any) -> Any:
+    """The cube root, with the sign of `x`. TensorError where the array's library has none."""
+    return _own(x, "cbrt")
+
+
+def erf(x: Any) -> Any:
+    """The error function, in the dtype of `x`. TensorError where the array's library has none; NumPy's is slow."""
+    return _ERF(x).astype(x.dtype) if _namespace(x) is np else _own(x, "erf")
+
+
+def power(x: Any, y: Any) -> Any:
+    """C99's pow. NumPy takes the square root for one exponent of 0.5, which differs at -0 and -inf."""
+    namespace = _namespace(x)
+    return NUMPY[Op.POW](x, y) if namespace is np else namespace.pow(x, y)
+
+
+def sigmoid(x: Any) -> Any:
+    """1/(1 + exp(-x)) without overflow: exp only sees what is not positive."""
+    namespace = _namespace(x)
+    small = namespace.exp(-namespace.abs(x))
+    return namespace.where(x < 0, small, namespace.ones_like(x)) / (1.0 + small)

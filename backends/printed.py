@@ -1,0 +1,17 @@
+"""Printed source as a module: a real file in the cache, so that tracebacks, debuggers and `inspect` find its lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rulec.backend import cache
+
+
+def run_source(backend: str, name: str, source: str) -> dict[str, Any]:
+    """What a source that rulec printed for the program `name` defines, by name."""
+    file_name = re.sub(r"\W", "_", name.lower())[:60] or "kernel"
+    path = cache.source_file(backend, cache.cache_key(source), f"{file_name}.py", source)
+    namespace: dict[str, Any] = {"__name__": f"rulec_printed.{file_name}", "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
+    return namespace

@@ -1,0 +1,11 @@
+"""The conformance suite that every backend must pass, ours and foreign alike: `rulec.testing.check_backend`."""
+
+from __future__ import annotations
+
+from rulec.testing.conformance import Report, check_backend
+from rulec.testing.kinds import ArrayKind, JaxKind, NumpyKind, TorchKind
+from rulec.testing.numerics import IEEE, XLA, Numerics
+
+__all__ = [
+    "IEEE", "XLA", "ArrayKind", "JaxKind", "Numerics", "NumpyKind", "Report", "TorchKind", "check_backend",
+]  # fmt: skip

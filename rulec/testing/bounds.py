@@ -1,0 +1,103 @@
+"""What a backend may compute: a program walked over intervals, each operation as inexact as its machine may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.array.arrays import numpy_dtype
+from rulec.compiler.ir import Program
+from rulec.language.node import Kind, Node, Op, is_boolean, walk
+from rulec.testing.interval import Array, Range, Truth, apply, between, hull, point, widen
+from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
+
+_EXACT = (Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.MINIMUM, Op.MAXIMUM, Op.WHERE, Op.ISFINITE)
+
+
+class Bounds:
+    """The ranges of one elementwise program's stored values, computed in `compute` on a machine of these numerics."""
+
+    def __init__(self, program: Program, compute: str, numerics: Numerics) -> None:
+        self.program, self.compute, self.numerics = program, compute, numerics
+        self.stores = program.stages[0].stores
+        self.order = list(walk([s.value for s in self.stores]))
+
+    def stored(self, loads: Mapping[str, Array], columns: Array) -> dict[str, Range]:
+        """The range of each stored buffer, before it is rounded to the buffer's dtype.
+
+        `loads` are the buffers' elements in float64; `columns` (elements x columns of the scalar table, float64) is
+        each element's row.
+        """
+        values: dict[Node, Any] = {}
+        with np.errstate(all="ignore"):
+            for node in self.order:
+                values[node] = self._value(node, values, loads, columns)
+        return {s.buffer: self._subnormal_zero(values[s.value]) for s in self.stores}
+
+    def _subnormal_zero(self, r: Range) -> Range:
+        """Where subnormal numbers count as zero, any of them may stand for it."""
+        if not self.numerics.flushes:
+            return r
+        least, zero = SMALLEST_NORMAL[self.compute], r.holds(0)
+        low, high = np.where(zero, np.minimum(r.low, -least), r.low), np.where(zero, np.maximum(r.high, least), r.high)
+        return Range(low, high, r.nan)
+
+    def _value(self, node: Node, values: Mapping[Node, Any], loads: Mapping[str, Array], columns: Array) -> Any:
+        if node.op is Op.CONST:
+            return self._given(np.float64(node.arg))  # type: ignore[arg-type]
+        if node.op is Op.LOAD:
+            return self._given(loads[str(node.arg)])
+        if node.op is Op.SCALAR:
+            index = int(node.arg)  # type: ignore[call-overload]
+            column = columns[:, index]
+            if is_boolean(self.program.scalars.columns[index].value):
+                return Truth(column != 0, column == 0)
+            return self._given(column)
+        return self._operation(node.op, [values[a] for a in node.args])
+
+    def _operation(self, op: Op, operands: Sequence[Any]) -> Any:
+        if op is Op.FLOORDIV:
+            return apply(Op.FLOOR, [self._operation(Op.DIV, operands)])
+        if op is Op.RSQRT:
+            return self._operation(Op.DIV, [point(1.0), self._operation(Op.SQRT, operands)])
+        result = apply(op, operands)
+        if op in _EXACT or op.kind in (Kind.COMPARE, Kind.LOGIC):
+            return result
+        return self._rounded(result, self.numerics.ulps(op))
+
+    def _rounded(self, r: Range, ulps: float) -> Range:
+        eps, smallest, largest = (table[self.compute] for table in (EPS, SMALLEST_NORMAL, LARGEST))
+        return widen(r, ulps, eps, smallest, largest, self.numerics.flushes)
+
+    def _given(self, value: Array) -> Range:
+        """A number as the machine has it: rounded to the compute dtype, or not yet."""
+        rounded = np.asarray(value).astype(self.compute).astype(np.float64)
+        given = between(np.minimum(value, rounded), np.maximum(value, rounded))
+        if not self.numerics.flushes:
+            return given
+        tiny = (np.abs(value) < SMALLEST_NORMAL[self.compute]) & (np.asarray(value) != 0)
+        zero = hull(given, point(np.zeros(np.shape(value))))
+        return Range(np.where(tiny, zero.low, given.low), np.where(tiny, zero.high, given.high), given.nan)
+
+
+def rounded_to(r: Range, dtype: str) -> Range:
+    """The range of a value once it is stored in `dtype`: rounding never changes the order of numbers.
+
+    A float64 may be rounded to 16 bits through float32: the ends move outwards so that both ways lie within.
+    """
+    low, high = r.low, r.high
+    if dtype in ("bfloat16", "float16"):
+        low, high = _outwards(low, -np.inf), _outwards(high, np.inf)
+    with np.errstate(all="ignore"):
+        target = numpy_dtype(dtype)
+        return Range(low.astype(target).astype(np.float64), high.astype(target).astype(np.float64), r.nan)
+
+
+def _outwards(x: Array, limit: float) -> Array:
+    """`x` rounded to float32 towards `limit`."""
+    with np.errstate(all="ignore"):
+        near = x.astype(np.float32)
+        beyond = near < x if limit > 0 else near > x
+        return np.where(beyond, np.nextafter(near, np.float32(limit)), near)

@@ -1,0 +1,97 @@
+"""What the conformance suite runs: shapes, values, hyper-parameters, and rules that hold single operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import rulec
+from rulec.compiler.ir import Program
+from rulec.compiler.pipeline import compile
+from rulec.compiler.view import matrix_view
+from rulec.errors import HyperError
+from rulec.language.node import Kind, Op
+from rulec.language.rule import Rule
+from rulec.testing.interval import Array
+
+#: A scalar, empty and one-element tensors, and some that end within a vector or a block.
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (64, 3), (0,), (1000,), (33, 65))
+
+#: Where operations misbehave: zeros, infinities, NaN, the ends of the formats, halves, and ordinary numbers.
+SPECIAL: tuple[float, ...] = (
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 2.5, 0.3333333432674408, -10.699999809265137, 100.0, -88.0,
+    1e-3, -1e-6, 1e30, -1e30, 3.4e38, -3.4e38, 1.2e-38, -1.2e-38, 1e-40, -1e-40, 1e-45, np.inf, -np.inf, np.nan,
+)  # fmt: skip
+
+
+def bucket_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Program, list[tuple[int, ...]]]]:
+    """The programs of a rule for tensors of these shapes, each with its shapes."""
+    found: dict[int, tuple[Program, list[tuple[int, ...]]]] = {}
+    for shape in shapes:
+        program = compile(rule, matrix_view(shape, rule.view).facts)
+        found.setdefault(id(program), (program, []))[1].append(shape)
+    return list(found.values())
+
+
+def parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Array]:
+    """Parameters of ordinary size, in float64."""
+    random = np.random.default_rng([seed, 1])
+    return [np.asarray(random.standard_normal(shape)) for shape in shapes]
+
+
+def gradients(shapes: Sequence[tuple[int, ...]], seed: int, special: bool = False) -> dict[int, Array]:
+    """A gradient for each tensor, in float64: of a size of its own, some elements zero; `special` puts infinities
+    and NaN among them."""
+    random = np.random.default_rng([seed, 2])
+    found = {}
+    for i, shape in enumerate(shapes):
+        gradient = np.asarray(random.standard_normal(shape) * 10.0 ** random.uniform(-3, 1))
+        flat = gradient.reshape(-1)
+        flat[::11] = 0.0
+        if special:
+            flat[::5], flat[1::5], flat[2::5] = np.nan, np.inf, -np.inf
+        found[i] = gradient
+    return found
+
+
+def hyper_values(rule: Rule, count: int) -> list[dict[str, float]]:
+    """Hyper-parameters for each of `count` tensors: other learning rates, and not zero where zero hides a term."""
+    hyper = rule.standalone().hyper
+    common: dict[str, float] = {}
+    for name, limits in hyper.items():
+        if limits.default == 0.0:
+            try:
+                common[name] = limits.check(name, 0.01, rule.name)
+            except HyperError:
+                continue  # its range has no room: the default stands
+    rate = hyper["lr"].default if "lr" in hyper else None
+    if not isinstance(rate, float):
+        return [dict(common) for _ in range(count)]
+    return [{**common, "lr": rate * (1 + 0.25 * i)} for i in range(count)]
+
+
+def operation_rules() -> list[Rule]:
+    """A rule for each elementwise operation, named by the expression that it computes of `g` and `p`."""
+    kinds = (Kind.ARITHMETIC, Kind.COMPARE, Kind.LOGIC, Kind.FUNCTION)
+    expressions = [_expression(op) for op in Op if op.kind in kinds]
+    # Powers that a backend may compute in another way, numbers that need the compute dtype, and truth from the table.
+    expressions += ["g**0.5", "g**3", "g**-1", "g**-2", "g**-0.5", "abs(g)**0.3", "sqrt(where(g > p, 0.1, 0.3))"]
+    expressions += ["where(t == 1 and g > p, g, p)", "where(g > p or t > 1, 1.1, p)", "g*where(t == 1, 0.7, p)"]
+    return [rulec.parse(f"name: '{text}'\nstep: |\n  p = {text}\n") for text in expressions]
+
+
+def _expression(op: Op) -> str:
+    """An operation on `g` and `p` as text; its truth as numbers."""
+    if op.kind is Kind.COMPARE:
+        return f"where(g {op.symbol} p, g, p)"
+    if op is Op.NOT:
+        return "where(not g > p, g, p)"
+    if op.kind is Kind.LOGIC:
+        return f"where(g > p {op.symbol} g > 1, g, p)"
+    special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)"}
+    if op in special:
+        return special[op]
+    if op.kind is Kind.ARITHMETIC:
+        return f"g {op.symbol} p"
+    return f"{op.symbol}(g, p)" if op in (Op.MINIMUM, Op.MAXIMUM) else f"{op.symbol}(g)"

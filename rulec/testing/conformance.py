@@ -1,0 +1,205 @@
+"""`check_backend`: the backend protocol as a test, for our backends and everyone else's.
+
+A backend MUST
+
+- have a name, and say in one line, or with None, whether it can run here;
+- print the same text for the same program and layout, without importing a framework;
+- print, or refuse as BackendUnsupported, any program;
+- compute every elementwise operation as `rulec.language.arithmetic` defines it, within its stated ulps, for zeros,
+  infinities, NaN and the ends of the formats too;
+- compute every rule it prints, in every dtype, for tensors of any shape, empty and 0-d ones included, wherever their
+  elements begin in memory, each with the row of the scalar table that the index gives it;
+- update all tensors, or those named by `tensors` in that order, and leave every bit of the others, and of the
+  gradients, as it was;
+- store parameters, gradients and each state in dtypes of their own;
+- propagate NaN and infinity as IEEE 754 says;
+- negate gradients where the layout says `maximize`;
+- serve several sets of tensors with one kernel;
+- return `(params, states)`: the bound arrays where arrays are mutable, new ones where not.
+
+It SHOULD give the same bits for a tensor whatever its neighbours are, and every time. It MAY refuse rules, as
+BackendUnsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import rulec
+from rulec.backend import registry
+from rulec.backend.layout import Layout, kernel_buffers, layout_for
+from rulec.backend.protocol import Backend, Kernel
+from rulec.compiler.ir import Program
+from rulec.compiler.pipeline import compile
+from rulec.errors import BackendUnavailable, BackendUnsupported
+from rulec.language.rule import Rule
+from rulec.testing.cases import SHAPES, SPECIAL, bucket_of, gradients, hyper_values, operation_rules, parameters
+from rulec.testing.kinds import ArrayKind, kind_named
+from rulec.testing.numerics import IEEE, XLA, Numerics
+from rulec.testing.purity import check_emit_is_pure
+from rulec.testing.trial import Subject, Trial
+
+#: The arrays and the arithmetic of backends whose own are not NumPy's.
+_KINDS = {"jax": "jax", "triton": "torch"}
+_NUMERICS = {"jax": XLA}
+
+_NOT_ELEMENTWISE = (
+    "name: Normed\nstep: |\n  direction = g/norm(g)\n",
+    "name: Squared\nstep: |\n  direction = g @ transpose(g) @ g\n",
+)
+
+
+@dataclass
+class Report:
+    """What a backend that passed was tested on, what it refused, and which SHOULD it does not meet."""
+
+    backend: str
+    rules: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
+
+
+def check_backend(
+    backend: str | Backend, rules: Iterable[str] | None = None, dtypes: Iterable[str] | None = None,
+    arrays: str | ArrayKind | None = None, *, numerics: Numerics | None = None,
+) -> Report:  # fmt: skip
+    """Checks a backend, by name or itself, against the protocol; returns what was found where it passes.
+
+    `rules` are names or paths of rules (the whole library), `dtypes` those of parameters, gradients and states (all
+    that the arrays can store), `arrays` what to hand it: "numpy", "torch", "jax", or an object like
+    `rulec.testing.NumpyKind`. `numerics` says how exact its arithmetic is meant to be, IEEE unless told otherwise:
+    every tolerance follows from it. Raises AssertionError, in one sentence, at the first MUST that does not hold, and
+    BackendUnavailable where the backend cannot run here.
+    """
+    subject = _subject(backend, arrays, numerics)
+    chosen = list(dtypes or subject.kind.dtypes)
+    names = list(rules) if rules is not None else rulec.rules()
+    report = Report(subject.backend.name, dtypes=chosen)
+    check_emit_is_pure(subject.backend, names, chosen)
+    check_refusal(subject.backend)
+    for dtype in chosen:
+        if dtype in ("float32", "float64"):
+            check_operations(subject, dtype)
+    for name in names:
+        try:
+            for dtype in chosen:
+                check_rule(subject, rulec.load(name), dtype)
+            report.rules.append(name)
+        except BackendUnsupported:
+            report.refused.append(name)
+    accepted = sorted((rulec.load(n) for n in report.rules), key=lambda r: len(r.state))
+    for rule in accepted[-1:]:
+        check_mixed_dtypes(subject, rule, chosen)
+        check_maximize(subject, rule, chosen[0])
+        check_one_kernel_for_two(subject, rule, chosen[0])
+        report.unmet += unmet(subject, rule, chosen[0])
+    return report
+
+
+def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: Numerics | None) -> Subject:
+    found = registry.get(backend) if isinstance(backend, str) else backend
+    if not isinstance(found, Backend) or not isinstance(found.name, str) or not found.name:
+        raise AssertionError(f"{found!r} is no backend: it needs a name, unavailable_reason, emit and build")
+    reason = found.unavailable_reason()
+    if reason is not None:
+        if not isinstance(reason, str) or "\n" in reason.strip() or not reason.strip():
+            raise AssertionError(f"backend {found.name!r} gives {reason!r} as its reason: one line is wanted, or None")
+        raise BackendUnavailable(f"backend {found.name!r} cannot be checked here: {reason}")
+    kind = arrays if arrays is not None else _KINDS.get(found.name, "numpy")
+    return Subject(
+        found, kind_named(kind) if isinstance(kind, str) else kind, numerics or _NUMERICS.get(found.name, IEEE)
+    )
+
+
+def check_refusal(backend: Backend) -> None:
+    """MUST print or refuse any program: reductions and matrix functions are no reason for another error."""
+    for text in _NOT_ELEMENTWISE:
+        program = compile(rulec.parse(text))
+        try:
+            source = backend.emit(program, layout_for(program, "float32"))
+        except BackendUnsupported:
+            continue
+        if not isinstance(source, str):
+            kind = type(source).__name__
+            raise AssertionError(f"backend {backend.name!r} prints {program.name} as {kind}, not as text")
+
+
+def check_operations(subject: Subject, dtype: str) -> None:
+    """MUST compute every operation, on all pairs of special values, within its ulps."""
+    with np.errstate(all="ignore"):
+        values = np.array(SPECIAL).astype(dtype).astype(np.float64)
+    g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
+    for rule in operation_rules():
+        program = compile(rule)
+        trial = Trial(subject, rule, program, layout_for(program, dtype), [p], [{}])
+        trial.step({0: g})
+
+
+def check_rule(subject: Subject, rule: Rule, dtype: str) -> None:
+    """MUST run a rule on tensors of many shapes, some of them, and with values that are no numbers."""
+    for program, shapes in bucket_of(rule, SHAPES):
+        run(trial_of(subject, rule, program, layout_for(program, dtype), shapes))
+
+
+def trial_of(
+    subject: Subject, rule: Rule, program: Program, layout: Layout, shapes: Sequence[tuple[int, ...]],
+    kernel: Kernel | None = None, seed: int = 0,
+) -> Trial:  # fmt: skip
+    """A trial on tensors of these shapes, with parameters drawn from `seed`."""
+    return Trial(subject, rule, program, layout, parameters(shapes, seed), hyper_values(rule, len(shapes)), kernel)
+
+
+def run(trial: Trial, seed: int = 0) -> None:
+    """Steps of all tensors, of some, of one, and of gradients that are no numbers."""
+    shapes = trial.shapes
+    for step, special in enumerate((False, False, False, False, True, False)):
+        given = gradients(shapes, 10 * seed + step, special)
+        fired = {1: list(given)[1::2], 3: list(given)[::-3]}.get(step, list(given))
+        trial.step({i: given[i] for i in fired})
+
+
+def check_mixed_dtypes(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
+    """MUST store parameters, gradients and each state in dtypes of their own."""
+    program = compile(rule)
+    states = [b.name for b in kernel_buffers(program) if b.role == "state"]
+    for turn, dtype in enumerate(dtypes):
+        others = [*dtypes[turn + 1 :], *dtypes[:turn], dtype]
+        chosen = {name: others[i % len(others)] for i, name in enumerate(states)}
+        for grad in (dtype, others[0]):
+            run(trial_of(subject, rule, program, layout_for(program, dtype, grad, chosen), SHAPES[:4]))
+
+
+def check_maximize(subject: Subject, rule: Rule, dtype: str) -> None:
+    """MUST negate gradients where the layout says so."""
+    program = compile(rule)
+    run(trial_of(subject, rule, program, layout_for(program, dtype, maximize=True), SHAPES[:4]))
+
+
+def check_one_kernel_for_two(subject: Subject, rule: Rule, dtype: str) -> None:
+    """MUST serve several sets of tensors with one kernel, turn by turn."""
+    program = compile(rule)
+    layout = layout_for(program, dtype)
+    kernel = subject.kernel(program, layout)
+    trials = [trial_of(subject, rule, program, layout, shapes, kernel) for shapes in (SHAPES[2:5], SHAPES[:3])]
+    for step in range(2):
+        for trial in trials:
+            trial.step(gradients(trial.shapes, step))
+
+
+def unmet(subject: Subject, rule: Rule, dtype: str) -> list[str]:
+    """SHOULD give a tensor the same bits alone as among others, and every time: what does not hold, in words."""
+    program = compile(rule)
+    layout = layout_for(program, dtype)
+
+    def bits(shapes: Sequence[tuple[int, ...]]) -> list[bytes]:
+        trial = trial_of(subject, rule, program, layout, shapes)
+        trial.step(gradients(shapes, 1))
+        return [value.tobytes() for value in trial.values(0).values()]
+
+    first, again, alone = bits(SHAPES[5:]), bits(SHAPES[5:]), bits(SHAPES[5:6])
+    found = [] if first == again else ["a second run gives other bits"]
+    return found + ([] if first == alone else ["a tensor's bits depend on its neighbours"])

@@ -1,0 +1,252 @@
+"""Interval arithmetic on arrays: where every result of a rounding machine must lie.
+
+A `Range` holds, for each element, the least and the greatest number an inexact machine may have, and whether it may
+have NaN. It is how the conformance suite derives its tolerances: from the error of single operations, never by trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Kind, Op
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, and NaN where `nan`. Where `low > high` there is no number: surely NaN."""
+
+    low: Array
+    high: Array
+    nan: Array
+
+    @property
+    def exact(self) -> Array:
+        """Where the machine has one value only."""
+        return np.asarray(((self.low == self.high) & ~self.nan) | self.surely_nan)
+
+    @property
+    def surely_nan(self) -> Array:
+        """Where there is no number."""
+        return self.low > self.high
+
+    def value(self) -> Array:
+        """The value where `exact`; anything elsewhere."""
+        return np.where(self.surely_nan, np.nan, self.low)
+
+    def holds(self, x: float) -> Array:
+        """Where `x` is among the numbers."""
+        return (self.low <= x) & (x <= self.high)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Whether a condition may be true, and whether it may be false."""
+
+    true: Array
+    false: Array
+
+
+def point(value: Any) -> Range:
+    """Exactly these values."""
+    array = np.asarray(value, np.float64)
+    nan = np.isnan(array)
+    return Range(np.where(nan, np.inf, array), np.where(nan, -np.inf, array), nan)
+
+
+def between(low: Any, high: Any) -> Range:
+    """All numbers from `low` to `high`; surely NaN where those are."""
+    nan = np.isnan(low) | np.isnan(high)
+    return Range(np.where(nan, np.inf, low), np.where(nan, -np.inf, high), nan)
+
+
+def hull(*ranges: Range) -> Range:
+    """What lies in any of the ranges, or between them."""
+    return Range(
+        np.minimum.reduce(np.broadcast_arrays(*(r.low for r in ranges))),
+        np.maximum.reduce(np.broadcast_arrays(*(r.high for r in ranges))),
+        np.logical_or.reduce(np.broadcast_arrays(*(r.nan for r in ranges))),
+    )
+
+
+def choose(condition: Array, a: Range, b: Range) -> Range:
+    """`a` where the condition holds, else `b`."""
+    return Range(
+        np.where(condition, a.low, b.low), np.where(condition, a.high, b.high), np.where(condition, a.nan, b.nan)
+    )
+
+
+def widen(r: Range, ulps: float, eps: float, smallest: float, largest: float, flushes: bool) -> Range:
+    """`r` after rounding to a format by at most `ulps`: its spacing above 1, smallest normal and largest number.
+
+    Zero stays exact. Below the smallest normal number the error is absolute; beyond the largest lies infinity, which
+    a fused multiply-add may yet escape.
+    """
+    # 2**-52: what the evaluation of the bounds themselves is off by, at most.
+    relative = ulps * eps + 2.0**-52
+    absolute = smallest if flushes else ulps * eps * smallest
+
+    def slack(x: Array) -> Array:
+        size = np.abs(x)
+        near_zero = (size > 0) & (size < 2 * smallest)
+        return np.where(np.isfinite(x), relative * size, 0.0) + np.where(near_zero, absolute, 0.0)
+
+    low, high = r.low - slack(r.low), r.high + slack(r.high)
+    low = np.where(low < -largest, -np.inf, np.minimum(low, np.where(r.low == np.inf, np.inf, largest)))
+    high = np.where(high > largest, np.inf, np.maximum(high, np.where(r.high == -np.inf, -np.inf, -largest)))
+    empty = r.surely_nan
+    return Range(np.where(empty, np.inf, low), np.where(empty, -np.inf, high), r.nan)
+
+
+def apply(op: Op, operands: Sequence[Any]) -> Any:
+    """The range of an elementwise operation without rounding, of `Range`s and `Truth`s as the operation takes them.
+
+    FLOORDIV and RSQRT are two operations, each with a rounding of its own: ask for those.
+    """
+    if op.kind is Kind.COMPARE:
+        return _compare(op, *operands)
+    if op.kind is Kind.LOGIC:
+        return _logic(op, operands)
+    if op is Op.WHERE:
+        return _where(*operands)
+    if op is Op.ISFINITE:
+        (x,) = operands
+        infinite = (x.low == -np.inf) | (x.high == np.inf)
+        return Truth(~x.surely_nan & (x.low < np.inf) & (x.high > -np.inf), infinite | x.nan)
+    general = _monotone(op, *operands) if op in _MONOTONE else _GENERAL[op](*operands)
+    exact = np.logical_and.reduce(np.broadcast_arrays(*(x.exact for x in operands)))
+    return choose(exact, point(NUMPY[op](*(x.value() for x in operands))), general)
+
+
+def _compare(op: Op, a: Range, b: Range) -> Truth:
+    nan, number = a.nan | b.nan, ~(a.surely_nan | b.surely_nan)
+    if op in (Op.GT, Op.GE):
+        return _compare(Op.LT if op is Op.GT else Op.LE, b, a)
+    if op is Op.LT:
+        return Truth(number & (a.low < b.high), nan | (a.high >= b.low))
+    if op is Op.LE:
+        return Truth(number & (a.low <= b.high), nan | (a.high > b.low))
+    equal = number & (a.low <= b.high) & (b.low <= a.high)
+    different = nan | ~(number & (a.low == a.high) & (b.low == b.high) & (a.low == b.low))
+    return Truth(equal, different) if op is Op.EQ else Truth(different, equal)
+
+
+def _logic(op: Op, operands: Sequence[Truth]) -> Truth:
+    if op is Op.NOT:
+        return Truth(operands[0].false, operands[0].true)
+    a, b = operands
+    if op is Op.AND:
+        return Truth(a.true & b.true, a.false | b.false)
+    return Truth(a.true | b.true, a.false & b.false)
+
+
+def _where(condition: Truth, a: Any, b: Any) -> Any:
+    if isinstance(a, Truth):
+        return Truth((condition.true & a.true) | (condition.false & b.true),
+                     (condition.true & a.false) | (condition.false & b.false))  # fmt: skip
+    both = condition.true & condition.false
+    return choose(both, hull(a, b), choose(condition.true, a, b))
+
+
+def _add(a: Range, b: Range) -> Range:
+    low, high = a.low + b.low, a.high + b.high
+    opposite = (a.holds(np.inf) & b.holds(-np.inf)) | (a.holds(-np.inf) & b.holds(np.inf))
+    # Infinities of opposite sign at an end: beyond them any number may be the sum.
+    low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return _or_nothing(Range(low, high, a.nan | b.nan | opposite), a, b)
+
+
+def _negative(a: Range) -> Range:
+    return Range(-a.high, -a.low, a.nan)
+
+
+def _or_nothing(r: Range, *operands: Range) -> Range:
+    """No number where an operand has none."""
+    empty = np.logical_or.reduce(np.broadcast_arrays(*(x.surely_nan for x in operands)))
+    return Range(np.where(empty, np.inf, r.low), np.where(empty, -np.inf, r.high), r.nan | empty)
+
+
+def _corners(f: Callable[[Array, Array], Array], a: Range, b: Range) -> Range:
+    """The hull of an operation at the ends of both operands, where it is monotone in each."""
+    values = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    nan = np.logical_or.reduce([np.isnan(v) for v in values])
+    low = np.minimum.reduce([np.where(np.isnan(v), np.inf, v) for v in values])
+    high = np.maximum.reduce([np.where(np.isnan(v), -np.inf, v) for v in values])
+    return _or_nothing(Range(low, high, a.nan | b.nan | nan), a, b)
+
+
+def _multiply(a: Range, b: Range) -> Range:
+    r = _corners(np.multiply, a, b)
+    infinite = [x.holds(np.inf) | x.holds(-np.inf) for x in (a, b)]
+    undefined = (a.holds(0) & infinite[1]) | (b.holds(0) & infinite[0])
+    # Zero times infinity at a corner says nothing of the numbers beside it.
+    ends = choose(undefined, hull(r, point(0.0)), r)
+    return _or_nothing(Range(ends.low, ends.high, r.nan | undefined), a, b)
+
+
+def _divide(a: Range, b: Range) -> Range:
+    # A zero at the end of the divisor has the sign of the numbers next to it.
+    positive = np.where((b.low == 0) & (b.high > 0), 0.0, b.low)
+    negative = np.where((b.high == 0) & (b.low < 0), -0.0, b.high)
+    r = _corners(np.divide, a, Range(positive, negative, b.nan))
+    both_infinite = (a.holds(np.inf) | a.holds(-np.inf)) & (b.holds(np.inf) | b.holds(-np.inf))
+    undefined = (a.holds(0) & b.holds(0)) | both_infinite
+    anything = (b.low < 0) & (b.high > 0) | ((b.low == 0) & (b.high == 0)) | undefined
+    ends = choose(anything & ~(both_infinite & r.surely_nan), Range(*map(np.asarray, (-np.inf, np.inf, False))), r)
+    return _or_nothing(Range(ends.low, ends.high, r.nan | undefined), a, b)
+
+
+def _absolute(a: Range) -> Range:
+    low = np.where(a.holds(0), 0.0, np.minimum(np.abs(a.low), np.abs(a.high)))
+    return _or_nothing(Range(low, np.maximum(np.abs(a.low), np.abs(a.high)), a.nan), a)
+
+
+def _power(a: Range, b: Range) -> Range:
+    """Exact where the base is not negative; else any number, and NaN unless the exponent is one whole number."""
+    positive = Range(np.abs(np.maximum(a.low, 0.0)), a.high, a.nan)
+    r = hull(_corners(NUMPY[Op.POW], positive, b), choose(b.holds(0), point(1.0), point(np.nan)))
+    whole = (b.low == b.high) & (np.floor(b.low) == b.low)
+    anything = Range(*map(np.asarray, (-np.inf, np.inf, False)))
+    ends = choose(a.low < 0, anything, r)
+    return _or_nothing(Range(ends.low, ends.high, a.nan | b.nan | ((a.low < 0) & ~whole)), a, b)
+
+
+def _modulo(a: Range, b: Range) -> Range:
+    """Between zero and the divisor: where the dividend is not exact, the quotient may be another."""
+    undefined = b.holds(0) | a.holds(np.inf) | a.holds(-np.inf)
+    return _or_nothing(Range(np.minimum(b.low, 0.0), np.maximum(b.high, 0.0), a.nan | b.nan | undefined), a, b)
+
+
+def _pairwise(f: Callable[[Array, Array], Array]) -> Callable[[Range, Range], Range]:
+    def combine(a: Range, b: Range) -> Range:
+        return _or_nothing(Range(f(a.low, b.low), f(a.high, b.high), a.nan | b.nan), a, b)
+
+    return combine
+
+
+#: Operations that never decrease, with the numbers they are defined from on.
+_MONOTONE = {
+    Op.SQRT: 0.0, Op.LOG: 0.0, Op.CBRT: -np.inf, Op.EXP: -np.inf, Op.TANH: -np.inf, Op.SIGMOID: -np.inf,
+    Op.ERF: -np.inf, Op.FLOOR: -np.inf, Op.SIGN: -np.inf,
+}  # fmt: skip
+
+
+def _monotone(op: Op, x: Range) -> Range:
+    first = _MONOTONE[op]
+    outside = x.high < first
+    low, high = (NUMPY[op](np.where(outside, 1.0, np.maximum(end, first))) for end in (x.low, x.high))
+    empty = outside | x.surely_nan
+    return Range(np.where(empty, np.inf, low), np.where(empty, -np.inf, high), x.nan | (x.low < first) | empty)
+
+
+_GENERAL: dict[Op, Callable[..., Range]] = {
+    Op.ADD: _add, Op.SUB: lambda a, b: _add(a, _negative(b)), Op.MUL: _multiply, Op.DIV: _divide, Op.POW: _power,
+    Op.MOD: _modulo, Op.NEG: _negative, Op.ABS: _absolute, Op.MINIMUM: _pairwise(np.minimum),
+    Op.MAXIMUM: _pairwise(np.maximum),
+}  # fmt: skip

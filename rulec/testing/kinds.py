@@ -1,0 +1,122 @@
+"""The arrays that the conformance suite hands to a backend: how they are made and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.array.arrays import numpy_dtype
+from rulec.backend.layout import ITEM_SIZE
+
+Array = np.ndarray[Any, Any]
+
+
+class ArrayKind(Protocol):
+    """Arrays of one library.
+
+    `mutable` says whether a step writes into them, `dtypes` what they can store here. They are exchanged with NumPy's
+    arrays of the dtype they store (bfloat16 as ml_dtypes has it), so that every bit can be compared.
+    """
+
+    name: str
+    mutable: bool
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """The dtypes that these arrays can store here, by our names."""
+        ...
+
+    def make(self, values: Array, skip: int = 0) -> Any:
+        """A new contiguous array with these values, `skip` elements away from an aligned address where that can be."""
+        ...
+
+    def read(self, array: Any) -> Array:
+        """A copy of the values."""
+        ...
+
+
+class NumpyKind:
+    """NumPy arrays."""
+
+    name = "numpy"
+    mutable = True
+    dtypes = tuple(ITEM_SIZE)
+
+    def make(self, values: Array, skip: int = 0) -> Array:
+        """A view of new memory that begins `skip` elements in."""
+        memory = np.zeros(values.size + skip, values.dtype)
+        array = memory[skip:].reshape(values.shape)
+        array[...] = values
+        return array
+
+    def read(self, array: Any) -> Array:
+        """A copy."""
+        return np.array(array)
+
+
+class TorchKind:
+    """PyTorch tensors on one device."""
+
+    name = "torch"
+    mutable = True
+    dtypes = tuple(ITEM_SIZE)
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def make(self, values: Array, skip: int = 0) -> Any:
+        """A view of new memory that begins `skip` elements in."""
+        import torch
+
+        bits = values.view(np.int16) if values.dtype.name == "bfloat16" else values
+        given = torch.from_numpy(np.array(bits)).reshape(values.shape)
+        if values.dtype.name == "bfloat16":
+            given = given.view(torch.bfloat16)
+        memory = torch.zeros(values.size + skip, dtype=given.dtype, device=self.device)
+        tensor = memory[skip:].view(values.shape)
+        return tensor.copy_(given)
+
+    def read(self, array: Any) -> Array:
+        """A copy in main memory."""
+        import torch
+
+        host = array.detach().cpu()
+        if host.dtype is torch.bfloat16:
+            return np.array(host.contiguous().view(torch.int16).numpy()).view(numpy_dtype("bfloat16"))
+        return np.array(host.numpy())
+
+
+class JaxKind:
+    """JAX arrays."""
+
+    name = "jax"
+    mutable = False
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """All of ours, but for float64 where JAX is kept to 32 bits."""
+        import jax
+
+        wide = jax.config.read("jax_enable_x64")  # type: ignore[no-untyped-call]
+        return [d for d in ITEM_SIZE if d != "float64" or wide]
+
+    def make(self, values: Array, skip: int = 0) -> Any:
+        """A new array; where it lies is JAX's affair."""
+        import jax.numpy as jnp
+
+        return jnp.array(values, copy=True)
+
+    def read(self, array: Any) -> Array:
+        """A copy."""
+        return np.array(array)
+
+
+def kind_named(name: str) -> ArrayKind:
+    """The arrays of that library: `numpy`, `torch` (on the CPU) or `jax`."""
+    kinds: dict[str, type[Any]] = {"numpy": NumpyKind, "torch": TorchKind, "jax": JaxKind}
+    if name not in kinds:
+        raise ValueError(f"arrays are {', '.join(kinds)}, or an object like rulec.testing.NumpyKind, not {name!r}")
+    kind: ArrayKind = kinds[name]()
+    return kind
