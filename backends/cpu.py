@@ -58,7 +58,10 @@ class CpuBackend:
 
 
 def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
-    """A kernel that moves the same bytes as the program's own and computes nothing: the yardstick of `rulec bench`."""
+    """A kernel that moves the same bytes as the program's own and computes nothing: the yardstick of `rulec bench`.
+
+    Every number stays as it was.
+    """
     return CpuKernel(program, layout, _machine(f"{program.name}_limit", limit_source(program, layout)))
 
 

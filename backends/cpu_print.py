@@ -73,14 +73,19 @@ def kernel_source(program: Program, layout: Layout) -> str:
 def limit_source(program: Program, layout: Layout) -> str:
     """A kernel that reads and writes the same arrays and computes nothing: the most that memory allows.
 
-    Every load goes into every store through an exclusive or, which costs nothing beside the memory, so that LLVM can
-    leave none of them out. What it writes has no meaning.
+    It stores what it loaded, so that kernels timed beside it meet the same numbers. A mask that is always zero, which
+    LLVM cannot know, mixes every load into every store, so that none of them is left out.
     """
     write = _Writer(program, layout)
-    body = [f"bits = {' ^ '.join(write.load_bits(b) for b in write.printer.loads())}"]
-    body += [write.store_bits(s.buffer, "bits") for s in write.printer.stage.stores]
+    loads = write.printer.loads()
+    body = [f"{write.names[b]} = {write.load_bits(b)}" for b in loads]
+    body += [f"others = ({' ^ '.join(write.names[b] for b in loads)}) & mask"]
+    body += [
+        write.store_bits(s.buffer, f"{write.names[s.buffer]} ^ others" if s.buffer in loads else "others")
+        for s in write.printer.stage.stores
+    ]
     title = f"{program.name}: the memory traffic of its cpu kernel for {layout.text()}, alone. Printed by rulec."
-    return _source(title, write.address_lines(), body, 0)
+    return _source(title, [*write.address_lines(), "mask = tensor >> 62"], body, 0)
 
 
 def _source(title: str, before: Sequence[str], body: Sequence[str], columns: int) -> str:
@@ -114,7 +119,7 @@ class _Writer:
     def __init__(self, program: Program, layout: Layout) -> None:
         self.program, self.layout = program, layout
         self.buffers = [b.name for b in elementwise_buffers("cpu", program)]
-        reserved = set(NAMES) | {*_PARAMETERS, "i", "inf", "nan", "elements", "kernel"}
+        reserved = set(NAMES) | {*_PARAMETERS, "i", "inf", "nan", "elements", "kernel", "mask", "others"}
         self.names = buffer_names(program, reserved)
         taken = reserved | set(self.names.values())
         self.at = {b: unique_name(f"{self.names[b]}_at", taken) for b in self.buffers}
