@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 
@@ -102,7 +102,7 @@ def _source(title: str, before: Sequence[str], body: Sequence[str], columns: int
 
 
 def _imports(text: str) -> str:
-    used = set(re.findall(r"\w+", text))
+    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
     names = ", ".join(sorted(used & NAMES))
