@@ -50,9 +50,9 @@ def interleaved(
     between rounds and never within one.
     """
     names = list(contenders)
-    calls = {name: _calls(contenders[name]) for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}
     with _no_collection():
+        calls = {name: _calls(contenders[name]) for name in names}
         for number in range(-1, rounds):
             turned = names[number % len(names) :] + names[: number % len(names)]
             for name in turned:

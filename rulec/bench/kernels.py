@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,17 +82,13 @@ class Pool:
     Contents are a tile of random numbers: parameters and gradients of both signs, states between 0.01 and 1.
     """
 
-    def __init__(self, elements: int, seed: int = 0) -> None:
+    def __init__(self, elements: int) -> None:
         self.elements = elements
         self._bytes: dict[str, Array] = {}
-        rng = np.random.default_rng(seed)
-        tile = min(elements, 1 << 16)
-        self._signed = rng.normal(size=tile).astype(np.float32)
-        self._positive = rng.uniform(0.01, 1.0, size=tile).astype(np.float32)
 
     def array(self, name: str, dtype: str, positive: bool) -> Array:
         """The array of that name, filled anew; arrays of one name share memory."""
-        tile = as_storage(self._positive if positive else self._signed, dtype)
+        tile = as_storage(_tile(name, min(self.elements, 1 << 16), positive), dtype)
         size = self.elements * tile.itemsize
         held = self._bytes.get(name)
         if held is None or held.nbytes < size:
@@ -102,15 +99,22 @@ class Pool:
         array[whole:] = tile[: self.elements - whole]
         return array
 
-    def tensors(self, kernels: Pair, prefix: str) -> tuple[list[Array], list[Array], list[dict[str, Array]]]:
+    def tensors(self, kernels: Pair) -> tuple[list[Array], list[Array], list[dict[str, Array]]]:
         """A parameter, a gradient and the states of one tensor, for a kernel's layout."""
         states = {
-            name: self.array(f"{prefix} state {i}", kernels.layout.dtype(name), positive=True)
+            name: self.array(f"state {i}", kernels.layout.dtype(name), positive=True)
             for i, name in enumerate(kernels.state_names)
         }
-        param = self.array(f"{prefix} p", kernels.layout.dtype("p"), positive=False)
-        grad = self.array(f"{prefix} g", kernels.layout.dtype("g"), positive=False)
+        param = self.array("p", kernels.layout.dtype("p"), positive=False)
+        grad = self.array("g", kernels.layout.dtype("g"), positive=False)
         return [param], [grad], [states]
+
+
+def _tile(name: str, size: int, positive: bool) -> Array:
+    """Random numbers that are the same whenever an array of that name is filled."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    drawn = rng.uniform(0.01, 1.0, size) if positive else rng.normal(size=size)
+    return np.asarray(drawn, np.float32)
 
 
 def threads() -> int:

@@ -54,10 +54,8 @@ def _have_torch(notes: list[str]) -> bool:
 
 def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, have_torch: bool) -> Iterator[Row]:
     label = f"{count} tensors of {elements:,}"
-    contenders = {
-        "kernel": bound(kernels.kernel, *_arrays(kernels, count, elements), kernels.rows(count, (elements,))),
-        "limit": bound(kernels.limit, *_arrays(kernels, count, elements), kernels.rows(count, (elements,))),
-    }
+    arrays, rows = _arrays(kernels, count, elements), kernels.rows(count, (elements,))
+    contenders = {"kernel": bound(kernels.kernel, *arrays, rows), "limit": bound(kernels.limit, *arrays, rows)}
     if have_torch:
         contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
     times = interleaved(contenders, rounds)

@@ -85,12 +85,9 @@ def _half_width(name: str, dtype: str, states: str, pool: Pool, rounds: int) -> 
 
 
 def _contenders(kernels: Pair, pool: Pool) -> dict[str, Callable[[], object]]:
-    """The kernel and its limit, each over tensors of its own: the limit leaves no numbers that mean anything."""
-    rows = kernels.rows(1, (pool.elements,))
-    return {
-        "kernel": bound(kernels.kernel, *pool.tensors(kernels, "ours"), rows),
-        "limit": bound(kernels.limit, *pool.tensors(kernels, "limit"), rows),
-    }
+    """The kernel and its limit over the same tensors, which the limit leaves as they are."""
+    tensors, rows = pool.tensors(kernels), kernels.rows(1, (pool.elements,))
+    return {"kernel": bound(kernels.kernel, *tensors, rows), "limit": bound(kernels.limit, *tensors, rows)}
 
 
 def _limit_row(what: str, kernels: Pair, times: Times, elements: int, target: float) -> Row:

@@ -1,0 +1,80 @@
+"""`rulec check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.running import error, run, run_json
+
+MATRIX = """\
+name: Rooted
+hyper: {lr: 1e-3, beta: 0.9}
+state: {m: 0, size: {init: 0, per: tensor}}
+step: |
+  m = beta*m + (1 - beta)*g
+  size = beta*size + (1 - beta)*norm(g)
+  direction = m / (size + 1e-8)
+"""
+
+
+def test_what_a_step_moves_and_keeps() -> None:
+    report = run_json("check", "adamw", "--steps", "3")
+    (facts,) = report["programs"]
+    assert facts["scope"] == "elementwise"
+    assert facts["bytes_read"] == {"p": 4, "g": 4, "m": 4, "v": 4}
+    assert facts["bytes_written"] == {"m": 4, "v": 4, "p": 4}
+    assert facts["state_bytes"] == {"m": 4, "v": 4}
+    assert facts["hoisted"]["one_minus_beta2_t"] == "1 - beta2**t"
+    assert facts["stores"] == 3
+    assert facts["bytes_moved"] == 28 < facts["bytes_unfused"]
+
+
+def test_exactness_is_of_the_reference_and_of_the_backend() -> None:
+    sides = run_json("check", "adamw", "--steps", "3")["oracle"]["sides"]
+    assert [(s["side"], s["dtype"]) for s in sides] == [("reference", "float64"), ("cpu", "float32")]
+    for side in sides:
+        assert set(side["ulps"]) == {"m", "v", "p"}
+        assert 0 < max(side["ulps"].values()) < 8
+
+
+def test_scalar_states_and_their_bytes() -> None:
+    (facts,) = run_json("check", "nadam", "--steps", "2")["programs"]
+    assert facts["narrow_states"] == {"mu_product": "tensor"}
+    assert set(facts["scalar_states"]) == {"mu_product"}
+    assert sum(facts["state_bytes"].values()) == 8
+
+
+def test_a_rule_with_a_reduction_runs_in_the_reference_alone(tmp_path: Path) -> None:
+    file = tmp_path / "rooted.yaml"
+    file.write_text(MATRIX)
+    report = run_json("check", str(file), "--steps", "3")
+    (facts,) = report["programs"]
+    assert (facts["scope"], facts["stages"]) == ("tensor", 2)
+    assert facts["bytes_read"]["g"] == 8  # both stages read it
+    reference, cpu = report["oracle"]["sides"]
+    assert max(reference["ulps"].values()) < 8
+    assert "reductions" in cpu["reason"]
+
+
+def test_a_rule_with_two_programs_shows_both(tmp_path: Path) -> None:
+    file = tmp_path / "split.yaml"
+    file.write_text("name: Split\nstep: |\n  if ndim >= 2:\n    direction = sign(g)\n  else:\n    direction = g\n")
+    matrix, vector = run_json("check", str(file), "--steps", "2")["programs"]
+    assert (matrix["shapes"], vector["shapes"]) == (["(4, 6)"], ["(5,)"])
+    assert matrix["operations"] == vector["operations"] + 1
+    assert "for tensors of shape (5,)" in run("check", str(file), "--steps", "2")
+
+
+def test_the_text_has_every_part() -> None:
+    shown = run("check", "nadam", "--dtype", "float64", "--steps", "2")
+    assert shown.startswith("NAdam is a valid rule\n")
+    for part in ("scope", "reads", "writes", "state", "hoisted", "fused", "exactness"):
+        assert f"\n  {part} " in shown
+    assert "mu_product per tensor" in shown
+    assert "cpu in float64: m " in shown
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    assert "there is no rule file" in error("check", str(tmp_path / "none.yaml"))
+    assert "lr=-1.0 of Adam must be at least 0" in error("check", "adam", "--hyper", "lr=-1")
+    assert "Adam has no hyper-parameter 'beta'" in error("check", "adam", "--hyper", "beta=0.5")

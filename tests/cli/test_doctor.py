@@ -1,0 +1,46 @@
+"""`rulec doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import run, run_json
+
+
+def test_every_backend_is_ok_or_says_why_not() -> None:
+    found = run_json("doctor")
+    assert {"cpu", "numpy", "jax", "triton"} <= found["backends"].keys()
+    assert found["backends"]["cpu"] is None
+    assert all(reason is None or reason for reason in found["backends"].values())
+    assert found["problems"] == []
+    assert found["versions"]["numpy"]
+    assert found["cores"] >= 1
+
+
+def test_the_text_says_the_same() -> None:
+    shown = run("doctor")
+    assert any(line.split() == ["cpu", "ok"] for line in shown.splitlines())
+    assert "numba " in shown
+    assert "kernels" in shown
+
+
+def test_a_backend_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rulec.backend import registry
+    from rulec.errors import BackendUnavailable
+
+    def unavailable(name: str) -> None:
+        raise BackendUnavailable(f"backend {name!r} does not load: no library")
+
+    monkeypatch.setattr(registry, "get", unavailable)
+    found = run_json("doctor", code=1)
+    assert "no library" in found["backends"]["cpu"]
+    assert found["problems"] == ["no backend runs here: install numba for the cpu backend"]
+
+
+def test_a_cache_that_cannot_be_made_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    (problem,) = run_json("doctor", code=1)["problems"]
+    assert "set RULEC_CACHE_DIR" in problem

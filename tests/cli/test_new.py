@@ -1,0 +1,59 @@
+"""`rulec new`: what it writes must be a rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rulec.cli.new import rule_names
+from tests.cli.running import error, run, run_json
+
+
+@pytest.mark.parametrize("flag", [(), ("--python",)])
+def test_what_is_written_is_a_valid_rule(tmp_path: Path, flag: tuple[str, ...]) -> None:
+    written = run_json("new", "SlowStart", "--folder", str(tmp_path), *flag)
+    path = Path(written["path"])
+    assert path == tmp_path / ("slow_start.py" if flag else "slow_start.yaml")
+    report = run_json("check", str(path), "--steps", "2")
+    assert report["rule"] == "SlowStart"
+    assert "ulps" in report["oracle"]["sides"][1]
+
+
+def test_both_forms_are_the_same_rule(tmp_path: Path) -> None:
+    run("new", "twin", "--folder", str(tmp_path))
+    run("new", "twin", "--folder", str(tmp_path), "--python")
+    run("diff", str(tmp_path / "twin.py"), "--against", str(tmp_path / "twin.yaml"), "--steps", "3")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    run("new", "mine", "--folder", str(tmp_path))
+    file = tmp_path / "mine.yaml"
+    file.write_text("precious")
+    assert "exists already" in error("new", "mine", "--folder", str(tmp_path))
+    assert file.read_text() == "precious"
+
+
+def test_what_to_do_next_is_said(tmp_path: Path) -> None:
+    shown = run("new", "mine", "--folder", str(tmp_path))
+    assert f"rulec check {tmp_path / 'mine.yaml'}" in shown
+    assert "rulec diff" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("adam", ("adam", "Adam")), ("my_rule", ("my_rule", "MyRule")), ("MyRule", ("my_rule", "MyRule"))],
+)
+def test_names(name: str, expected: tuple[str, str]) -> None:
+    assert rule_names(name) == expected
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../evil", "2nd", "a/b", "a.yaml"])
+def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
+    assert "is not a name for a rule" in error("new", name, "--folder", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in error("new", "mine", "--folder", str(tmp_path / "file" / "below"))

@@ -1,0 +1,48 @@
+"""`rulec show`."""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from rulec.backend import registry
+from rulec.backend.layout import layout_for
+from tests.cli.running import error, run, run_json
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
+def test_the_source_is_what_the_backend_emits(backend: str) -> None:
+    program = rulec.compile(rulec.load("adamw"))
+    expected = registry.get(backend).emit(program, layout_for(program, "float32"))
+    assert run("show", "adamw", "--backend", backend) == expected.rstrip("\n") + "\n"
+
+
+def test_dtypes_of_parameters_and_states_are_chosen() -> None:
+    shown = run("show", "momentum", "--dtype", "bfloat16", "--state-dtype", "float32")
+    assert "load_bfloat16(p_at" in shown
+    assert "load_float32(m_at" in shown
+
+
+def test_passes_shows_the_program_after_each() -> None:
+    shown = run("show", "nadam", "--passes")
+    titles = [line for line in shown.splitlines() if line.startswith("# after ")]
+    assert titles[0] == "# after lower"
+    assert titles[-1] == "# after split_stages"
+    assert "store mu_product" in shown
+
+
+def test_yaml_is_a_rule_file_of_the_same_rule() -> None:
+    written = rulec.parse(run("show", "adam + decay", "--yaml"))
+    assert written.step == (rulec.load("adam") + rulec.load("decay")).step
+
+
+def test_json_says_what_it_is() -> None:
+    shown = run_json("show", "sgd", "--backend", "cpu")
+    assert (shown["rule"], shown["kind"], shown["backend"]) == ("SGD", "source", "cpu")
+    assert shown["text"].rstrip("\n") == run("show", "sgd").rstrip("\n")
+
+
+def test_mistakes() -> None:
+    assert "there is no backend 'cpuu'; did you mean 'cpu'?" in error("show", "adam", "--backend", "cpuu")
+    assert "there is no dtype 'float31'" in error("show", "adam", "--dtype", "float31")
+    assert "there is no dtype 'half'" in error("show", "adam", "--state-dtype", "half")

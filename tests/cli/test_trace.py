@@ -1,0 +1,70 @@
+"""`rulec trace`."""
+
+from __future__ import annotations
+
+import pytest
+
+from rulec.cli.trace import read_shape
+from rulec.errors import RulecError
+from tests.cli.running import error, run, run_json
+
+
+def test_every_line_has_a_value_on_both_sides() -> None:
+    traced = run_json("trace", "adamw", "--steps", "2", "--dtype", "float64")
+    assert len(traced["steps"]) == 2
+    for step in traced["steps"]:
+        assert [v["target"] for v in step["lines"]][-2:] == ["direction", "p"]
+        for value in step["lines"]:
+            assert value["backend"] == value["reference"]
+            assert value["ulps"] == 0
+
+
+def test_values_are_those_of_the_rule() -> None:
+    traced = run_json("trace", "sgd", "--steps", "2", "--hyper", "lr=0.5", "--dtype", "float64")
+    p = traced["p"]
+    for step in traced["steps"]:
+        p = [x - 0.5 * g for x, g in zip(p, step["g"], strict=True)]
+        assert step["lines"][-1]["reference"] == p
+
+
+def test_float32_shows_the_rounding_of_each_line() -> None:
+    (step,) = run_json("trace", "adam", "--steps", "1")["steps"]
+    ulps = {v["target"]: v["ulps"] for v in step["lines"]}
+    assert 0 < max(ulps.values()) < 8
+
+
+def test_the_first_difference_is_marked_once() -> None:
+    shown = run("trace", "adam", "--steps", "3")
+    assert shown.count("<- the first difference") == 1
+    assert "  m = beta1*m + (1 - beta1)*g\n" in shown
+    assert shown.count("\nstep ") == 3
+
+
+def test_a_scalar_line_shows_one_number() -> None:
+    shown = run("trace", "nadam", "--steps", "1", "--backend", "none", "--shape", "2x3")
+    lines = shown.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.strip().startswith("mu = "))
+    assert len(lines[place + 1].split()) == 2
+    place = next(i for i, line in enumerate(lines) if line.strip().startswith("m = "))
+    assert len(lines[place + 1].split()) == 7
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_other_backends_trace_too(backend: str) -> None:
+    (step,) = run_json("trace", "lion", "--steps", "1", "--backend", backend)["steps"]
+    assert max(v["ulps"] for v in step["lines"]) < 8
+
+
+def test_shapes() -> None:
+    assert read_shape("3") == (3,)
+    assert read_shape("2x4") == (2, 4)
+    for text in ("", "0", "2x", "-1", "axb"):
+        with pytest.raises(RulecError, match="is no shape"):
+            read_shape(text)
+    with pytest.raises(RulecError, match="more than the 64"):
+        read_shape("9x9")
+
+
+def test_mistakes() -> None:
+    assert "there is no backend 'gpu'" in error("trace", "adam", "--backend", "gpu")
+    assert "is no shape" in error("trace", "adam", "--shape", "big")

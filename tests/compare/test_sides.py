@@ -1,0 +1,63 @@
+"""Sides give the same numbers for the same rule, whatever runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.compare.difference import compare, order_of_values
+from rulec.compare.sides import ReferenceSide, backend_side
+from rulec.compare.target import resolve
+from rulec.compare.trial import Trial, shapes_for
+from rulec.errors import RulecError, RuleError
+from rulec.runtime.engine import default_hyper
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
+@pytest.mark.parametrize("name", ["adamw", "nadam", "rprop", "madgrad"])
+def test_a_backend_follows_the_reference(name: str, backend: str) -> None:
+    rule = rulec.load(name).standalone()
+    hyper, trial = default_hyper(rule, {}), Trial("float64", 4)
+    ours, reference = backend_side(rule, trial.params, hyper, backend), ReferenceSide(rule, trial.params, hyper)
+    order = order_of_values(rule)
+    found = compare(ours, reference, trial, order, 16 * 2.0**-52, {state: state for state in rule.state})
+    assert found.first is None
+    assert set(found.largest) == set(order)
+
+
+def test_the_trial_is_the_same_in_every_dtype() -> None:
+    wide = Trial("float64", 3)
+    for dtype in ("float32", "bfloat16", "float16"):
+        narrow = Trial(dtype, 3)
+        for a, b in zip(wide.params, narrow.params, strict=True):
+            assert b.dtype.name == dtype
+            np.testing.assert_array_equal(a, b.astype(np.float64))
+
+
+def test_gradients_are_fresh_copies() -> None:
+    trial = Trial("float64", 1)
+    (first,) = trial.gradients()
+    first[0][...] = 0
+    (again,) = trial.gradients()
+    assert np.any(again[0] != 0)
+
+
+def test_shapes_a_rule_has_no_update_for_are_left_out() -> None:
+    only = "name: Only\napplies_to: {}\nstep: |\n  direction = g\n"
+    assert shapes_for(rulec.parse(only.format("ndim == 2"))) == ((4, 6),)
+    assert shapes_for(rulec.load("sgd")) == ((4, 6), (5,))
+    with pytest.raises(RuleError, match="does not apply"):
+        shapes_for(rulec.parse(only.format("ndim == 3")))
+
+
+def test_a_rule_with_inputs_is_refused() -> None:
+    rule = rulec.parse("name: In\ninputs: {loss: scalar}\nstep: |\n  direction = g*loss\n")
+    with pytest.raises(RulecError, match=r"In has inputs \(loss\)"):
+        ReferenceSide(rule, Trial().params, {"lr": 0.1})
+
+
+def test_names_with_dots_and_with_a_colon_are_the_same() -> None:
+    assert resolve("torch.optim.Adam") is resolve("torch.optim:Adam")
+    with pytest.raises(RulecError, match="there is no module 'nothing' here"):
+        resolve("nothing.at.all")
