@@ -36,8 +36,8 @@ def _find(name: str, base: Path | None) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = Path(name) if base is None else base / name
         if not path.is_file():
-            kind = "is a folder and" if path.is_dir() else "does not exist, so it"
-            raise RuleError(f"{str(path)!r} {kind} cannot be read as a rule file")
+            known = f"{str(path)!r} is a folder, not a rule file"
+            raise RuleError(known if path.is_dir() else f"there is no rule file {str(path)!r}")
         return path
     for candidate in (name, f"transforms/{name}"):
         if candidate in rules():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
@@ -93,24 +93,12 @@ class Lines:
         """Saves the value of `state` under a local name where a later line still reads it."""
         old = name(f"{state}#{self.current[state]}")
         lasting = {n for n, text in self.done.items() if self._lasts(text, self.current)}
-        if self._lasts(state, {state: self.current[state] + 1}):
+        if new.op.kind is not Kind.LEAF and self._lasts(state, {state: self.current[state] + 1}):
             lasting.add(new)
-        if any(part is old for part in _walk_to(later, lasting)):
+        if any(part is old for part in walk(later, lasting)):
             self.old[old] = self._free(f"{state}_old")
             self.out.append(Assign(self.old[old], name(state)))
 
     def _lasts(self, text: str, current: Mapping[str, int]) -> bool:
         """Whether a name keeps its value to the end: a local, or a state that is not assigned again."""
         return text not in self.trace.version or current[text] == self.trace.version[text]
-
-
-def _walk_to(roots: Iterable[Node], ends: set[Node]) -> Iterator[Node]:
-    """Every node under `roots` once, without what only stands under `ends`."""
-    seen: set[Node] = set()
-    stack = list(roots)
-    while stack:
-        current = stack.pop()
-        if current not in seen and current not in ends:
-            seen.add(current)
-            yield current
-            stack.extend(current.args)

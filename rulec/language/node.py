@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -187,14 +187,17 @@ def _boolean(op: Op, operands: tuple[Node, ...]) -> bool:
     return op in BOOLEAN_OPS
 
 
-def walk(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node under `roots` once, operands before the nodes that use them, in a fixed order."""
+def walk(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
+    """Every node under `roots` once, operands before the nodes that use them, in a fixed order.
+
+    What is among `ends`, and what stands only under these, is left out.
+    """
     seen: set[Node] = set()
     for root in roots:
         stack = [(root, False)]
         while stack:
             current, expanded = stack.pop()
-            if current in seen:
+            if current in seen or current in ends:
                 continue
             if expanded or not current.args:
                 seen.add(current)
@@ -205,14 +208,16 @@ def walk(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def rewrite(roots: Iterable[Node], change: Callable[[Node], Node], memo: dict[Node, Node] | None = None) -> list[Node]:
-    """`roots` with `change` applied to every node, operands first; `change` sees already rewritten operands."""
+    """`roots` with `change` applied to every node, operands first; `change` sees already rewritten operands.
+
+    What `memo` has already is taken from there; what is rewritten is added to it.
+    """
     roots = list(roots)
     done: dict[Node, Node] = {} if memo is None else memo
-    for current in walk(roots):
-        if current not in done:
-            args = tuple(done[a] for a in current.args)
-            same = all(a is b for a, b in zip(args, current.args, strict=True))
-            done[current] = change(current if same else node(current.op, *args, current.arg))
+    for current in walk(roots, done):
+        args = tuple(done[a] for a in current.args)
+        same = all(a is b for a, b in zip(args, current.args, strict=True))
+        done[current] = change(current if same else node(current.op, *args, current.arg))
     return [done[root] for root in roots]
 
 

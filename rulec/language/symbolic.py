@@ -294,7 +294,8 @@ def from_sympy(
         {**{key: _name(key) for key in (*hypers, *BASE_NAMES)}, **{k: trace.read(k).node for k in targets}}
     )
     for key, value in targets.items():
-        trace.assign(key, reader.node(value))
+        if reader.node(value) is not reader.names[key]:
+            trace.assign(key, reader.node(value))
     trace.lines.append(("p" if direction is None else "direction", reader.node(p if direction is None else direction)))
     made = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
     return check_direction_free_of_lr(check_rule(made))
