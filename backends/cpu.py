@@ -140,7 +140,7 @@ class CpuCall:
         self._gradients = self._pointers[kernel.buffers.index("g")]
         self._chunks, self._first_chunk = _chunks([_elements(p) for p in params])
         self._spans = self._spans_of(range(len(params)))
-        self._part: tuple[Sequence[int], _Table] = ((), self._spans)
+        self._part: tuple[tuple[int, ...], _Table] = (tuple(range(len(params))), self._spans)
         self._tables = [_array_address(t) for t in (self._spans, self._chunks, self._pointers)]
 
     def __call__(
@@ -153,8 +153,8 @@ class CpuCall:
             self._gradients[:] = [*map(self._address, moving)]
         else:
             self._gradients[list(tensors)] = [*map(self._address, moving)]
-            if self._part[0] is not tensors:
-                self._part = (tensors, self._spans_of(tensors))
+            if self._part[0] != (fired := tuple(tensors)):
+                self._part = (fired, self._spans_of(fired))
             spans = self._part[1]
             spans_at = _array_address(spans)
         job = Job()

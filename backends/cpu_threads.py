@@ -39,8 +39,8 @@ def run(kernel: _Run, address: int, job: ctypes.Array[ctypes.c_int64]) -> None:
     if spans > 1:
         openmp = _openmp("torch" in sys.modules)
         if openmp is not None:
-            asked = asked_for()
-            openmp(address, ctypes.addressof(job), min(spans, asked) if asked else 0, 0)
+            # Always as many threads: a team that changes its size from job to job ends some and starts others.
+            openmp(address, ctypes.addressof(job), asked_for(), 0)
             return
         if spans >= _FEW_SPANS and thread_count() > 1:
             _team().run(kernel, job, min(spans, thread_count()))
