@@ -15,8 +15,8 @@ from rulec.language.node import Kind, Op
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 
-#: A scalar, empty and one-element tensors, and some that end within a vector or a block.
-SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (64, 3), (0,), (1000,), (33, 65))
+#: A scalar, empty and one-element tensors, two alike, and some that end within a vector or a block.
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (64, 3), (0,), (7,), (1000,), (33, 65))
 
 #: Where operations misbehave: zeros, infinities, NaN, the ends of the formats, halves, and ordinary numbers.
 SPECIAL: tuple[float, ...] = (
@@ -88,8 +88,9 @@ def hostile_rules() -> list[Rule]:
     names = (
         f"name: Names\nhyper: {{lr: 0.1, step: 0.5, tensor: 0.2, real: 0.3}}\nstate: {{{states}}}\nstep: |\n"
         "  i = step*i + (1 - step)*g\n  row = row + i*i\n  xp = tensor*xp + g\n  tl = where(xp > g, tl + 1, g)\n"
-        "  jnp = i/(sqrt(row) + real)\n  p_stored = p_stored*tensor + jnp\n  m_ = m_ + jnp*g\n  float32 = maximum(float32, m_)\n"
-        "  nan = nan + float32\n  start = jnp + tl\n  self = start*0.5\n  out = self + nan\n  direction = self + out\n"
+        "  jnp = i/(sqrt(row) + real)\n  p_stored = p_stored*tensor + jnp\n  m_ = m_ + jnp*g\n"
+        "  float32 = maximum(float32, m_)\n  nan = nan + float32\n"
+        "  start = jnp + tl\n  self = start*0.5\n  out = self + nan\n  direction = self + out\n"
     )
     return [rulec.parse(exchange), rulec.parse(names)]
 

@@ -37,7 +37,16 @@ from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
-from rulec.testing.cases import SHAPES, SPECIAL, bucket_of, gradients, hostile_rules, hyper_values, operation_rules, parameters
+from rulec.testing.cases import (
+    SHAPES,
+    SPECIAL,
+    bucket_of,
+    gradients,
+    hostile_rules,
+    hyper_values,
+    operation_rules,
+    parameters,
+)
 from rulec.testing.kinds import ArrayKind, kind_named
 from rulec.testing.numerics import IEEE, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
@@ -127,6 +136,9 @@ def check_refusal(backend: Backend) -> None:
             source = backend.emit(program, layout_for(program, "float32"))
         except BackendUnsupported:
             continue
+        except Exception as error:
+            fault = f"raises {type(error).__name__} for {program.name}, where it may only raise BackendUnsupported"
+            raise AssertionError(f"backend {backend.name!r} {fault}") from error
         if not isinstance(source, str):
             kind = type(source).__name__
             raise AssertionError(f"backend {backend.name!r} prints {program.name} as {kind}, not as text")

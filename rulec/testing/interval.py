@@ -191,14 +191,13 @@ def _multiply(a: Range, b: Range) -> Range:
 
 
 def _divide(a: Range, b: Range) -> Range:
-    # A zero at the end of the divisor has the sign of the numbers next to it.
-    positive = np.where((b.low == 0) & (b.high > 0), 0.0, b.low)
-    negative = np.where((b.high == 0) & (b.low < 0), -0.0, b.high)
-    r = _corners(np.divide, a, Range(positive, negative, b.nan))
+    r = _corners(np.divide, a, b)
     both_infinite = (a.holds(np.inf) | a.holds(-np.inf)) & (b.holds(np.inf) | b.holds(-np.inf))
     undefined = (a.holds(0) & b.holds(0)) | both_infinite
-    anything = (b.low < 0) & (b.high > 0) | ((b.low == 0) & (b.high == 0)) | undefined
-    ends = choose(anything & ~(both_infinite & r.surely_nan), Range(*map(np.asarray, (-np.inf, np.inf, False))), r)
+    # Only from +0 up, or from -0 down, do the quotients by zero and by the numbers beside it belong together.
+    upwards, downwards = (b.low == 0) & ~np.signbit(b.low) & (b.high > 0), (b.high == 0) & np.signbit(b.high)
+    any_sign = b.holds(0) & ~upwards & ~(downwards & (b.low < 0))
+    ends = choose((any_sign | undefined) & ~r.surely_nan, Range(*map(np.asarray, (-np.inf, np.inf, False))), r)
     return _or_nothing(Range(ends.low, ends.high, r.nan | undefined), a, b)
 
 
@@ -213,7 +212,7 @@ def _power(a: Range, b: Range) -> Range:
     r = hull(_corners(NUMPY[Op.POW], positive, b), choose(b.holds(0), point(1.0), point(np.nan)))
     whole = (b.low == b.high) & (np.floor(b.low) == b.low)
     anything = Range(*map(np.asarray, (-np.inf, np.inf, False)))
-    ends = choose(a.low < 0, anything, r)
+    ends = choose(np.signbit(a.low), anything, r)
     return _or_nothing(Range(ends.low, ends.high, a.nan | b.nan | ((a.low < 0) & ~whole)), a, b)
 
 

@@ -178,7 +178,10 @@ class Trial:
         kind = self.subject.kind
         moving = [kind.make(grads[i], i % 2) for i in fired]
         everything = fired == list(range(len(self.params)))
-        written = self.call(0, moving, self._rows(fired, columns), None, tensors=None if everything else fired)
+        try:
+            written = self.call(0, moving, self._rows(fired, columns), None, tensors=None if everything else fired)
+        except Exception as error:
+            raise AssertionError(f"{self.title()} a step raises {type(error).__name__}: {error}") from error
         params, states = written
         if kind.mutable:
             if any(kind.read(m).tobytes() != grads[i].tobytes() for m, i in zip(moving, fired, strict=True)):
