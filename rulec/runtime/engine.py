@@ -104,10 +104,7 @@ class Engine:
         self.arrays, self.backend_name, self.maximize = arrays, backend, maximize
         self.state_dtype = dict(state_dtype or {})
         self._check_state_dtypes()
-        if rule.applies_to is not None or rule.skip is not None or rule.inputs:
-            raise RuleError(
-                f"{rule.name} routes tensors, skips steps or has inputs, which only the reference runs so far"
-            )
+        check_runnable(rule)
         self.tensors: list[Tensor] = []
         self.buckets: dict[Any, Bucket] = {}
         self.hyper_names = list(self.rule.hyper)
@@ -408,6 +405,12 @@ def _report(launch: Launch, seconds: float) -> None:
         moved = sum(t.numel for t in _fired(launch.part)) * sum(traffic(bucket.program, bucket.layout))
         line += f", {seconds * 1e6:.1f} us, {moved / seconds / 1e9:.1f} GB/s"
     print(line, file=sys.stderr)
+
+
+def check_runnable(rule: Rule) -> None:
+    """RuleError for a rule that engines cannot run."""
+    if rule.applies_to is not None or rule.skip is not None or rule.inputs:
+        raise RuleError(f"{rule.name} routes tensors, skips steps or has inputs, which only the reference runs so far")
 
 
 def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:

@@ -24,6 +24,7 @@ from rulec.language.library import load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.runtime.engine import check_runnable
 from rulec.torch.lean import without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -67,7 +68,7 @@ class Choice:
                 return None
             return float(value)
         except (TypeError, ValueError, IndexError, KeyError, RuntimeError):
-            count = 1 + max(p or 0 for k, p in self.flavour.places.values() if k == keyword)
+            count = sum(k == keyword for k, _ in self.flavour.places.values())
             wanted = "a number" if position is None else f"{count} numbers"
             raise HyperError(f"{keyword}={given!r} of {self.rule.name} must be {wanted}") from None
 
@@ -252,6 +253,13 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
     entries = torch_entries(rule)
     whole = rule.standalone()
+    check_runnable(rule)
+    for state, kept in rule.state.items():
+        if kept.per in ("group", "model"):
+            raise RuleError(
+                f"{rule.name} keeps {state} per {kept.per}, which a torch checkpoint has no place for yet: keep it per "
+                f"tensor, or use rulec.array"
+            )
     places = _places(whole, entries[0].get("args", {}) if entries else _betas(whole))
     states = entries[0].get("state", {}) if entries else {}
     flavour = Flavour(rule.name, rule, places=places, states=states)

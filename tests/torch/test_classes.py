@@ -1,0 +1,170 @@
+"""Classes: one for each rule, with torch's keywords, a signature and a docstring made from the rule."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+import rulec
+import rulec.torch
+from rulec.errors import HyperError, RuleError
+from rulec.torch.classes import class_named, class_names
+from rulec.torch.interface import library_index, torch_entries
+from tests.torch.twins import difference, give_gradients, parameters
+
+TORCH = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+
+
+def test_the_index_says_what_the_rules_say() -> None:
+    names, classes = {}, {}
+    for file in rulec.rules():
+        if not file.startswith("transforms/"):
+            rule = rulec.load(file)
+            names[rule.name] = file
+            for entry in torch_entries(rule):
+                classes.setdefault(entry["class"], []).append(file)
+    assert library_index() == (names, classes)
+
+
+def test_every_rule_has_a_class() -> None:
+    assert set(TORCH) <= set(class_names())
+    assert {rulec.load(file).name for file in rulec.rules() if "/" not in file} <= set(class_names())
+    for name in class_names():
+        kind = getattr(rulec.torch, name)
+        assert kind.__name__ == name
+        assert issubclass(kind, torch.optim.Optimizer)
+        assert kind is class_named(name)
+    assert set(dir(rulec.torch)) >= set(class_names())
+    with pytest.raises(AttributeError, match="no attribute 'AdamX'"):
+        _ = rulec.torch.AdamX
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_keywords_are_those_of_torch(name: str) -> None:
+    ours = inspect.signature(getattr(rulec.torch, name)).parameters
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
+    assert [k for k in ours if k in theirs and ours[k].kind == theirs[k].kind] == list(
+        inspect.Signature(sorted(theirs.values(), key=lambda p: p.kind)).parameters
+    )
+    assert set(ours) - set(theirs) == {"state_dtype", "backend"}
+    assert all(ours[k].default == theirs[k].default for k in theirs)
+    assert getattr(rulec.torch, name)(parameters()).defaults == getattr(torch.optim, name)(parameters()).defaults
+
+
+@pytest.mark.parametrize("name", class_names())
+def test_every_class_trains_with_its_defaults(name: str) -> None:
+    params, before = parameters(torch.float64), parameters(torch.float64)
+    optimizer = getattr(rulec.torch, name)(params)
+    for number in range(3):
+        give_gradients(params, number)
+        optimizer.step()
+    assert all(p.isfinite().all() for p in params)
+    assert all((p != b).all() for p, b in zip(params, before, strict=True))
+    again = getattr(rulec.torch, name)(parameters(torch.float64))
+    again.load_state_dict(optimizer.state_dict())
+
+
+def test_docstrings_give_mathematics_ranges_and_sources() -> None:
+    text = rulec.torch.AdamW.__doc__
+    assert text is not None
+    assert "m_hat = m/(1 - beta1**t)" in text
+    assert "AMSGrad (amsgrad=True) computes" in text
+    assert "https://arxiv.org/abs/1711.05101" in text
+    assert "beta2 at least 0 and below 1" in text
+    for name in class_names():
+        kind = getattr(rulec.torch, name)
+        assert kind.__doc__
+        for keyword in inspect.signature(kind).parameters:
+            assert f"    {keyword}: " in kind.__doc__
+        assert typing.get_type_hints(kind.__init__)["lr"]
+
+
+def test_positional_arguments() -> None:
+    optimizer = rulec.torch.SGD(parameters(), 0.5, 0.9)
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.9)
+    with pytest.raises(HyperError, match="too many positional arguments"):
+        rulec.torch.SGD(parameters(), 0.5, 0.9, 0, 0, False, True)
+
+
+def test_betas_are_one_tuple() -> None:
+    assert list(inspect.signature(rulec.torch.Adan).parameters)[:3] == ["params", "lr", "betas"]
+    assert rulec.torch.Adan(parameters()).defaults["betas"] == (0.98, 0.92, 0.99)
+    # so that this scheduler can cycle them
+    torch.optim.lr_scheduler.OneCycleLR(rulec.torch.Lion(parameters()), 0.1, total_steps=5)
+
+
+def test_a_class_of_a_rule() -> None:
+    assert rulec.torch.optimizer("adamw") is rulec.torch.AdamW
+    assert rulec.torch.optimizer("lion") is rulec.torch.Lion
+    rule = rulec.load("adam") + rulec.load("decay").bind(weight_decay=0.5)
+    kind = rulec.torch.optimizer(rule)
+    assert kind is rulec.torch.optimizer(rulec.parse(rule.to_yaml()))
+    ours, theirs = parameters(torch.float64), parameters(torch.float64)
+    give_gradients(ours, 0)
+    give_gradients(theirs, 0)
+    optimizer = kind(ours, lr=0.1, betas=(0.8, 0.9))
+    optimizer.step()
+    torch.optim.AdamW(theirs, lr=0.1, betas=(0.8, 0.9), weight_decay=0.5).step()
+    assert difference(ours, theirs) <= 8
+    assert set(optimizer.state[ours[0]]) == {"step", "m", "v"}
+
+
+def test_a_class_of_a_file_and_of_a_function(tmp_path: Path) -> None:
+    file = tmp_path / "signed.yaml"
+    file.write_text("name: Signed\nhyper: {lr: 0.5}\nstep: |\n  direction = sign(g)\n")
+    params = [torch.nn.Parameter(torch.zeros(2))]
+    params[0].grad = torch.tensor([3.0, -2.0])
+    rulec.torch.optimizer(file)(params).step()
+    assert params[0].tolist() == [-0.5, 0.5]
+    rulec.torch.optimizer(str(file))(params, lr=0.25).step()
+    assert params[0].tolist() == [-0.75, 0.75]
+
+    @rulec.rule(state={"m": 0})
+    def slow(g, t, s, *, lr=0.5, beta=0.5):  # type: ignore[no-untyped-def]
+        """Half of the mean."""
+        s.m = beta * s.m + (1 - beta) * g
+        return s.m / 2
+
+    rulec.torch.optimizer(slow)(params).step()
+    assert params[0].tolist() == [-0.75 - 0.5 * 0.75, 0.75 + 0.5 * 0.5]
+
+
+def test_a_default_may_be_an_expression() -> None:
+    rule = rulec.parse("name: R\nhyper: {lr: 0.5, a: 0.25, b: sqrt(a)}\nstep: |\n  direction = b*g")
+    for keywords, moved in (({}, 0.25), ({"a": 1.0}, 0.5), ({"a": 1.0, "b": 0.1}, 0.05)):
+        params = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))]
+        params[0].grad = torch.ones(1, dtype=torch.float64)
+        rulec.torch.optimizer(rule)(params, **keywords).step()
+        assert params[0].item() == -moved
+
+
+def test_rules_that_cannot_run_say_so_when_a_class_is_asked_for() -> None:
+    text = "name: R\nstate: {w: {init: 0, per: group}}\nstep: |\n  w = w + t\n  direction = g/w"
+    with pytest.raises(RuleError, match="keeps w per group"):
+        rulec.torch.optimizer(rulec.parse(text))
+    with pytest.raises(RuleError, match="there is no rule 'adamv'"):
+        rulec.torch.optimizer("adamv")
+
+
+def test_importing_it_imports_torch_and_nothing_else_that_is_heavy() -> None:
+    program = """
+import sys, torch, numpy
+before = set(sys.modules)
+import rulec.torch
+parameter = torch.nn.Parameter(torch.ones(2))
+parameter.grad = torch.ones(2)
+optimizer = rulec.torch.SGD([parameter], lr=0.1)
+optimizer.step()
+optimizer.zero_grad()
+print([m for m in ("sympy", "numba", "jax", "triton", "optax", "torch._dynamo") if m in set(sys.modules) - before])
+"""
+    first = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    again = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert first.stderr == again.stderr == ""
+    assert again.stdout == "[]\n"
