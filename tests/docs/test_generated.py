@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from rulec.bench.result import Result, Row, read_result
 from rulec.compiler.pipeline import PASSES
 from rulec.language.schema import RuleFile
 from tests.docs import peers
+from tests.docs.figures import FOLDER, HEADLINES, benchmarks
 from tests.docs.generated import MAKERS
 from tests.docs.markdown import ROOT, pages, with_generated
 from tests.rules.peers import PEERS
@@ -44,6 +47,23 @@ def test_one_row_measured_again() -> None:
     row = next(row for row in peers.read()["rows"] if row["rule"] == "sgd")
     again = peers.measured(next(peer for peer in PEERS if peer.composed == "sgd"))
     assert again == row
+
+
+def test_readme_names_every_target_that_was_missed(tmp_path: Path) -> None:
+    rows = [Row("adamw, one", 0.97, 0.95), Row("lion, float32, two", 0.9, 0.95), Row("yogi, three", 0.8, 0.95)]
+    (tmp_path / "rules.json").write_text(json.dumps(Result("rules", rows, quick=False, threads=2).data()))
+    text = benchmarks(tmp_path)
+    assert "1 of 3 targets are met" in text
+    assert "- lion, float32, two: 0.90, wanted at least 0.95\n- yogi, three: 0.80, wanted at least 0.95\n" in text
+    assert "| adamw, one | 0.97 | at least 0.95 |" in text
+    assert "| yogi" not in text
+
+
+def test_every_headline_was_measured() -> None:
+    files = sorted(FOLDER.glob("*.json"))
+    rows = [row.what for file in files for row in read_result(file).rows]
+    unmeasured = [start for start in HEADLINES if not any(what.startswith(start) for what in rows)]
+    assert not files or unmeasured == []
 
 
 def test_every_key_of_a_rule_file_is_described() -> None:
