@@ -13,17 +13,13 @@ import rulec.torch
 from rulec.errors import TensorError
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 
-Step = Callable[[list[Tensor], int], None]
 
-
-def run_both(
-    make: Callable[[], list[Tensor]], steps: int = 4, rule: str = "AdamW"
-) -> tuple[list[Tensor], list[Tensor]]:
+def run_both(make: Callable[[], list[Tensor]], steps: int = 4) -> tuple[list[Tensor], list[Tensor]]:
     """The parameters that `make` gives, trained by ours and by torch's."""
     found = []
     for library in (rulec.torch, torch.optim):
         params = make()
-        optimizer = getattr(library, rule)(params, lr=0.1, foreach=False)
+        optimizer = library.AdamW(params, lr=0.1, foreach=False)
         for number in range(steps):
             give_gradients(params, number)
             optimizer.step()
@@ -74,7 +70,7 @@ def test_channels_last_is_walked_as_it_lies(gradient: str) -> None:
     for library in (rulec.torch, torch.optim):
         torch.manual_seed(0)
         model = torch.nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = getattr(library, "AdamW")(model.parameters(), lr=0.1, foreach=False)  # noqa: B009
+        optimizer = library.AdamW(model.parameters(), lr=0.1, foreach=False)
         for _ in range(3):
             grad = torch.randn(6, 4, 3, 3)
             if gradient == "same order":
@@ -232,7 +228,7 @@ def test_another_memory_order_is_followed() -> None:
     for library in (rulec.torch, torch.optim):
         torch.manual_seed(0)
         model = torch.nn.Conv2d(3, 4, 3)
-        optimizer = getattr(library, "AdamW")(model.parameters(), lr=0.1, foreach=False)  # noqa: B009
+        optimizer = library.AdamW(model.parameters(), lr=0.1, foreach=False)
         for number in range(4):
             if number == 2:
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -300,7 +296,7 @@ def test_parameters_may_be_replaced_with_their_states_as_gaussian_splatting_does
     found = []
     for library in (rulec.torch, torch.optim):
         params = parameters()
-        optimizer = getattr(library, "Adam")([{"params": [p]} for p in params], lr=0.1, foreach=False)  # noqa: B009
+        optimizer = library.Adam([{"params": [p]} for p in params], lr=0.1, foreach=False)
         for number in range(4):
             if number == 2:
                 old = params[0]
