@@ -74,7 +74,8 @@ def _exp_of_rest(rest: Real) -> Real:
 
 def sign(x: Real) -> Real:
     """1, -1 or 0 by the sign of `x`; NaN for NaN."""
-    return where(x > 0.0, 1.0, where(x < 0.0, -1.0, where(x.is_nan(), x, 0.0)))
+    size = abs(x)  # itself the answer for zeros and NaN
+    return where(size > 0.0, with_sign_of(x.unit.real(1.0), x), size)
 
 
 def isfinite(x: Real) -> Truth:

@@ -124,6 +124,8 @@ class _Writer:
         taken = reserved | set(self.names.values())
         self.at = {b: unique_name(f"{self.names[b]}_at", taken) for b in self.buffers}
         stage = require_elementwise("cpu", program)
+        # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
+        self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
         self.printer = _Printer("cpu", program, stage, OPS, self._constant, self.names.__getitem__, frozenset(taken))
 
     def _constant(self, value: float) -> str:
@@ -138,8 +140,12 @@ class _Writer:
     def scalar(self, column: int) -> str:
         """A column of the table, where truth is 1 and 0, in the compute dtype or as true or false."""
         number = f"number(row, {column})"
-        truth = is_boolean(self.program.scalars.columns[column].value)
-        return f"{number} != 0.0" if truth else f"{self.layout.compute}({number})"
+        if is_boolean(self.program.scalars.columns[column].value):
+            return f"{number} != 0.0"
+        return self._tamed(f"{self.layout.compute}({number})")
+
+    def _tamed(self, text: str) -> str:
+        return f"ordinary({text})" if self.tame else text
 
     def load(self, buffer: str) -> str:
         """The element before this step, in the compute dtype."""
@@ -147,6 +153,8 @@ class _Writer:
         text = f"load_{storage}({self._element(buffer)})"
         if self.layout.compute == "float64" and storage != "float64":
             text = f"float64({text})"
+        if storage != "bfloat16":
+            text = self._tamed(text)
         return f"-{text}" if self.layout.maximize and buffer == "g" else text
 
     def store(self, buffer: str, value: str) -> str:

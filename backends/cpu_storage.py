@@ -1,14 +1,16 @@
 """How a number lies in memory: float64, float32, and the two 16-bit formats that are computed with in float32.
 
-Widening is exact. Narrowing rounds once, to nearest and halves to even, whatever the width it starts from; a NaN stays
-a NaN, and what is too large becomes infinite.
+Widening is exact. Narrowing rounds once, to nearest and halves to even, whatever the width it starts from; what is too
+large becomes infinite. A NaN stays a NaN, in bfloat16 if the lower half of its bits is zero: so are those of NaNs that
+were loaded as bfloat16 or that arithmetic makes, and of `ordinary` ones.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from .cpu_lanes import DOUBLE, SINGLE, Real, Unit, Whole
+from .cpu_lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
 
 STORAGES = ("float64", "float32", "float16", "bfloat16")
 
@@ -46,10 +48,15 @@ def narrow(value: Real, storage: str) -> Any:
         return value.value if wide else builder.fpext(value.value, element)
     if storage == "float32":
         return builder.fptrunc(value.value, element) if wide else value.value
-    single = _to_odd_single(value) if wide else value
+    single = _to_odd_single(ordinary(value)) if wide else value
     if storage == "float16":
         return builder.fptrunc(single.value, element)
     return builder.trunc(_brain_bits(single).value, element)
+
+
+def ordinary(value: Real) -> Real:
+    """The value; any NaN as the one NaN that has only its highest fraction bit set."""
+    return where(value.is_nan(), math.nan, value)
 
 
 def _to_odd_single(value: Real) -> Real:
@@ -69,8 +76,6 @@ def _to_odd_single(value: Real) -> Real:
 
 
 def _brain_bits(value: Real) -> Whole:
-    """The bits of a float rounded to bfloat16, in the low half; a NaN is made quiet, so that it stays one."""
-    builder, bits = value.unit.builder, value.bits()
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    quiet = (bits >> 16) | 0x40
-    return Whole(value.unit, builder.select(value.is_nan().value, quiet.value, rounded.value))
+    """The bits of a float rounded to bfloat16, in the low half; the rounding bits must not carry through a NaN."""
+    bits = value.bits()
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -27,6 +27,7 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "floor": cpu_lanes.floor,
     "sign": cpu_math.sign,
     "isfinite": cpu_math.isfinite,
+    "ordinary": cpu_storage.ordinary,
     "inverse": cpu_math.inverse,
     "inverse_square": cpu_math.inverse_square,
     "root": cpu_math.root,
@@ -169,7 +170,7 @@ def _load(storage: str) -> Any:
 
 
 def _store(storage: str) -> Any:
-    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, rounded once to nearest, halves to even."""
+    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, as cpu_storage says."""
     from numba import types
 
     def signature(at: Any, index: Any, buffer: Any, value: Any) -> Any:
