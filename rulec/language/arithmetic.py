@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ Table = Mapping[Op, Callable[..., Any]]
 
 
 def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[float])(x)
+    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
 
 
 def _sigmoid(x: Any) -> Any:
@@ -62,62 +63,89 @@ def mpmath_context() -> Any:
 
 @functools.cache
 def mpmath_table() -> Table:
-    """The same operations on object arrays of 50-digit mpmath numbers; IEEE values at the edges."""
-    return _MpmathTable(mpmath_context()).table()
+    """The same operations on object arrays of 50-digit mpmath numbers: IEEE's at the edges, but for zero's sign."""
+    operations = _Mpmath(mpmath_context())
+    table = {Op.WHERE: np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)}
+    table |= {op: np.frompyfunc(function, 1, 1) for op, function in operations.unary().items()}
+    return table | {op: np.frompyfunc(function, 2, 1) for op, function in operations.binary().items()}
 
 
-class _MpmathTable:
-    """Builds the mpmath operations: mpmath raises where IEEE arithmetic gives infinity or NaN."""
+class _Mpmath:
+    """The operations one number at a time: mpmath raises where IEEE arithmetic gives infinity or NaN.
+
+    Its numbers have no largest exponent. What is far beyond every float64 becomes infinity or zero all the same, or
+    exponents would need memory without bound.
+    """
+
+    _FAR = 10**9
 
     def __init__(self, context: Any) -> None:
         self.mp = context
 
-    def table(self) -> Table:
+    def unary(self) -> dict[Op, Callable[[Any], Any]]:
+        """The operations of one number."""
         mp = self.mp
-        scalar: dict[Op, Callable[..., Any]] = {
-            Op.ADD: lambda a, b: a + b, Op.SUB: lambda a, b: a - b, Op.MUL: lambda a, b: a * b,
-            Op.DIV: self.divide, Op.POW: self.power, Op.MOD: lambda a, b: a - b * mp.floor(self.divide(a, b)),
-            Op.FLOORDIV: lambda a, b: mp.floor(self.divide(a, b)), Op.NEG: lambda a: -a,
-            Op.LT: lambda a, b: a < b, Op.LE: lambda a, b: a <= b, Op.GT: lambda a, b: a > b,
-            Op.GE: lambda a, b: a >= b, Op.EQ: lambda a, b: a == b, Op.NE: lambda a, b: a != b,
-            Op.AND: lambda a, b: bool(a) and bool(b), Op.OR: lambda a, b: bool(a) or bool(b), Op.NOT: lambda a: not a,
-            Op.WHERE: lambda c, a, b: a if c else b,
-            Op.SQRT: self.square_root, Op.RSQRT: lambda a: self.divide(mp.mpf(1), self.square_root(a)),
-            Op.CBRT: lambda a: a if mp.isnan(a) else mp.sign(a) * mp.cbrt(abs(a)),
-            Op.ABS: abs, Op.SIGN: lambda a: a if mp.isnan(a) else mp.sign(a), Op.EXP: mp.exp,
-            Op.LOG: self.logarithm, Op.TANH: mp.tanh, Op.SIGMOID: lambda a: 1 / (1 + mp.exp(-a)), Op.ERF: mp.erf,
-            Op.FLOOR: lambda a: mp.floor(a) if mp.isfinite(a) else a, Op.ISFINITE: mp.isfinite,
-            Op.MINIMUM: lambda a, b: a + b if mp.isnan(a) or mp.isnan(b) else min(a, b),
-            Op.MAXIMUM: lambda a, b: a + b if mp.isnan(a) or mp.isnan(b) else max(a, b),
-        }  # fmt: skip
         return {
-            op: np.frompyfunc(f, f.__code__.co_argcount if hasattr(f, "__code__") else 1, 1)
-            for op, f in self._arity(scalar)
-        }
+            Op.NEG: lambda a: -a, Op.NOT: lambda a: not a, Op.ABS: abs,
+            Op.SIGN: lambda a: a if mp.isnan(a) else mp.sign(a),
+            Op.SQRT: self.square_root, Op.RSQRT: lambda a: self.divide(mp.mpf(1), self.square_root(a)),
+            Op.CBRT: lambda a: a if mp.isnan(a) else mp.sign(a) * mp.cbrt(abs(a)), Op.EXP: self.exponential,
+            Op.LOG: self.logarithm, Op.TANH: mp.tanh, Op.SIGMOID: lambda a: 1 / (1 + self.exponential(-a)),
+            Op.ERF: mp.erf, Op.FLOOR: self.floor, Op.ISFINITE: mp.isfinite,
+        }  # fmt: skip
 
-    @staticmethod
-    def _arity(scalar: dict[Op, Callable[..., Any]]) -> list[tuple[Op, Callable[..., Any]]]:
-        def unary(f: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda a: f(a)
-
-        single = (Op.ABS, Op.EXP, Op.TANH, Op.ERF, Op.ISFINITE, Op.SQRT, Op.LOG)
-        double = {Op.DIV: lambda a, b: scalar[Op.DIV](a, b), Op.POW: lambda a, b: scalar[Op.POW](a, b)}
-        return [(op, unary(f) if op in single else double.get(op, f)) for op, f in scalar.items()]
+    def binary(self) -> dict[Op, Callable[[Any, Any], Any]]:
+        """The operations of two numbers."""
+        return {
+            Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul, Op.DIV: self.divide, Op.POW: self.power,
+            Op.MOD: self.modulo, Op.FLOORDIV: lambda a, b: self.floor(self.divide(a, b)),
+            Op.LT: operator.lt, Op.LE: operator.le, Op.GT: operator.gt, Op.GE: operator.ge,
+            Op.EQ: operator.eq, Op.NE: operator.ne,
+            Op.AND: lambda a, b: bool(a) and bool(b), Op.OR: lambda a, b: bool(a) or bool(b),
+            Op.MINIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else min(a, b),
+            Op.MAXIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else max(a, b),
+        }  # fmt: skip
 
     def divide(self, a: Any, b: Any) -> Any:
         if b == 0:
             return self.mp.nan if a == 0 or self.mp.isnan(a) else self.mp.inf * self.mp.sign(a)
         return a / b
 
+    def modulo(self, a: Any, b: Any) -> Any:
+        """What is left of a division rounded down, with the sign of `b`, as NumPy and Python have it."""
+        if b == 0 or self.mp.isnan(a) or self.mp.isnan(b) or self.mp.isinf(a):
+            return self.mp.nan
+        if self.mp.isinf(b):
+            return a if a == 0 or (a > 0) == (b > 0) else b
+        return a % b
+
     def power(self, a: Any, b: Any) -> Any:
         if b == 0 or a == 1:
             return self.mp.mpf(1)
-        if a == 0 and b < 0:
-            return self.mp.inf
-        if a == -self.mp.inf and not self.mp.isint(b):
-            return self.mp.inf if b > 0 else self.mp.mpf(0)
-        result = a**b
-        return self.mp.nan if isinstance(result, self.mp.mpc) else result
+        if self.mp.isnan(a) or self.mp.isnan(b):
+            return self.mp.nan
+        whole = self.mp.isinf(b) or self.mp.isint(b)
+        if a < 0 and not whole and not self.mp.isinf(a):
+            return self.mp.nan
+        size = self._positive_power(abs(a), b)
+        odd = whole and self.mp.isfinite(b) and b % 2 == 1
+        return -size if a < 0 and odd else size
+
+    def _positive_power(self, a: Any, b: Any) -> Any:
+        if a == 1:
+            return self.mp.mpf(1)
+        grows = (a > 1) == (b > 0)
+        if a == 0 or self.mp.isinf(a) or self.mp.isinf(b) or abs(b * self.mp.log(a)) > self._FAR:
+            return self.mp.inf if grows else self.mp.mpf(0)
+        return a**b
+
+    def exponential(self, a: Any) -> Any:
+        if self.mp.isnan(a):
+            return a
+        return self.mp.inf if a > self._FAR else self.mp.mpf(0) if a < -self._FAR else self.mp.exp(a)
+
+    def floor(self, a: Any) -> Any:
+        return self.mp.floor(a) if self.mp.isfinite(a) else a
 
     def square_root(self, a: Any) -> Any:
         return self.mp.nan if a < 0 else self.mp.sqrt(a)
