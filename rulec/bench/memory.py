@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,8 @@ RULE = "adamw"
 #: Bytes that a step may allocate for each parameter: none. Counters and interpreter objects are not exactly the same
 #: from step to step, so that less than a byte for a thousand parameters counts as none.
 PER_PARAMETER = 1e-3
+
+ALLOCATED = "bytes a step allocates for each parameter"
 
 #: How many lines of progress there are.
 PARTS = 4
@@ -70,7 +73,7 @@ def _arrays_step(large: int) -> Row:
         return float(peak - before)
 
     value, detail = _growth(cost, large)
-    return Row("arrays: bytes a step allocates for each parameter", value, PER_PARAMETER, "at most", "B", detail)
+    return Row("arrays", ALLOCATED, value, PER_PARAMETER, "at most", "B", detail)
 
 
 def _arrays_state(large: int) -> Row:
@@ -88,7 +91,7 @@ def _arrays_state(large: int) -> Row:
         return float(held - before - 2 * grads[0].nbytes)
 
     value, detail = _growth(cost, large)
-    return Row("arrays: bytes of state kept for each parameter", value, 8 + PER_PARAMETER, "at most", "B", detail)
+    return Row("arrays", "bytes of state kept for each parameter", value, 8 + PER_PARAMETER, "at most", "B", detail)
 
 
 def _resident(large: int, notes: list[str]) -> list[Row]:
@@ -106,19 +109,18 @@ def _resident(large: int, notes: list[str]) -> list[Row]:
         notes.append(f"the process's peak memory cannot be read here: {error.strerror}")
         return []
     # The system counts in pages and settles them late: a page for every 16,000 parameters is within that.
-    what = "arrays: growth of the process's peak memory in a step, for each parameter"
-    return [Row(what, value, 0.25, "at most", "B", detail)]
+    return [Row("arrays", "growth of peak memory in a step, for each parameter", value, 0.25, "at most", "B", detail)]
 
 
 def _torch(large: int, notes: list[str]) -> list[Row]:
     """What torch's allocator gives out during a step, by torch's own profiler, beside torch's own optimizers."""
-    try:
-        import torch
-
-        from rulec.torch import AdamW
-    except ImportError as error:
-        notes.append(f"rulec.torch is left out: {error}")
+    if importlib.util.find_spec("torch") is None:
+        notes.append("rulec.torch is left out: torch is not installed")
         return []
+    import torch
+
+    from rulec.torch import AdamW
+
     makers: dict[str, tuple[Any, float | None]] = {
         "rulec.torch.AdamW": (AdamW, PER_PARAMETER),
         "torch.optim.AdamW(foreach=True)": (lambda p: torch.optim.AdamW(p, foreach=True), None),
@@ -126,7 +128,7 @@ def _torch(large: int, notes: list[str]) -> list[Row]:
     rows = []
     for name, (make, target) in makers.items():
         value, detail = _growth(partial(_torch_bytes, make), large)
-        rows.append(Row(f"{name}: bytes a step allocates for each parameter", value, target, "at most", "B", detail))
+        rows.append(Row(name, ALLOCATED, value, target, "at most", "B", detail))
     return rows
 
 

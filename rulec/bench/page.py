@@ -25,8 +25,8 @@ this page.
 
 #: What each measurement's section says before its table.
 _TEXT = {
-    "rules": "One tensor, far larger than the caches. `of the limit's speed` is the time of the limit over the time of "
-    "the kernel; `times as fast` is the time of torch's step over the time of the kernel.",
+    "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
+    "kernel; *times as fast* is the time of torch's step over that of the kernel.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
@@ -55,8 +55,8 @@ def _section(result: Result) -> str:
     lines = [f"## {result.name}", "", _TEXT[result.name], "", _machine(result), ""]
     lines += [f"- {note}" for note in result.notes] + ([""] if result.notes else [])
     lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
-    lines += ["| figure | measured | target | met |", "|---|---:|---:|---|"]
-    lines += [f"| {row.what} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
+    lines += ["| | figure | measured | target | met |", "|---|---|---:|---:|---|"]
+    lines += [f"| {row.subject} | {row.measure} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
     return "\n".join([*lines, ""])
 
 
@@ -90,17 +90,33 @@ def _met(row: Row) -> str:
     return "" if row.met is None else "yes" if row.met else "**no**"
 
 
-def headline(folder: Path, what: Sequence[str]) -> str:
-    """Some rows, by their text, of the results in a folder as a Markdown table: for a README.
+def headline(folder: Path) -> str:
+    """The figures for a README, as a Markdown table: of each measure the worst, and the command that measures it.
 
-    RulecError where a row is not among the results.
+    Empty where nothing is recorded.
     """
-    results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
-    rows = {row.what: (row, result.name) for result in results for row in result.rows}
-    lines = ["| figure | measured | target | command |", "|---|---:|---:|---|"]
-    for text in what:
-        if text not in rows:
-            raise RulecError(f"no result in {folder} has a row {text!r}: measure it, or name another")
-        row, name = rows[text]
-        lines.append(f"| {row.what} | {figure(row)} | {target(row)} | `rulec bench {name}` |")
-    return "\n".join(lines) + "\n"
+    lines = []
+    for name in MEASUREMENTS:
+        if (folder / f"{name}.json").is_file():
+            for measure, rows in _by_measure(read(folder / f"{name}.json").rows).items():
+                worst = min(rows, key=_margin)
+                where = f"the worst of {len(rows)}: {worst.subject}" if len(rows) > 1 else worst.subject
+                lines.append(f"| {measure} | {figure(worst)} | {target(worst)} | {where} | `rulec bench {name}` |")
+    head = ["| figure | measured | target | where | command |", "|---|---:|---:|---|---|"]
+    return "\n".join([*head, *lines]) + "\n" if lines else ""
+
+
+def _by_measure(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows that have a target, by what they measure."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.target is not None:
+            found.setdefault(row.measure, []).append(row)
+    return found
+
+
+def _margin(row: Row) -> float:
+    """How far a row is on the right side of its target, as a ratio: below 1 it is missed."""
+    if row.target is None or row.value == 0:
+        return float("inf")
+    return row.value / row.target if row.sense == "at least" else row.target / row.value

@@ -15,18 +15,24 @@ from rulec.errors import RulecError
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: a ratio, or a number with a `unit`.
+    """One figure: a ratio, or a number with a `unit`, of what `measure` says about `subject`.
 
     `sense` says on which side of `target` it should be: `at least` or `at most`. `detail` has what it was made of,
     times in seconds.
     """
 
-    what: str
+    subject: str
+    measure: str
     value: float
     target: float | None = None
     sense: Literal["at least", "at most"] = "at least"
     unit: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        """Subject and measure in one line."""
+        return f"{self.subject}: {self.measure}"
 
     @property
     def met(self) -> bool | None:

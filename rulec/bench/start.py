@@ -23,6 +23,8 @@ COLD_ROUNDS = 3
 #: compilation of one rule into an empty cache.
 IMPORT, FIRST_STEP, COLD = 0.1, 0.5, 3.0
 
+FIRST = "import of rulec to the end of the first step"
+
 #: Packages that importing rulec, or a step from the cache, has no use for.
 HEAVY = ("sympy", "mpmath", "numba", "pydantic", "typer", "rich", "torch", "jax", "matplotlib")
 
@@ -66,12 +68,12 @@ print(json.dumps({{"seconds": seconds, "modules": len(set(sys.modules) - before)
 def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
     """The measurement; `advance` is called after each of its `parts`."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    found = [_row("import rulec, added to import numpy", _IMPORT, IMPORT, rounds)]
+    found = [_row("import rulec", "added to import numpy", _IMPORT, IMPORT, rounds)]
     advance()
     with tempfile.TemporaryDirectory(prefix="rulec-bench-") as cache:
         for what, program in programs():
             _run(program, cache)  # fills the cache
-            found.append(_row(f"import to the end of the first step, {what}", program, FIRST_STEP, rounds, cache))
+            found.append(_row(what, FIRST, program, FIRST_STEP, rounds, cache))
             advance()
     found.append(_cold(1 if quick else COLD_ROUNDS))
     advance()
@@ -91,10 +93,10 @@ def parts() -> int:
     return len(programs()) + 2
 
 
-def _row(what: str, program: str, target: float, rounds: int, cache: str | None = None) -> Row:
+def _row(subject: str, measure: str, program: str, target: float, rounds: int, cache: str | None = None) -> Row:
     runs = [_run(program, cache) for _ in range(rounds)]
     detail = {"seconds": [r["seconds"] for r in runs], "modules": runs[-1]["modules"], "heavy": runs[-1]["heavy"]}
-    return Row(what, statistics.median(detail["seconds"]), target, "at most", "s", detail)
+    return Row(subject, measure, statistics.median(detail["seconds"]), target, "at most", "s", detail)
 
 
 def _cold(rounds: int) -> Row:
@@ -103,8 +105,8 @@ def _cold(rounds: int) -> Row:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="rulec-bench-") as cache:
             seconds.append(_run(_ARRAY_STEP, cache)["seconds"])
-    what = "import to the end of the first step, empty cache (compiles)"
-    return Row(what, statistics.median(seconds), COLD, "at most", "s", {"seconds": seconds})
+    measure = f"{FIRST}, which compiles"
+    return Row("arrays, empty cache", measure, statistics.median(seconds), COLD, "at most", "s", {"seconds": seconds})
 
 
 def _run(program: str, cache: str | None) -> dict[str, Any]:

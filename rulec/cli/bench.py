@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.console import console, json_text, print_table, progress, write_text
+from rulec.cli.console import console, json_text, print_json, print_table, progress, write_text
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[list[str] | None, typer.Option(help="Restrict `rules` to this one; repeatable.")] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write results here: a .json file, or a folder, one file each.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Write results to a .json file, or into a folder; - prints them."),
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Write the manual's page of the results in the --json folder here.")
@@ -42,7 +43,8 @@ def bench(
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
             results.append(one.run(partial(shown.advance, task)))
-        _print(results[-1])
+        if json != Path("-"):
+            _print(results[-1])
     if json is not None:
         _write(results, json)
     if page is not None and json is not None:
@@ -53,7 +55,7 @@ def bench(
 
 def _check_paths(json: Path | None, page: Path | None) -> None:
     """Before an hour is spent on what cannot be written."""
-    if page is not None and (json is None or json.suffix == ".json"):
+    if page is not None and (json is None or json == Path("-") or json.suffix == ".json"):
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
 
 
@@ -67,8 +69,11 @@ def _check_rules(names: list[str] | None) -> None:
 
 
 def _write(results: list[Result], path: Path) -> None:
+    data = [result.data() for result in results]
+    if path == Path("-"):
+        print_json(data)
+        return
     if path.suffix == ".json":
-        data = [result.data() for result in results]
         write_text(path, json_text(data[0] if len(data) == 1 else data) + "\n")
         return
     for result in results:
@@ -83,8 +88,8 @@ def _print(result: Result) -> None:
     out.print(f"{result.name}, {result.threads} threads{quick}", style="bold")
     for note in result.notes:
         out.print(f"  {note}", markup=False)
-    rows = [[row.what, figure(row), target(row), _mark(row)] for row in result.rows]
-    print_table(("figure", "measured", "target", ""), rows, right=("measured", "target"))
+    rows = [[row.subject, row.measure, figure(row), target(row), _mark(row)] for row in result.rows]
+    print_table(("", "figure", "measured", "target", " "), rows, right=("measured", "target"))
     out.print()
 
 

@@ -47,6 +47,8 @@ def trace(
     if json:
         print_json(_data(found, trial.params[0], traced, beside, dtype))
     else:
+        if beside is None and backend != "none":
+            print(f"the reference alone: {backend} does not run {found.name}")
         _print(trial.params[0], traced, beside, dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +78,13 @@ def test_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     result = rules.measure(True, ["adamw", "rprop"], lambda: ticks.append(None))
     figures = {row.what: row for row in result.rows}
     assert {what: row.target for what, row in figures.items()} == {
-        "adamw, float32, of the limit's speed": 0.95,
-        "adamw, times as fast as torch.optim.AdamW(fused=True)": 1.0,
-        "rprop, float32, of the limit's speed": 0.95,
-        "rprop, times as fast as torch.optim.Rprop(foreach=True)": 4.0,
-        "adamw, bfloat16 with float32 states, of the limit's speed": 0.9,
+        f"adamw, float32: {rules.LIMIT}": 0.95,
+        f"adamw, torch.optim.AdamW(fused=True): {rules.FUSED}": 1.0,
+        f"rprop, float32: {rules.LIMIT}": 0.95,
+        f"rprop, torch.optim.Rprop(foreach=True): {rules.FOREACH}": 4.0,
+        f"adamw, bfloat16 with float32 states: {rules.LIMIT_HALF}": 0.9,
     }
-    limited = figures["adamw, bfloat16 with float32 states, of the limit's speed"]
+    limited = figures[f"adamw, bfloat16 with float32 states: {rules.LIMIT_HALF}"]
     assert limited.detail["bytes"] == (3 * 2 + 4 * 4) * 10_000
     assert limited.value == pytest.approx(limited.detail["limit"] / limited.detail["kernel"])
     assert len(ticks) == measurement("rules", True, ["adamw", "rprop"]).parts
@@ -166,12 +167,20 @@ def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest
     assert "quick: these figures do not count" in shown
     result = read_result(tmp_path / "rules.json")
     assert result.quick
-    assert result.rows[0].what == "sgd, float32, of the limit's speed"
+    assert result.rows[0].subject == "sgd, float32"
     run("bench", "rules", "--quick", "--rule", "sgd", "--json", str(tmp_path / "one.json"))
-    assert read_result(tmp_path / "one.json").rows[0].what.startswith("sgd")
+    assert read_result(tmp_path / "one.json").rows[0].subject == "sgd, float32"
+
+
+def test_the_command_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SMALL", 1000)
+    (result,) = json.loads(run("bench", "memory", "--quick", "--json", "-"))
+    assert result["name"] == "memory"
+    assert all(row["met"] in (True, False, None) for row in result["rows"])
 
 
 def test_mistakes_of_the_command(tmp_path: Path) -> None:
     assert "there is no measurement 'speed'" in error("bench", "speed")
     assert "there is no library rule 'adamm'; did you mean 'adam'" in error("bench", "rules", "--rule", "adamm")
-    assert "--page needs the folder" in error("bench", "rules", "--page", str(tmp_path / "page.md"))
+    for given in ((), ("--json", "-"), ("--json", str(tmp_path / "one.json"))):
+        assert "--page needs the folder" in error("bench", "rules", "--page", str(tmp_path / "page.md"), *given)

@@ -24,12 +24,12 @@ def test_the_page_of_the_manual_is_made_of_the_recorded_results() -> None:
 
 
 def test_every_row_is_on_the_page_with_its_target_and_whether_it_is_met(tmp_path: Path) -> None:
-    rows = [Row("fast enough", 1.2, 1.0), Row("too slow", 0.5, 1.0), Row("just told", 3.0)]
+    rows = [Row("fast", "speed", 1.2, 1.0), Row("slow", "speed", 0.5, 1.0), Row("told", "size", 3.0)]
     write(tmp_path, Result("many", rows, False, 2, ["a note"]))
     page = results_page(tmp_path)
-    assert "| fast enough | 1.20 | at least 1 | yes |" in page
-    assert "| too slow | 0.50 | at least 1 | **no** |" in page
-    assert "| just told | 3.00 |  |  |" in page
+    assert "| fast | speed | 1.20 | at least 1 | yes |" in page
+    assert "| slow | speed | 0.50 | at least 1 | **no** |" in page
+    assert "| told | size | 3.00 |  |  |" in page
     assert "1 of 2 targets are met." in page
     assert "- a note" in page
     assert "2 threads" in page
@@ -47,16 +47,19 @@ def test_quick_results_are_not_published(tmp_path: Path) -> None:
 
 def test_figures_and_targets_are_short() -> None:
     shown = {123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.01234: "0.0123", 0.0: "0.00"}
-    assert {x: figure(Row("", x)) for x in shown} == shown
-    assert figure(Row("", 0.5, unit="s")) == "0.50 s"
-    assert target(Row("", 1, 0.5, "at most", "s")) == "at most 0.5 s"
-    assert target(Row("", 1)) == ""
+    assert {x: figure(Row("", "", x)) for x in shown} == shown
+    assert figure(Row("", "", 0.5, unit="s")) == "0.50 s"
+    assert target(Row("", "", 1, 0.5, "at most", "s")) == "at most 0.5 s"
+    assert target(Row("", "", 1)) == ""
 
 
-def test_rows_for_a_readme_are_chosen_by_their_text(tmp_path: Path) -> None:
-    write(tmp_path, Result("start", [Row("import", 0.05, 0.1, "at most", "s"), Row("other", 1.0)], False, 2))
-    table = headline(tmp_path, ["import"])
-    assert "| import | 0.0500 s | at most 0.1 s | `rulec bench start` |" in table
-    assert "other" not in table
-    with pytest.raises(RulecError, match="has a row 'missing'"):
-        headline(tmp_path, ["missing"])
+def test_a_readme_shows_the_worst_of_each_measure(tmp_path: Path) -> None:
+    assert headline(tmp_path) == ""
+    fast = [Row("a", "speed", 1.2, 1.0), Row("b", "speed", 0.9, 1.0), Row("c", "speed", 5.0, 4.0)]
+    write(tmp_path, Result("many", [*fast, Row("d", "told", 1.0)], False, 2))
+    write(tmp_path, Result("start", [Row("a", "time", 0.05, 0.1, "at most", "s")], False, 2))
+    lines = headline(tmp_path).splitlines()[2:]
+    assert lines == [
+        "| speed | 0.90 | at least 1 | the worst of 3: b | `rulec bench many` |",
+        "| time | 0.0500 s | at most 0.1 s | a | `rulec bench start` |",
+    ]

@@ -16,15 +16,15 @@ from rulec.errors import RulecError
 
 
 def test_targets_are_met_on_their_side() -> None:
-    assert Row("x", 0.95, 0.95).met is True
-    assert Row("x", 0.94, 0.95).met is False
-    assert Row("x", 0.4, 0.5, "at most").met is True
-    assert Row("x", 0.6, 0.5, "at most").met is False
-    assert Row("x", 0.6).met is None
+    assert Row("x", "y", 0.95, 0.95).met is True
+    assert Row("x", "y", 0.94, 0.95).met is False
+    assert Row("x", "y", 0.4, 0.5, "at most").met is True
+    assert Row("x", "y", 0.6, 0.5, "at most").met is False
+    assert Row("x", "y", 0.6).met is None
 
 
 def test_a_result_reads_back_as_it_was(tmp_path: Path) -> None:
-    result = Result("many", [Row("a", 1.5, 1.0, detail={"seconds": [0.1, 0.2]})], False, 2, ["a note"])
+    result = Result("many", [Row("a", "b", 1.5, 1.0, detail={"seconds": [0.1, 0.2]})], False, 2, ["a note"])
     file = tmp_path / "many.json"
     file.write_text(json.dumps(result.data()))
     assert read_result(file) == result

@@ -36,6 +36,12 @@ def test_yaml_is_a_rule_file_of_the_same_rule() -> None:
     assert written.step == (rulec.load("adam") + rulec.load("decay")).step
 
 
+def test_latex_is_an_aligned_block() -> None:
+    shown = run("show", "adam", "--latex")
+    assert shown.startswith("\\begin{aligned}")
+    assert r"\hat{m}" in shown
+
+
 def test_json_says_what_it_is() -> None:
     shown = run_json("show", "sgd", "--backend", "cpu")
     assert (shown["rule"], shown["kind"], shown["backend"]) == ("SGD", "source", "cpu")
