@@ -138,7 +138,10 @@ class CpuCall:
             if name != "g":
                 line[:] = [self._address(x) for x in (params if name == "p" else [s[name] for s in states])]
         self._gradients = self._pointers[kernel.buffers.index("g")]
-        self._chunks, self._first_chunk = _chunks([_elements(p) for p in params])
+        self._chunks, first = _chunks([_elements(p) for p in params])
+        self._first_chunk: list[int] = first.tolist()
+        self._lengths: list[int] = (self._chunks[:, 2] - self._chunks[:, 1]).tolist()
+        self._least = max(SMALLEST_SPAN, sum(self._lengths) // (SPANS_PER_THREAD * cpu_threads.thread_count()))
         self._spans = self._spans_of(range(len(params)))
         self._part: tuple[tuple[int, ...], _Table] = (tuple(range(len(params))), self._spans)
         self._tables = [_array_address(t) for t in (self._spans, self._chunks, self._pointers)]
@@ -167,18 +170,15 @@ class CpuCall:
 
     def _spans_of(self, tensors: Sequence[int]) -> _Table:
         """Rows (first chunk, last chunk + 1) over the chunks of these tensors."""
-        lengths = (self._chunks[:, 2] - self._chunks[:, 1]).tolist()
-        first = self._first_chunk.tolist()
         spans: list[list[int]] = []
-        wanted = max(SMALLEST_SPAN, sum(lengths) // (SPANS_PER_THREAD * cpu_threads.thread_count()))
-        held = wanted
+        held = self._least
         for tensor in tensors:
-            for chunk in range(first[tensor], first[tensor + 1]):
-                if held >= wanted or spans[-1][1] != chunk:
+            for chunk in range(self._first_chunk[tensor], self._first_chunk[tensor + 1]):
+                if held >= self._least or spans[-1][1] != chunk:
                     spans.append([chunk, chunk])
                     held = 0
                 spans[-1][1] = chunk + 1
-                held += lengths[chunk]
+                held += self._lengths[chunk]
         return np.array(spans, np.int64).reshape(-1, 2)
 
 
