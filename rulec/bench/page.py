@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rulec.bench.result import Result, Row, read_result
@@ -88,35 +87,3 @@ def target(row: Row) -> str:
 
 def _met(row: Row) -> str:
     return "" if row.met is None else "yes" if row.met else "**no**"
-
-
-def headline(folder: Path) -> str:
-    """The figures for a README, as a Markdown table: of each measure the worst, and the command that measures it.
-
-    Empty where nothing is recorded.
-    """
-    lines = []
-    for name in MEASUREMENTS:
-        if (folder / f"{name}.json").is_file():
-            for measure, rows in _by_measure(read(folder / f"{name}.json").rows).items():
-                worst = min(rows, key=_margin)
-                where = f"the worst of {len(rows)}: {worst.subject}" if len(rows) > 1 else worst.subject
-                lines.append(f"| {measure} | {figure(worst)} | {target(worst)} | {where} | `rulec bench {name}` |")
-    head = ["| figure | measured | target | where | command |", "|---|---:|---:|---|---|"]
-    return "\n".join([*head, *lines]) + "\n" if lines else ""
-
-
-def _by_measure(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows that have a target, by what they measure."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.target is not None:
-            found.setdefault(row.measure, []).append(row)
-    return found
-
-
-def _margin(row: Row) -> float:
-    """How far a row is on the right side of its target, as a ratio: below 1 it is missed."""
-    if row.target is None or row.value == 0:
-        return float("inf")
-    return row.value / row.target if row.sense == "at least" else row.target / row.value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.bench.page import figure, headline, results_page, target
+from rulec.bench.page import figure, results_page, target
 from rulec.bench.result import Result, Row
 from rulec.errors import RulecError
 
@@ -51,15 +51,3 @@ def test_figures_and_targets_are_short() -> None:
     assert figure(Row("", "", 0.5, unit="s")) == "0.50 s"
     assert target(Row("", "", 1, 0.5, "at most", "s")) == "at most 0.5 s"
     assert target(Row("", "", 1)) == ""
-
-
-def test_a_readme_shows_the_worst_of_each_measure(tmp_path: Path) -> None:
-    assert headline(tmp_path) == ""
-    fast = [Row("a", "speed", 1.2, 1.0), Row("b", "speed", 0.9, 1.0), Row("c", "speed", 5.0, 4.0)]
-    write(tmp_path, Result("many", [*fast, Row("d", "told", 1.0)], False, 2))
-    write(tmp_path, Result("start", [Row("a", "time", 0.05, 0.1, "at most", "s")], False, 2))
-    lines = headline(tmp_path).splitlines()[2:]
-    assert lines == [
-        "| speed | 0.90 | at least 1 | the worst of 3: b | `rulec bench many` |",
-        "| time | 0.0500 s | at most 0.1 s | a | `rulec bench start` |",
-    ]
