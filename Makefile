@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format docs bench ci clean
+.PHONY: help setup demo test slow lint format docs refresh bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -19,6 +19,7 @@ help:
 	@echo 'make lint    ruff and mypy --strict'
 	@echo 'make format  put the code into the house format'
 	@echo 'make docs    build the manual into site/'
+	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
@@ -65,6 +66,11 @@ lint: setup
 format: setup
 	@$(BIN)/ruff check --fix --quiet --select I
 	@$(BIN)/ruff format --quiet
+
+refresh: setup
+	@$(BIN)/python -m rulec.torch.stubs
+	@$(BIN)/python -m tests.docs.peers
+	@$(BIN)/python -m tests.docs.refresh
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet
