@@ -121,7 +121,8 @@ class PageRun:
             if block.language == "console":
                 yield Outcome(block, block, self._console(block))
             else:
-                yield Outcome(block, following if shows else None, self._printed(block, may_fail=shows))
+                shown = following if shows else None
+                yield Outcome(block, shown, self._printed(block, may_fail=shown is not None and _may_show_error(shown)))
 
     def _printed(self, block: Block, may_fail: bool) -> str:
         output = io.StringIO()
@@ -170,6 +171,14 @@ class PageRun:
             kept = not shown or agrees(shown, done.stdout, block.varies)
             parts.append(part if kept else f"{command}\n{tidy(done.stdout)}")
         return "".join(parts)
+
+
+def _may_show_error(shown: Block) -> bool:
+    """Whether an output ends in an error, or is still to be filled: elsewhere an error is no output."""
+    return (
+        not shown.text.strip()
+        or re.search(r"^(\w+Error|rulec\.errors\.\w+|\S+:\d+:\d+): ", shown.text, re.M) is not None
+    )
 
 
 def _command(line: str) -> subprocess.CompletedProcess[str]:

@@ -81,6 +81,11 @@ def test_error_that_is_not_shown_fails(tmp_path: Path) -> None:
         outcomes("\n\n```python\n1/0\n```\n", tmp_path)
 
 
+def test_error_in_place_of_an_output_fails(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="line 1 fails: name 'a' is not defined"):
+        outcomes("```python\nprint(a)\n```\n\n```text\n1\n```\n", tmp_path)
+
+
 def test_yaml_is_a_rule(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="unknown name 'x'"):
         outcomes("```yaml\nname: A\nstep: |\n  direction = x\n```\n", tmp_path)
