@@ -7,8 +7,8 @@ States are copied into the new one's buffers, so nothing is lost. Everything els
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -21,11 +21,10 @@ from torch.autograd.graph import increment_version
 from rulec.errors import StateMismatch
 from rulec.runtime.engine import Engine, Launch, run
 from rulec.runtime.rows import Numbers
-from rulec.torch.interface import Choice, Flavour, Interface
+from rulec.torch.interface import Choice, Interface
 from rulec.torch.states import Store
 from rulec.torch.tensors import TorchArrays, check_apart, check_parameters, dtype_name, plain_memory, real_view
-
-Groups = Sequence[Mapping[str, Any]]
+from rulec.torch.values import Groups, Values, choices_of, table_of
 
 _data_ptr = Tensor.data_ptr
 _params_of = itemgetter("params")
@@ -69,43 +68,6 @@ class _Plan:
     complexes: list[int]
 
 
-class Values:
-    """The numbers and flags of all groups, and whether they are what they were."""
-
-    def __init__(self, names: Sequence[str], groups: Groups) -> None:
-        self._get = itemgetter(*names)
-        self._rate = itemgetter("lr") if "lr" in names else None
-        self._known = [*map(self._get, groups)]
-        self._steady = not any(_may_change_inside(group[name]) for group in groups for name in names)
-
-    def same(self, groups: Groups) -> bool:
-        """Whether nothing was changed since these were read; False, too, where looking cannot tell."""
-        if not self._steady or [*map(self._get, groups)] != self._known:
-            return False
-        # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
-        return self._rate is None or {float, int}.issuperset(map(type, map(self._rate, groups)))
-
-
-def _may_change_inside(value: Any) -> bool:
-    """Whether a group's value can become another while it stays the same object."""
-    if isinstance(value, tuple):
-        return any(map(_may_change_inside, value))
-    return not isinstance(value, float | int | str | None)
-
-
-def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavour] = ()) -> list[Choice]:
-    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
-
-    Where `weight_decay` is 0 in all groups of a flavour the rule is the one without it, unless among `decaying`.
-    """
-    found = [interface.choose(group) for group in groups]
-    for choice, group in zip(found, groups, strict=True):
-        for name, value in choice.hyper(group).items():
-            choice.rule.hyper[name].check(name, value, interface.name)
-    used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
-    return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
-
-
 class Assembly:
     """Engines over the parameters of some groups; `store` has their states, in the buffers that kernels write.
 
@@ -122,6 +84,7 @@ class Assembly:
         self.params: list[Tensor] = [*chain.from_iterable(map(_params_of, groups))]
         self.names = names_of(groups)
         self._values = Values(interface.group_keywords, groups)
+        self._flags = Values(interface.flag_keywords, groups)
         check_parameters(self.params, self.names)
         self._addresses = [*map(_data_ptr, self.params)]
         self._facts = [_facts(p) for p in self.params]
@@ -141,7 +104,7 @@ class Assembly:
         for choice, indices in by_choice.items():
             dtypes = {o: d for s, d in self.options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
             engine = Engine(choice.rule, TorchArrays(), self.options.backend, dtypes, choice.maximize)
-            members.append(Member(engine, choice, indices, _table(engine, choice, [groups[i] for i in indices])))
+            members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
         return members
 
     def _add_parameters(self, groups: Groups) -> list[tuple[Member, int]]:
@@ -234,11 +197,13 @@ class Assembly:
     def _read_values(self, groups: Groups) -> bool:
         """Takes over other numbers; False where the groups mean other rules now."""
         decaying = {choice.flavour for choice in self.choices if choice.decay}
-        if choices_of(self.interface, groups, decaying) != self.choices:
-            return False
+        if not self._flags.same(groups):
+            if choices_of(self.interface, groups, decaying) != self.choices:
+                return False
+            self._flags = Values(self.interface.flag_keywords, groups)
         self._values = Values(self.interface.group_keywords, groups)
         for member in self.members:
-            member.table = _table(member.engine, member.choice, [groups[i] for i in member.groups])
+            member.table = table_of(member.choice, [groups[i] for i in member.groups])
         return True
 
     def step(self) -> bool:
@@ -297,10 +262,6 @@ def names_of(groups: Groups) -> list[str]:
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
     return param.shape, param.stride(), param.dtype, param.device
-
-
-def _table(engine: Engine, choice: Choice, groups: Groups) -> Numbers:
-    return engine.hyper_table([choice.hyper(group) for group in groups])
 
 
 def _ours(choice: Choice, name: str) -> str | None:

@@ -146,6 +146,14 @@ class Interface:
         known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", "differentiable"}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
 
+    @functools.cached_property
+    def flag_keywords(self) -> tuple[str, ...]:
+        """The entries of a group that decide which rule it means."""
+        flags = {k for f in self.flavours for k in (*f.when, *f.decays)} | {"maximize", "differentiable"}
+        if any(flavour.decays for flavour in self.flavours):
+            flags.add("weight_decay")
+        return tuple(k for k in self.group_keywords if k in flags)
+
     def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Every keyword's value, given or by default; HyperError for a keyword that there is not."""
         known = self.signature.parameters

@@ -14,11 +14,12 @@ from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global
 
 from rulec.errors import TensorError
 from rulec.language.source import did_you_mean
-from rulec.torch.assembly import Assembly, Options, choices_of, names_of
+from rulec.torch.assembly import Assembly, Options, names_of
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.lean import without_compiler
 from rulec.torch.states import Store
 from rulec.torch.tensors import DTYPES, check_parameters
+from rulec.torch.values import choices_of
 
 
 class _AsSaved:

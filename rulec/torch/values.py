@@ -1,0 +1,74 @@
+"""The numbers and flags of parameter groups: which rules they mean, and whether they are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import itemgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from rulec.runtime.rows import Numbers
+from rulec.torch.interface import Choice, Flavour, Interface
+
+Groups = Sequence[Mapping[str, Any]]
+
+#: What cannot become another value while it stays the same object, and what a learning rate is but a tensor.
+_STEADY = frozenset({float, int, bool, str, NoneType})
+_NUMBERS = frozenset({float, int})
+
+
+class Values:
+    """What all groups say under some keywords."""
+
+    def __init__(self, names: Sequence[str], groups: Groups) -> None:
+        self._get = itemgetter(*names)
+        self._rate = itemgetter("lr") if "lr" in names else None
+        self._known = [*map(self._get, groups)]
+        values = chain.from_iterable([group[name] for group in groups] for name in names)
+        self._steady = _steady([*values])
+
+    def same(self, groups: Groups) -> bool:
+        """Whether nothing was changed since these were read; False, too, where looking cannot tell."""
+        if not self._steady or [*map(self._get, groups)] != self._known:
+            return False
+        # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
+        return self._rate is None or _NUMBERS.issuperset(map(type, map(self._rate, groups)))
+
+
+def _steady(values: Sequence[Any]) -> bool:
+    if _STEADY.issuperset(map(type, values)):
+        return True
+    others = [value for value in values if type(value) not in _STEADY]
+    return all(type(value) is tuple and _steady(value) for value in others)
+
+
+def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavour] = ()) -> list[Choice]:
+    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
+
+    Where `weight_decay` is 0 in all groups of a flavour the rule is the one without it, unless among `decaying`.
+    """
+    found = [interface.choose(group) for group in groups]
+    for choice, group in zip(found, groups, strict=True):
+        for name, value in choice.hyper(group).items():
+            choice.rule.hyper[name].check(name, value, interface.name)
+    used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
+    return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
+
+
+def table_of(choice: Choice, groups: Groups) -> Numbers:
+    """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
+    table = np.empty((len(choice.rule.hyper), len(groups)))
+    for line, name in zip(table, choice.rule.hyper, strict=True):
+        keyword, position = choice.flavour.places.get(name, (name, None))
+        given = [group[keyword] for group in groups]
+        if position is not None and all(type(value) is tuple and len(value) > position for value in given):
+            given = [value[position] for value in given]
+        if not _NUMBERS.issuperset(map(type, given)):
+            # Tensors, None for a default, or a mistake.
+            return np.array([[*choice.hyper(group).values()] for group in groups], np.float64).T.copy()
+        line[:] = given
+    return table
