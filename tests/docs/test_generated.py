@@ -76,6 +76,13 @@ def test_every_key_of_a_rule_file_is_described() -> None:
     assert sorted(described) == sorted(RuleFile.model_fields)
 
 
+def test_readme_names_every_folder() -> None:
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## Folders") :]
+    packages = [f"rulec/{file.parent.name}" for file in (ROOT / "rulec").glob("*/__init__.py")]
+    assert [name for name in (*packages, "backends", "rules", "tests", "docs") if f"`{name}`" not in section] == []
+
+
 def test_every_pass_is_walked_through() -> None:
     text = (ROOT / "docs" / "how-it-works.md").read_text()
     assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == ["lower", *(name for name, _ in PASSES)]
