@@ -149,11 +149,11 @@ class Assembly:
         return found
 
     def _copy_saved(self, place: int, saved: Mapping[str, Any]) -> None:
-        for key, buffer in self._buffers(place).items():
-            if key in saved:
-                buffer.copy_(torch.as_tensor(saved[key]).reshape(buffer.shape))
+        known = {key: buffer for key, buffer in self._buffers(place).items() if key in saved}
+        for key, buffer in known.items():
+            buffer.copy_(torch.as_tensor(saved[key]).reshape(buffer.shape))
         member, tensor_id = self._homes[place]
-        if saved and not member.choice.flavour.counted:
+        if known and not member.choice.flavour.counted:
             # torch keeps no count here, and asks no more than whether there was a step before.
             member.engine.state(tensor_id)["step"].fill_(1)
 

@@ -132,8 +132,9 @@ class RuleOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies."""
         found = super().state_dict()
-        states = found.get("state", {})
-        found["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
+        states = found.get("state")
+        if isinstance(states, Mapping):
+            found["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
