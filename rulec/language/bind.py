@@ -36,12 +36,12 @@ class _FreeNames:
 
     def problem(self, identifier: str) -> str:
         """Why the expression may not name this; empty where it may."""
-        only = f"{self.rule.name} can be bound to numbers and hyper-parameters only"
         meaning = RESERVED.get(identifier) or RESULTS.get(identifier)
+        if identifier in self.rule.state or identifier in self.rule.inputs:
+            meaning = f"{'a state' if identifier in self.rule.state else 'an input'} of {self.rule.name}"
         if meaning:
-            return f"{identifier!r} is {meaning}, and {only}"
-        kind = "a state" if identifier in self.rule.state else "an input" if identifier in self.rule.inputs else ""
-        return f"{identifier!r} is {kind} of it, and {only}" if kind else declared_problem(identifier)
+            return f"{identifier!r} is {meaning}: bind to numbers and hyper-parameters only"
+        return declared_problem(identifier)
 
 
 def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rulec.errors import HyperError
 from rulec.language.hyper import resolve_hyper
-from rulec.language.names import RESERVED, declared_problem, name_problem
+from rulec.language.names import RESERVED, declared_problem, name_problem, short
 from rulec.language.node import LEVELS, Kind, Node, names_in, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
@@ -17,9 +17,9 @@ MAX_LINES = 1000
 
 def check_rule(rule: Rule) -> Rule:
     """The same rule, where nothing about it as a whole is wrong; RuleError at the place otherwise."""
-    lines = sum(1 for _ in assignments(rule.step)) + sum(1 for _ in conditions(rule.step))
-    if lines > MAX_LINES:
-        raise rule_error(f"{rule.name} has {lines} lines, over the limit of {MAX_LINES}")
+    lines: list[Assign | Branch] = [*assignments(rule.step), *conditions(rule.step)]
+    if len(lines) > MAX_LINES:
+        raise rule_error(f"{rule.name} has {len(lines)} lines, over the limit of {MAX_LINES}", lines[MAX_LINES].span)
     check_names(rule)
     _check_result(rule)
     _check_states(rule)
@@ -27,20 +27,21 @@ def check_rule(rule: Rule) -> Rule:
     return rule
 
 
-def check_names(rule: Rule) -> None:
+def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> None:
     """RuleError where a name cannot be one, or stands for two things."""
+    places = input_places or {}
     owners: dict[str, str] = {}
     declared: list[tuple[str, str, Span | None]] = [
         *((key, "hyper-parameter", hyper.span) for key, hyper in rule.hyper.items()),
         *((key, "state", state.span) for key, state in rule.state.items()),
-        *((key, "input", None) for key in rule.inputs),
+        *((key, "input", places.get(key)) for key in rule.inputs),
     ]
     for key, kind, span in declared:
         problem = declared_problem(key)
         if not problem and key == "lr" and kind != "hyper-parameter":
             problem = "'lr' is the learning rate: choose another name"
         if not problem and key in owners:
-            problem = f"{key!r} is a {owners[key]} already: choose another name".replace("a input", "an input")
+            problem = f"{key!r} is a {owners[key]} already: choose another name"
         if problem:
             raise rule_error(problem, span)
         owners[key] = kind
@@ -90,13 +91,18 @@ def _check_states(rule: Rule) -> None:
     for expression in (rule.evaluate, rule.skip):
         read.update(names_in([expression]) if expression is not None else ())
     for key, state in rule.state.items():
-        if state.per not in LEVELS:
-            near = did_you_mean(state.per, LEVELS) or f": it is one of {', '.join(LEVELS)}"
-            raise rule_error(f"state {key} is kept per {state.per!r}, which is no level{near}", state.span)
+        if problem := level_problem(key, state.per):
+            raise rule_error(problem, state.span)
         if state.per != "element" and state.shape is not None:
             raise rule_error(f"state {key} has both per and shape: keep one of them", state.span)
         if key not in read:
             raise rule_error(f"state {key} is never used: read it in the step or remove it", state.span)
+
+
+def level_problem(key: str, per: str) -> str:
+    """Why the state cannot be kept per this level; empty where it can."""
+    near = did_you_mean(per, LEVELS) or f": the levels are {', '.join(LEVELS)}"
+    return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
 
 
 def check_defaults(rule: Rule) -> None:

@@ -75,11 +75,16 @@ def _require_direction(rule: Rule, role: str) -> None:
 
 def inline(rule: Rule, prefix: str, value: Node) -> list[Statement]:
     """The lines of `rule` for the input `value`, its states and locals named `prefix.…`; ends in `prefix.direction`."""
+    return _with_input(_prefixed(check_callable(rule), prefix), prefix, value)
+
+
+def check_callable(rule: Rule) -> Rule:
+    """The same rule, where it can be called in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
     for attribute in ("evaluate", "skip", "applies_to"):
         if getattr(rule, attribute) is not None:
             raise RuleError(f"{rule.name} says {attribute}, so it cannot be called: say it in the rule that calls it")
-    return _with_input(_prefixed(rule, prefix), prefix, value)
+    return rule
 
 
 def _with_input(rule: Rule, prefix: str, value: Node) -> list[Statement]:

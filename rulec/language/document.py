@@ -41,12 +41,11 @@ _STRANGE = re.compile("[^\n\t -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-
 #: What PyYAML says, and what is wrong in our words.
 _SAID = (
     (r"character '\\t'", "a tab: indent and separate with spaces"),
-    (r"mapping values are not allowed", "a second colon in one value: put the value in quotes"),
     (r"expected ',' or '}'", "a comma or } is missing in this mapping"),
     (r"expected ',' or '\]'", "a comma or ] is missing in this list"),
     (r"expected ':'", "a colon is missing after this key"),
     (r"end of stream", "this quote is never closed"),
-    (r"<block end>", "this line is indented otherwise than the ones above it"),
+    (r"<block end>|<document start>", "this line is indented otherwise than the ones above it"),
     (r"single document", "a rule file holds one document: remove this"),
     (r"cannot start any token", "a value cannot begin with this character: put it in quotes"),
 )
@@ -178,18 +177,22 @@ def _compose(source: Source) -> yaml.Node | None:
         return yaml.compose(source.text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise _refused(source, error) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        if isinstance(error, RuleError):
-            raise
-        raise rule_error(f"{source.name} is not YAML: {str(error).splitlines()[0]}") from None
+    except RuleError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError):
+        raise rule_error(f"{source.name} is not YAML: an escape or a number in it is out of range") from None
 
 
 def _refused(source: Source, error: yaml.MarkedYAMLError) -> RuleError:
     said = f"{error.context or ''} {error.problem or ''}"
     mark = error.problem_mark or error.context_mark
-    if error.context_mark and re.search(r"<stream end>|end of stream", said):
+    if error.context_mark and re.search(r"<stream end>|end of stream|expected (',' or|':')", said):
         mark = error.context_mark
     place = Span(source, mark.line + 1, mark.column + 1) if mark else None
+    if "mapping values are not allowed" in said and mark is not None:
+        second = ":" in source.line(mark.line + 1)[: mark.column]
+        above = "this key cannot stand here: a colon is missing above it, or it is indented too far"
+        return rule_error("a second colon in one value: put the value in quotes" if second else above, place)
     ours = next((ours for theirs, ours in _SAID if re.search(theirs, said)), f"this is not YAML: {error.problem}")
     return rule_error(ours, place)
 
@@ -199,12 +202,11 @@ def _check_events(source: Source) -> None:
     depth = 0
     for event in yaml.parse(source.text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            message = "anchors and aliases are not part of a rule file: write the value out, in quotes if it is a text"
+            message = "an anchor or alias is not part of a rule file: write the value out, in quotes if it is a text"
             raise rule_error(message, _span(source, event))
         if getattr(event, "tag", None):
-            raise rule_error(
-                "tags are not part of a rule file: remove it, or put the text in quotes", _span(source, event)
-            )
+            message = "a tag is not part of a rule file: remove it, or put the text in quotes"
+            raise rule_error(message, _span(source, event))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
             raise rule_error(f"this is nested deeper than {MAX_NESTING} levels", _span(source, event))

@@ -128,6 +128,8 @@ class ExpressionParser:
             return const(CONSTANTS[identifier])
         if identifier in FUNCTIONS:
             self.fail(f"{identifier!r} is a function: write {FUNCTIONS[identifier].signature()}", tree)
+        if identifier.endswith(".T") and identifier[:-2] in self.known:
+            self.fail(f"{identifier!r} is no name: write transpose({identifier[:-2]})", tree)
         problem = name_problem(identifier) or (self.explain(identifier) if self.explain else "")
         self.fail(problem or f"unknown name {short(identifier)}{did_you_mean(identifier, self.known)}", tree)
 
@@ -173,7 +175,9 @@ class ExpressionParser:
         if function is None:
             if identifier in self.known:
                 self.fail(f"{identifier!r} is a value, not a function: write * to multiply", tree)
-            self.fail(f"unknown function {short(identifier)}{did_you_mean(identifier, FUNCTIONS)}", tree.func)
+            own = FUNCTIONS.get(identifier.rpartition(".")[2])
+            hint = f": write {own.signature()}" if own else did_you_mean(identifier, FUNCTIONS)
+            self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
             return function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
         except CallError as error:

@@ -38,7 +38,8 @@ class Function:
 
     def signature(self) -> str:
         """How a call looks, for messages: `clip(x, low, high)`."""
-        words = [f"{k}={v!r}" if k in self.choices else f"{k}={v}" for k, v in self.optional.items()]
+        shown = {k: "t" if v is None else repr(v) for k, v in self.optional.items()}
+        words = [f"{k}={v}" for k, v in shown.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
 
     def _advice(self, given: int) -> str:
@@ -50,9 +51,10 @@ class Function:
             wanted = f"{len(self.arguments)} argument{'' if len(self.arguments) == 1 else 's'}"
             raise CallError(f"{self.name} takes {wanted}, not {len(args)}: write {self._advice(len(args))}")
         for argument, value in zip(self.arguments, args, strict=True):
-            wanted = "a list of extents" if argument.startswith("[") else "a value"
-            if not isinstance(value, list if argument.startswith("[") else Node | int | float):
-                raise CallError(f"{argument.strip('[]')} of {self.name} is {wanted}: write {self.signature()}")
+            is_list = argument.startswith("[")
+            if not isinstance(value, list if is_list else Node | int | float):
+                wanted = "a list of two extents" if is_list else "values, not lists and texts"
+                raise CallError(f"{self.name} takes {wanted}: write {self.signature()}")
         for key, value in keywords.items():
             if key not in self.optional:
                 raise CallError(f"{self.name} has no argument {key!r}: write {self.signature()}")
@@ -85,11 +87,13 @@ def _clip(x: Value, low: Value, high: Value) -> Node:
 def _random(op: Op) -> Function:
     def build(shape: Sequence[Value], at: Value | None) -> Node:
         if len(shape) != 2:
-            raise CallError(f"shape of {op.symbol} is [rows, cols], not {len(shape)} extents")
+            raise CallError(
+                f"{op.symbol} takes a list of two extents, not {len(shape)}: write {op.symbol}([rows, cols])"
+            )
         position = name("t") if at is None else as_node(at)
         return node(op, position, *map(as_node, shape))
 
-    return Function(op.symbol, build, ("[shape]",), {"at": None})
+    return Function(op.symbol, build, ("[rows, cols]",), {"at": None})
 
 
 def _newton_schulz(x: Value, steps: Value, dtype: str) -> Node:

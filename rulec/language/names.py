@@ -31,6 +31,12 @@ RESERVED: dict[str, str] = {
 #: Names that a step assigns and that nothing may be declared as.
 RESULTS: dict[str, str] = {"p": "the parameter", "direction": "what the step ends in"}
 
+#: How the characters of printed mathematics are typed.
+_TYPED = {
+    "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "²": "**2", "³": "**3", "√": "sqrt",
+    "≤": "<=", "≥": ">=", "≠": "!=", "∞": "inf", "⊙": "*",
+}  # fmt: skip
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _ACCENTS = {"\u0302": "_hat", "\u0303": "_tilde", "\u0304": "_bar"}
 
@@ -40,8 +46,18 @@ def short(text: str, most: int = 40) -> str:
     return repr(text if len(text) <= most else text[: most - 3] + "...")
 
 
+def character_problem(character: str) -> str:
+    """Why no expression has this character, as a sentence; empty where some have."""
+    if character in _TYPED:
+        return f"the character {character!r} is not part of the rule language: write {_TYPED[character]}"
+    known = character.isalnum() or character in "_ \n+-*/%@<>=!().,[]:#\"'"
+    return "" if known else f"the character {character!r} is not part of the rule language"
+
+
 def name_problem(identifier: str) -> str:
     """Why `identifier` cannot be the name of anything in a rule, as a sentence; empty where it can."""
+    for character in set(identifier) & _TYPED.keys():
+        return character_problem(character)
     if len(identifier) > MAX_NAME:
         return f"the name {short(identifier)} has {len(identifier)} characters: use at most {MAX_NAME}"
     if _NAME.fullmatch(identifier):

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Sequence
 from functools import cached_property
 
+from rulec.errors import RuleError
+from rulec.language.names import character_problem, short
 from rulec.language.source import Source, Span, rule_error
 
 #: Longest step, in characters: a step is some lines of mathematics.
@@ -16,12 +18,6 @@ MAX_TEXT = 100_000
 
 #: 1-based line and column of a character in its source.
 Position = tuple[int, int]
-
-#: How the characters of printed mathematics are typed.
-_TYPED = {
-    "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "²": "**2", "³": "**3", "√": "sqrt",
-    "≤": "<=", "≥": ">=", "≠": "!=", "∞": "inf", "⊙": "*",
-}  # fmt: skip
 
 #: What Python's parser says, and what is wrong in words of the rule language.
 _SAID = (
@@ -34,11 +30,17 @@ _SAID = (
     (r"unterminated", "this quote is never closed"),
     (r"expected ':'", "a colon is missing here"),
     (r"too many|maximum recursion", "this is nested too deeply: split it into named lines"),
+    (r"Missing parentheses", "this line assigns nothing: write name = expression"),
+    (r"positional argument follows keyword", "a value stands behind name=value: write == to compare"),
+    (r"line continuation", "a backslash is not part of the rule language: leave it out"),
     (r"Exceeds the limit", "this number is longer than a float64 can hold"),
     (r"decimal literal", "this is neither a number nor a name: write * to multiply"),
     (r"leading zeros", "a number does not begin with 0: leave the zeros out"),
     (r"cannot assign|cannot delete|assignment expression|illegal target", "only a name can stand before ="),
 )
+
+#: Words of Python that rules have not, and that a refused line is refused for.
+_WORDS = frozenset(keyword.kwlist) - {"and", "or", "not", "if", "elif", "else", "True", "False", "None"}
 
 
 def default_positions(text: str) -> list[Position]:
@@ -125,21 +127,34 @@ class Text:
             message = "this is not Unicode text" if broken else "this is nested too deeply: split it into named lines"
             raise rule_error(message, self.start) from None
 
-    def _refused(self, error: SyntaxError) -> Exception:
+    def _refused(self, error: SyntaxError) -> RuleError:
         """The error for text that Python's grammar refuses."""
         line = min(error.lineno or 1, len(self._starts))
-        begin = min(self._starts[line - 1] + max(0, (error.offset or 1) - 1), len(self.text))
-        rest = self.text[begin:]
-        ended = not rest.partition("\n")[0].strip()
-        word = (re.match(r"\w+", rest) or [""])[0]
+        first = self._starts[line - 1]
+        content = self.text[first:].partition("\n")[0]
+        begin = first + min(max(0, (error.offset or 1) - 1), len(content))
         said = str(error.msg)
-        if "invalid character" in said or "non-printable" in said:
-            typed = _TYPED.get(rest[:1])
-            hint = f": write {typed}" if typed else ""
-            message = f"the character {rest[:1]!r} is not part of the rule language{hint}"
-        elif keyword.iskeyword(word) and word not in ("and", "or", "not", "if", "else"):
-            message = f"{word!r} is a word of Python and not part of the rule language"
-        else:
-            unknown = "something is missing at the end of this line" if ended else "this cannot be read"
-            message = next((ours for theirs, ours in _SAID if re.search(theirs, said)), unknown)
-        return rule_error(message, self._place(begin, begin + max(1, len(word))))
+        if isinstance(error, IndentationError):
+            begin = first + len(content) - len(content.lstrip())
+        elif number := re.search(r"\d{1000,}", self.text) if "Exceeds the limit" in said else None:
+            begin = number.start()
+        elif word := next((w for w in re.finditer(r"[A-Za-z]+", content) if w[0] in _WORDS), None):
+            message = f"{word[0]!r} is a word of Python and not part of the rule language"
+            return rule_error(message, self._place(first + word.start(), first + word.end()))
+        ours = next((ours for theirs, ours in _SAID if re.search(theirs, said)), "")
+        word_here = re.match(r"\w*", self.text[begin:])
+        width = max(1, len(word_here[0]) if word_here else 1)
+        return rule_error(ours or self._unreadable(begin, begin + width), self._place(begin, begin + width))
+
+    def _unreadable(self, begin: int, end: int) -> str:
+        """What may be wrong where Python's parser does not say."""
+        here, before = self.text[begin:end], self.text[:begin].rstrip(" ")[-1:]
+        if not here.strip():
+            return "something is missing at the end of this line"
+        if here in ("else", "elif"):
+            return f"there is no if above this {here}"
+        if problem := character_problem(here[0]):
+            return problem
+        if re.match(r"\w", here) and re.match(r"[\w)]", before):
+            return f"an operator is missing before {short(here)}: write * to multiply"
+        return "this cannot be read"

@@ -117,7 +117,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
     ("plus",): f"a list of 1 to {MAX_COMPONENTS} rules",
     ("chain",): f"a list of 1 to {MAX_COMPONENTS} rules",
-    ("step",): "a text: begin it with step: | and indent its lines",
+    ("step",): "a text that begins with step: | and has its lines indented",
     ("evaluate",): "an expression",
     ("skip",): "an expression",
     ("applies_to",): "an expression",

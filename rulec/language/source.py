@@ -61,5 +61,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(name) > 100:
         return ""
     candidates = sorted(k for k in known if abs(len(k) - len(name)) <= 20)[:1000]
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

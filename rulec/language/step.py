@@ -78,6 +78,8 @@ class StepParser:
         """What is wrong with a name that has no value here; empty where it is merely unknown."""
         if identifier in self.seen:
             return f"{identifier!r} is assigned in one branch only: assign it in the other too"
+        if identifier in self.scope.uses:
+            return f"{identifier!r} is a rule: write {identifier}(g)"
         if identifier in self.targets:
             return f"{identifier!r} is used before it is assigned: move its line up"
         if did_you_mean(identifier, self.known):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
-from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
+from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule, level_problem
 from rulec.language.document import Document, read_document, use_yaml_1_2
 from rulec.language.document import Path as Place
 from rulec.language.expression import parse_expression
@@ -70,7 +71,7 @@ def _explain(document: Document, problem: Any) -> RuleError:
         }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]
-        hint = did_you_mean(last, known) or f": it is one of {', '.join(known)}"
+        hint = did_you_mean(last, known) or f": the keys are {', '.join(known)}"
         return rule_error(f"unknown key {short(last)}{hint}", document.span(place, key=True))
     if kind == "missing":
         return rule_error(f"the key {last!r} is missing", document.span(place))
@@ -160,6 +161,9 @@ class _RuleReader:
         if isinstance(entry, str):
             return rule
         bindings = {key: self._binding((*place, component, key)) for key in entry[component]}
+        for key, bound in bindings.items():
+            # One by one first, so that what is wrong with one is an error at its place.
+            self._placed(partial(bind, rule, {key: bound}), self.document.span((*place, component, key), key=True))
         return self._placed(lambda: bind(rule, bindings), span)
 
     def _binding(self, place: Place) -> Binding:
@@ -175,7 +179,8 @@ class _RuleReader:
         )  # fmt: skip
         own = self._placed(lambda: _with_called(own, uses), self.document.span(("uses",), key=True))
         own = replace(own, state={**{key: self._state(key) for key in self.file.state}, **own.state})
-        check_names(own)
+        places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
+        check_names(own, places)
         scope = Scope(own, uses)
         step = self._step(scope)
         unused = [key for key in uses if key not in scope.called]
@@ -206,7 +211,8 @@ class _RuleReader:
             span = self.document.span(place, key=isinstance(entries, dict))
             if problem := _call_problem(key, found):
                 raise rule_error(problem, span)
-            found[key] = self._component(place)
+            rule = self._component(place)
+            found[key] = self._placed(partial(compose.check_callable, rule), span)
         return found
 
     def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:
@@ -214,7 +220,13 @@ class _RuleReader:
         value = self.document.at(place)
         if isinstance(value, int | float):
             return const(value)
-        parsed = parse_expression(self.document.text(place), list(known), _tagged if tags else None)
+        names = list(known)
+
+        def explain(identifier: str) -> str:
+            near = did_you_mean(identifier, names) or f": known here are {', '.join(names[:12])}"
+            return f"unknown name {short(identifier)}{near}"
+
+        parsed = parse_expression(self.document.text(place), names, _tagged if tags else None, explain)
         return check_elementwise(parsed, what, self.document.span(place)) if what else parsed
 
     def _hyper(self, key: str) -> Hyper:
@@ -240,6 +252,8 @@ class _RuleReader:
         if not isinstance(entry, StateEntry):
             return State(self._expression(place, [*known, "p"], "an initial value"), span=span)
         data, shape = self.document.at(place), None
+        if problem := level_problem(key, entry.per):
+            raise rule_error(problem, self.document.span((*place, "per")))
         if entry.shape is not None:
             extents = [(*place, "shape", i) for i in range(len(entry.shape))]
             shape = tuple(self._expression(extent, known, "an extent") for extent in extents)
