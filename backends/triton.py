@@ -117,7 +117,8 @@ class TritonCall:
         gradients = np.zeros(len(self._sizes), np.int64)
         gradients[list(fired)] = [g.data_ptr() for g in moving]
         aligned = all(self._aligned[i] for i in fired) and not (gradients % 16).any()
-        with torch.cuda.stream(stream), np.errstate(all="ignore"):
+        current = torch.cuda.device_of(moving[0])  # type: ignore[no-untyped-call]
+        with current, torch.cuda.stream(stream), np.errstate(all="ignore"):
             self._kernel.step[(len(chunks),)](
                 self._addresses, torch.from_numpy(gradients).to(self._device), self._lengths, chunks,
                 torch.from_numpy(rows.index).to(self._device), torch.from_numpy(rows.table).to(self._device),

@@ -221,6 +221,6 @@ def words_used(text: str, compute: str) -> list[str]:
     """The source of every function that `text` calls, and that those call, in an order that defines before use."""
     found: list[str] = []
     for name, source in reversed(list(WORDS[compute].items())):
-        if any(re.search(rf"(?<![\w.]){name}\(", used) for used in (text, *found)):
+        if any(re.search(rf"(?<![\w.]){name}\(", re.sub(r'""".*?"""', "", used)) for used in (text, *found)):
             found.insert(0, source)
     return found

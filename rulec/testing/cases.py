@@ -84,13 +84,11 @@ def operation_rules() -> list[Rule]:
 def hostile_rules() -> list[Rule]:
     """Rules with values that another store overwrites, and with names that a printed source may use for itself."""
     exchange = "name: Exchange\nstate: {a: p, b: 2}\nstep: |\n  old = p\n  p = p - 0.1*g*a\n  a = b\n  b = old\n"
-    states = ", ".join(f"{name}: 0" for name in ("i", "row", "xp", "tl", "p_stored", "m_", "float32", "nan"))
     names = (
-        f"name: Names\nhyper: {{lr: 0.1, step: 0.5, tensor: 0.2, real: 0.3}}\nstate: {{{states}}}\nstep: |\n"
-        "  i = step*i + (1 - step)*g\n  row = row + i*i\n  xp = tensor*xp + g\n  tl = where(xp > g, tl + 1, g)\n"
-        "  jnp = i/(sqrt(row) + real)\n  p_stored = p_stored*tensor + jnp\n  m_ = m_ + jnp*g\n"
-        "  float32 = maximum(float32, m_)\n  nan = nan + float32\n"
-        "  start = jnp + tl\n  self = start*0.5\n  out = self + nan\n  direction = self + out\n"
+        "name: Names\nhyper: {lr: 0.1, step: 0.5, real: 0.3}\nstate: {i: 0, row: 0, xp: 0, p_stored: 0}\nstep: |\n"
+        "  i = step*i + (1 - step)*g\n  row = row + i*i\n  xp = maximum(xp, g)\n  tl = where(xp > g, i + 1, g)\n"
+        "  jnp = i/(sqrt(row) + real)\n  p_stored = p_stored*real + jnp\n  float32 = jnp*g\n  m_ = tl + float32\n"
+        "  start = m_ - xp\n  self = start*0.5\n  out = self + p_stored\n  direction = self*out\n"
     )
     return [rulec.parse(exchange), rulec.parse(names)]
 

@@ -102,7 +102,7 @@ def check_backend(
         except BackendUnsupported:
             report.refused.append(name)
     for rule in hostile_rules():
-        for dtype in chosen:
+        for dtype in {chosen[0]: 0, chosen[-1]: 0}:
             check_rule(subject, rule, dtype)
     accepted = sorted((rulec.load(n) for n in report.rules), key=lambda r: len(r.state))
     for rule in accepted[-1:]:
@@ -188,8 +188,7 @@ def check_mixed_dtypes(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> N
     for turn, dtype in enumerate(dtypes):
         others = [*dtypes[turn + 1 :], *dtypes[:turn], dtype]
         chosen = {name: others[i % len(others)] for i, name in enumerate(states)}
-        for grad in (dtype, others[0]):
-            run(trial_of(subject, rule, program, layout_for(program, dtype, grad, chosen), SHAPES[:4]))
+        run(trial_of(subject, rule, program, layout_for(program, dtype, others[-2 % len(others)], chosen), SHAPES[:4]))
 
 
 def check_maximize(subject: Subject, rule: Rule, dtype: str) -> None:

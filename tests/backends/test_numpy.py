@@ -1,0 +1,159 @@
+"""The numpy backend: its whole contract, the code it prints, and arrays of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.backend.layout import layout_for
+from rulec.backend.protocol import Rows
+from rulec.compiler.pipeline import compile
+from rulec.errors import BackendUnsupported, TensorError
+from rulec.testing import NumpyKind, check_backend
+from rulec_backends.numpy import NumpyBackend, NumpyKernel
+from tests.backends import strict_arrays
+
+ADAMW = '''\
+"""AdamW by the numpy backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
+
+
+def step(
+    xp, real, p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+    weight_decay, lr,
+):
+    """Update one tensor in place. Arrays are of one shape, scalars 0-d; computed in float32.
+
+    `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
+    """
+    m_new = beta1 * m + one_minus_beta1 * g
+    v_new = beta2 * v + one_minus_beta2 * (g * g)
+    m_hat = m_new / one_minus_beta1_t
+    v_hat = v_new / one_minus_beta2_t
+    adam_direction = m_hat / (xp.sqrt(v_hat) + eps)
+    decay_direction = weight_decay * p
+    direction = adam_direction + decay_direction
+    p_new = p - lr * direction
+    m[...] = m_new
+    v[...] = v_new
+    p[...] = p_new
+'''
+
+
+def kernel_of(rule: rulec.Rule, dtype: str = "float32") -> tuple[NumpyKernel, Any]:
+    program = compile(rule)
+    layout = layout_for(program, dtype)
+    backend = NumpyBackend()
+    return backend.build(program, layout, backend.emit(program, layout)), program
+
+
+def one_row(program: Any, value: float = 0.5) -> Rows:
+    return Rows(np.full((1, len(program.scalars.columns)), value), np.zeros(1, np.int64))
+
+
+def test_it_is_a_backend() -> None:
+    report = check_backend("numpy")
+    assert report.rules == rulec.rules()
+    assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
+    assert (report.refused, report.unmet) == ([], [])
+
+
+def test_the_code_reads_like_the_rule() -> None:
+    program = compile(rulec.load("adamw"))
+    assert NumpyBackend().emit(program, layout_for(program, "float32")) == ADAMW
+
+
+def test_storage_is_converted_where_it_is_read_and_written() -> None:
+    program = compile(rulec.load("lion"))
+    source = NumpyBackend().emit(program, layout_for(program, "bfloat16", "float32", maximize=True))
+    body = [line.strip() for line in source.splitlines()]
+    assert "g = -g_stored" in body
+    assert "m = real(m_stored)" in body
+    assert "m_stored[...] = xp.asarray(m_new, dtype=m_stored.dtype)" in body
+
+
+def test_a_value_that_is_stored_elsewhere_is_copied_before_it_is_overwritten() -> None:
+    rule = rulec.parse("name: Swap\nstate: {a: 1, b: 2}\nstep: |\n  c = a\n  a = b\n  b = c\n  p = p - g\n")
+    kernel, program = kernel_of(rule)
+    p, a, b = np.zeros(3, np.float32), np.ones(3, np.float32), np.full(3, 2, np.float32)
+    kernel.bind([p], [{"a": a, "b": b}])(0, [np.ones(3, np.float32)], one_row(program))
+    assert (a.tolist(), b.tolist()) == ([2.0] * 3, [1.0] * 3)
+
+
+def test_arrays_are_updated_where_they_lie() -> None:
+    kernel, program = kernel_of(rulec.load("momentum"))
+    memory = np.ones(10, np.float32)
+    p, m = memory[1:4], np.asfortranarray(np.zeros((1, 3), np.float32))[0]
+    params, states = [p], [{"m": m}]
+    written = kernel.bind(params, states)(0, [np.ones(3, np.float32)], one_row(program))
+    assert written == (params, states)
+    assert memory[1:4].tolist() != [1.0] * 3
+    assert memory[4:].tolist() == [1.0] * 6
+
+
+def test_a_traceback_shows_the_printed_line() -> None:
+    kernel, program = kernel_of(rulec.load("sgd"))
+    call = kernel.bind([np.zeros(3, np.float32)], [{}])
+    with pytest.raises(ValueError, match="broadcast") as caught:
+        call(0, [np.zeros(4, np.float32)], one_row(program))
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert last.line == "p_new = p - lr * g"
+    assert inspect.getsource(kernel.step).startswith("def step(xp, real, p, g, lr):")
+
+
+def test_equal_sources_are_one_function() -> None:
+    assert kernel_of(rulec.load("sgd"))[0].step is kernel_of(rulec.load("sgd"))[0].step
+
+
+def test_it_needs_no_warnings_switched_off() -> None:
+    kernel, program = kernel_of(rulec.parse("name: Logs\nstep: |\n  p = log(g)/g\n"))
+    p = np.zeros(1, np.float32)
+    with np.errstate(all="raise"):
+        kernel.bind([p], [{}])(0, [np.zeros(1, np.float32)], one_row(program))
+    assert p[0] == -np.inf
+
+
+# Other libraries
+
+
+class StrictKind(NumpyKind):
+    """Arrays that have what the array API standard says, and nothing else."""
+
+    name = "strict"
+    dtypes = ("float32", "float64")
+
+    def make(self, values: np.ndarray[Any, Any], skip: int = 0) -> Any:
+        return strict_arrays.Array(super().make(values, skip))
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        return array.values.copy()  # type: ignore[no-any-return]
+
+
+def test_the_code_runs_on_arrays_that_only_follow_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [name for name in rulec.rules() if "cbrt" not in str(compile(rulec.load(name)).stages)]
+    monkeypatch.setattr(strict_arrays, "cbrt", strict_arrays.wrapped(np.cbrt), raising=False)
+    monkeypatch.setattr(strict_arrays, "erf", strict_arrays.wrapped(strict_arrays.slow_erf), raising=False)
+    report = check_backend("numpy", rules=rules[::3], arrays=StrictKind())
+    assert (report.rules, report.unmet) == (rules[::3], [])
+
+
+def test_what_the_standard_lacks_is_an_error_that_says_so() -> None:
+    kernel, program = kernel_of(rulec.load("madgrad"))
+    arrays = {name: strict_arrays.Array(np.ones(2, np.float32)) for name in ("s", "v", "x0")}
+    call = kernel.bind([strict_arrays.Array(np.ones(2, np.float32))], [arrays])
+    with pytest.raises(TensorError, match=r"arrays of tests\.backends\.strict_arrays have no cbrt: use NumPy arrays"):
+        call(0, [strict_arrays.Array(np.ones(2, np.float32))], one_row(program))
+
+
+def test_arrays_that_cannot_be_written_are_refused() -> None:
+    import jax.numpy as jnp
+
+    kernel, _ = kernel_of(rulec.load("sgd"))
+    with pytest.raises(BackendUnsupported, match="arrays of type ArrayImpl, which cannot be written"):
+        kernel.bind([jnp.zeros(3)], [{}])
+    with pytest.raises(BackendUnsupported, match="arrays of type list of rule 'SGD'"):
+        kernel.bind([[0.0]], [{}])
