@@ -35,11 +35,6 @@ class Times:
         first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
         return first, third
 
-    def excess(self, above: str, below: str) -> float:
-        """The median, over the rounds, of how many seconds more one contender takes than another."""
-        pairs = zip(self.seconds[above], self.seconds[below], strict=True)
-        return statistics.median(a - b for a, b in pairs)
-
 
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int, advance: Callable[[], object] = lambda: None

@@ -10,6 +10,7 @@ import numpy as np
 
 import rulec
 from rulec.backend.layout import layout_for
+from rulec.bench.around import time_around
 from rulec.bench.interleave import interleaved
 from rulec.bench.kernels import Pair, bound, pair, threads
 from rulec.bench.result import Result, Row
@@ -62,17 +63,17 @@ def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, 
     detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
     yield Row(label, "kernel, of the limit's speed", times.ratio("limit", "kernel"), OF_LIMIT, detail=detail)
     if have_torch:
-        ratio, scatter = times.ratio("torch", "step"), times.quartiles("torch", "step")
-        yield Row(
-            label, "step, times as fast as torch's fused step", ratio, target, detail={**seconds, "scatter": scatter}
-        )
-        yield _overhead(label, count, times.excess("step", "kernel"), seconds)
+        detail = {**seconds, "scatter": times.quartiles("torch", "step")}
+        measure = "step, times as fast as torch's fused step"
+        yield Row(label, measure, times.ratio("torch", "step"), target, detail=detail)
+        kind = type(kernels.kernel.bind(*arrays[::2]))
+        yield _overhead(label, count, time_around(contenders["step"], kind, 5 * rounds))
 
 
-def _overhead(label: str, count: int, added: float, seconds: dict[str, float]) -> Row:
+def _overhead(label: str, count: int, added: float) -> Row:
     """What a step adds to its kernel, against what a step and its tensors may add."""
     allowed = PER_STEP + PER_TENSOR * count
-    detail = {**seconds, "per_tensor": added / count}
+    detail = {"seconds": added, "per_tensor": added / count}
     return Row(label, "step, added to the kernel", added * 1e6, allowed * 1e6, "at most", "us", detail)
 
 
@@ -125,12 +126,5 @@ def _groups(rounds: int) -> Row:
     }
     times = interleaved(contenders, rounds)
     detail = {name: times.median(name) for name in contenders} | {"scatter": times.quartiles("groups", "one")}
-    subject = f"{GROUPS} groups of one tensor of {GROUP_ELEMENTS:,}"
-    return Row(
-        subject,
-        "step, times the cost of one group",
-        times.ratio("groups", "one"),
-        GROUPS_COST,
-        "at most",
-        detail=detail,
-    )
+    subject, measure = f"{GROUPS} groups of one tensor of {GROUP_ELEMENTS:,}", "step, times the cost of one group"
+    return Row(subject, measure, times.ratio("groups", "one"), GROUPS_COST, "at most", detail=detail)

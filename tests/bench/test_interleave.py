@@ -37,11 +37,10 @@ def test_a_short_contender_is_called_often_enough() -> None:
     assert 0 < times.median("short") < 1e-4
 
 
-def test_medians_ratios_and_excess() -> None:
+def test_medians_and_ratios() -> None:
     times = Times({"a": [1.0, 2.0, 9.0], "b": [1.0, 1.0, 4.0]})
     assert times.median("a") == 2.0
     assert times.ratio("a", "b") == 2.0
-    assert times.excess("a", "b") == 1.0
     assert times.quartiles("a", "b") == (1.5, 2.125)
     assert Times({"a": [3.0], "b": [2.0]}).quartiles("a", "b") == (1.5, 1.5)
 
