@@ -12,7 +12,7 @@ from rulec.backend.layout import kernel_buffers
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, mpmath_context, mpmath_table
 from rulec.language.node import Kind, Op
 from rulec.testing.bounds import Bounds, rounded_to
 from rulec.testing.cases import SPECIAL
@@ -154,3 +154,18 @@ def test_machines_without_subnormal_numbers_may_take_them_for_zero() -> None:
     for numerics, lowest in ((IEEE, -92.2), (XLA, -np.inf)):
         r = Bounds(program, "float32", numerics).stored(loads, np.zeros((1, 0)))["p"]
         assert r.low[0] == pytest.approx(lowest, abs=0.1)
+
+
+def test_the_definition_of_powers_is_the_c_standards() -> None:
+    """NumPy alone takes the square root for one exponent of 0.5, mpmath a complex number for a negative base."""
+    bases, roots = np.array([-np.inf, -0.0, 4.0, -4.0, np.nan]), [np.inf, 0.0, 2.0, np.nan, np.nan]
+    for exponent in (0.5, np.array(0.5), np.full(5, 0.5)):
+        with np.errstate(invalid="ignore"):
+            value = NUMPY[Op.POW](bases, exponent)
+        np.testing.assert_array_equal(value, roots)
+        assert not np.signbit(value[1])
+    assert NUMPY[Op.POW](np.float32(4), np.float32(0.5)).dtype == np.float32
+    exact, power = mpmath_context(), mpmath_table()[Op.POW]
+    assert power(exact.mpf("-inf"), exact.mpf(0.5)) == exact.inf
+    assert power(exact.mpf("-inf"), exact.mpf(-0.5)) == 0
+    assert power(exact.mpf("-inf"), exact.mpf(3)) == -exact.inf
