@@ -7,11 +7,13 @@ called what its author called them.
 from __future__ import annotations
 
 import inspect
+import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, cast, overload
 
 from rulec.errors import RuleError
@@ -22,13 +24,14 @@ from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Kind, Node, const, name
 from rulec.language.prose import Text
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
-from rulec.language.source import Source, did_you_mean
+from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.trace import States, Trace, Value, as_traced, call_rule, record, reset_current, set_current
 
 __all__ = ["Value", "call_rule", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = ("state", "hyper", "name", "assigns", "paper")
+_PAPER = ("title", "authors", "year", "url")
 
 
 @contextmanager
@@ -71,23 +74,45 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         hint = did_you_mean(unknown[0], _OPTIONS) or f": it has {', '.join(_OPTIONS)}"
         raise RuleError(f"rulec.rule has no option {unknown[0]!r}{hint}")
-    if function is None:
-        return lambda f: _trace_rule(f, **options)
-    return _trace_rule(function, **options)
+    return (lambda f: _placed(f, options)) if function is None else _placed(function, options)
+
+
+def _placed(function: Any, options: Mapping[str, Any]) -> Rule:
+    """The rule of a function; an error that says no place is at the function's first line."""
+    if not inspect.isfunction(function):
+        raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
+    try:
+        return _trace_rule(function, **options)
+    except RuleError as error:
+        if error.place:
+            raise
+        raise rule_error(error.message, definition(function)) from None
+
+
+def definition(function: FunctionType) -> Span:
+    """Where a function is defined: its `def`, or the line it stands in."""
+    file, number = function.__code__.co_filename, function.__code__.co_firstlineno
+    lines = linecache.getlines(file)[number - 1 : number + 100]
+    offset = next((i for i, line in enumerate(lines) if re.match(r"\s*(async\s+)?def\b", line)), 0)
+    text = lines[offset].rstrip("\n") if lines else ""
+    indent = len(text) - len(text.lstrip())
+    source = Source(file, "\n" * (number + offset - 1) + text)
+    return Span(source, number + offset, indent + 1, max(1, len(text) - indent))
 
 
 def _trace_rule(
-    function: Any, *, state: Mapping[str, Any] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", paper: Mapping[str, Any] | None = None,
+    function: FunctionType, *, state: Mapping[str, Any] | None = None,
+    hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
+    paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
-    if not inspect.isfunction(function):
-        raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
     for option, value in (("state", state), ("hyper", hyper), ("paper", paper)):
         if value is not None and not isinstance(value, Mapping):
             raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
+    if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
+        raise RuleError(f"paper of {rule_name} has no {unknown[0]!r}: it has {', '.join(_PAPER)}")
     positional, hypers = _signature(function, rule_name, hyper or {})
     states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
     check_names(Rule(rule_name, (), hypers, states))
@@ -113,7 +138,7 @@ def _result(result: Any, rule_name: str, assigns: str) -> Node:
         raise RuleError(f"the function of {rule_name} returns nothing: return the {assigns}")
     if not isinstance(result, Value | int | float) or isinstance(result, bool):
         kind = type(result).__name__
-        raise RuleError(f"the function of {rule_name} returns a {kind}: return one value, the {assigns}")
+        raise RuleError(f"the function of {rule_name} returns a value of type {kind}: return one value, the {assigns}")
     return as_traced(result)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rulec.errors import RuleError
 from rulec.language.hyper import DEFAULT_LR, WELL_KNOWN, Hyper, Limits, well_known_range
 from rulec.language.node import Node, Op, name, names_in, node
-from rulec.language.source import Span, did_you_mean
+from rulec.language.source import Span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,8 +171,7 @@ class Rule:
             rule = replace(self, hyper=hyper, step=(*self.step, last))
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
-                near = did_you_mean(key, set(rule.hyper) - {key})
-                raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default{near}: bind it to a number")
+                raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
         return rule
 
     def __add__(self, other: Rule) -> Rule:

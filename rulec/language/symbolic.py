@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 from rulec.errors import RuleError
@@ -158,12 +159,22 @@ class _FromSympy:
 
     def node(self, value: Any) -> Node:
         """The node of an expression; RuleError for what the language has not."""
-        for part in self.sp.postorder_traversal(self.sp.sympify(value, strict=True)):
+        whole = self._sympy(value)
+        for part in self.sp.postorder_traversal(whole):
             if part not in self.done and not isinstance(
                 part, self.sp.Tuple | self.sp.functions.elementary.piecewise.ExprCondPair
             ):
                 self.done[part] = self._part(part)
-        return self.done[self.sp.sympify(value, strict=True)]
+        return self.done[whole]
+
+    def _sympy(self, value: Any) -> Any:
+        """The value as sympy has it: an expression, a truth value or a plain number, never text."""
+        sp = self.sp
+        plain = isinstance(value, Real) and not isinstance(value, bool)
+        made = sp.sympify(value, strict=True) if plain else value
+        if not isinstance(made, sp.Expr | sp.logic.boolalg.Boolean):
+            raise RuleError(f"a rule is made of sympy's expressions and of numbers, not of {short(str(value))}")
+        return made
 
     def _part(self, part: Any) -> Node:
         sp = self.sp
@@ -181,17 +192,21 @@ class _FromSympy:
             return self._product(part)
         if part.is_Pow:
             return self._power(part)
-        args = [self.done[a] for a in part.args]
         op = self._operations().get(part.func)
+        made = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
+        if op is None and made is None:
+            raise RuleError(f"sympy's {short(str(part.func.__name__))} is not part of the rule language")
+        args = [self.done[a] for a in part.args]
         if op is not None:
             result = node(op, *args[: 2 if len(args) > 1 else 1])
             for arg in args[2:]:
                 result = node(op, result, arg)
             return result
-        made = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
-        if made is None:
-            raise RuleError(f"sympy's {short(str(part.func.__name__))} is not part of the rule language")
-        return made(*args)
+        assert made is not None
+        try:
+            return made(*args)
+        except TypeError:
+            raise RuleError(f"{part.func.__name__} is given {len(args)} arguments: its number is another") from None
 
     def _symbol(self, identifier: str) -> Node:
         if identifier not in self.names:
@@ -311,6 +326,11 @@ def _hyper(owner: str, key: str, entry: Any) -> Hyper:
     known = ("default", *Limits.__annotations__)
     if unknown := sorted(set(entry) - set(known)):
         raise RuleError(f"{key} of {owner} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
-    limits: Any = {k: float(v) for k, v in entry.items() if k != "default"} or well_known_range(key)
-    default = entry.get("default")
-    return Hyper(None if default is None else float(default), **limits)
+    numbers: dict[str, float] = {}
+    for option, value in entry.items():
+        try:
+            numbers[option] = float(value)
+        except (TypeError, ValueError):
+            raise RuleError(f"{option} of {key} of {owner} is a number, not {value!r}") from None
+    limits: Any = {k: v for k, v in numbers.items() if k != "default"} or well_known_range(key)
+    return Hyper(numbers.get("default"), **limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import linecache
+import re
 import sys
 from collections.abc import Mapping
 from itertools import islice
@@ -19,6 +20,7 @@ from rulec.language.functions import FUNCTIONS, CallError
 from rulec.language.node import Kind, Node, Op, const, name, node
 from rulec.language.rule import Assign, Hyper, Rule, State
 from rulec.language.source import Source, Span, did_you_mean, rule_error
+from rulec.language.text import short_text
 
 _LOGIC_HINT = "write rulec.math.where(condition, a, b), and logical_and, logical_or, logical_not for and, or, not"
 
@@ -47,6 +49,15 @@ class Value:
 
     def _no_sequence(self, *_: Any) -> Any:
         raise author_error("a traced value has no parts: a rule works on all elements at once")
+
+    def _no_operator(self, *_: Any) -> Any:
+        raise author_error("this operator is not part of the rule language: a power is written **")
+
+    __divmod__ = __rdivmod__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _no_operator
+    __xor__ = __rxor__ = _no_operator
+
+    def __repr__(self) -> str:
+        return f"<traced {re.sub('#[0-9]+', '', short_text(self.node))}>"
 
     __getitem__ = __setitem__ = __len__ = __iter__ = __contains__ = _no_sequence
 
@@ -114,7 +125,8 @@ def as_traced(value: Any) -> Node:
         return value.node
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         kind = type(value).__name__
-        raise author_error(f"a {kind} cannot be part of a rule: use numbers and the function's own arguments")
+        message = f"a value of type {kind} cannot be part of a rule: use numbers and the function's own arguments"
+        raise author_error(message)
     number = float(value)
     if number != number:
         raise author_error("NaN cannot be part of a rule: use numbers and the function's own arguments")
@@ -177,6 +189,14 @@ class Trace:
 
     def call(self, rule: Rule, value: Any) -> Value:
         """The direction of `rule` for this input; its states become states of this rule under its name."""
+        try:
+            return self._call(rule, as_traced(value))
+        except RuleError as error:
+            if error.place:
+                raise
+            raise author_error(error.message) from None
+
+    def _call(self, rule: Rule, value: Node) -> Value:
         prefix, count = rule.key, 2
         while prefix in self.called:
             prefix, count = f"{rule.key}{count}", count + 1
@@ -187,7 +207,7 @@ class Trace:
         self.state.update(inner)
         self.version.update(dict.fromkeys(inner, 0))
         values: dict[str, Node] = {}
-        for line in compose.inline(rule, prefix, as_traced(value)):
+        for line in compose.inline(rule, prefix, value):
             if not isinstance(line, Assign):
                 raise author_error(f"{rule.name} branches, so it cannot be called from Python: write this rule in YAML")
             self._inlined(line, values)
