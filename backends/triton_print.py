@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -184,5 +183,9 @@ def _call(function: str, arguments: Sequence[str], end: str = "") -> list[str]:
     line = f"{function}({', '.join(arguments)}){end}"
     if len(line) <= 108:
         return [line]
-    inner = textwrap.wrap(", ".join(arguments), 100, break_long_words=False, break_on_hyphens=False)
-    return [f"{function}(", *_indented(inner), f"){end}"]
+    lines = [""]
+    for argument in arguments:
+        if len(lines[-1]) + len(argument) > 100:
+            lines.append("")
+        lines[-1] += f"{argument}, "
+    return [f"{function}(", *_indented([x.rstrip() for x in lines]), f"){end}"]
