@@ -90,7 +90,9 @@ def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rules(), shapes, st.integers(0, 2**31))
-def test_cpu_and_the_reference_give_the_same_bits_in_float64(text: str, shapes: list[tuple[int, ...]], seed: int) -> None:
+def test_cpu_and_the_reference_give_the_same_bits_in_float64(
+    text: str, shapes: list[tuple[int, ...]], seed: int
+) -> None:
     cpu = _run(text, "cpu", seed, shapes, "float64")
     rng = np.random.default_rng(seed)
     reference = ReferenceOptimizer(rulec.parse(text), [_values(rng, s, "float64") for s in shapes])
