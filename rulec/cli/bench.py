@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,8 @@ def bench(
     """
     from rulec.bench.suite import MEASUREMENTS, measurement
 
+    # torch's profiler, which counts allocations, tells stderr when it starts; it reads this when torch is imported.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _check_paths(json, page)
     _check_rules(rule)
     chosen = [measurement(name, quick, rule or ()) for name in what or MEASUREMENTS]
