@@ -15,7 +15,8 @@ from rulec.cli import bench, cache, check, demo, diff, doctor, listing, new, sch
 from rulec.cli.console import fail
 from rulec.errors import InternalError, RulecError
 
-DIFFERS, MISTAKE = 1, 2
+#: The exit code of a mistake in what was asked.
+MISTAKE = 2
 
 
 class Commands(TyperGroup):

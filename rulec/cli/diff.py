@@ -147,12 +147,15 @@ def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[lis
 
 
 def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
+    from rulec.compare.difference import line_of
+
     first = found.first
+    line = "" if first is None else line_of(rule.standalone(), first.value)
     missing = [name for name in rule.state if name not in found.largest]
     return {
         "rule": rule.name, "theirs": theirs.call, "dtype": trial.dtype, "steps": trial.steps, "tolerance": tolerance,
         "equal": first is None, "largest": found.largest,
-        "first": None if first is None else vars(first),
+        "first": None if first is None else {**vars(first), "line": line},
         "not_compared": missing, "not_given": list(theirs.left_out),
     }  # fmt: skip
 
@@ -171,3 +174,5 @@ def _print(report: Mapping[str, Any]) -> None:
         return
     where = f"{first['value']} of tensor {first['tensor']}, element {list(first['element'])}"
     print(f"they part at step {first['step']}, first in {where}: {first['ours']!r} here, {first['theirs']!r} there")
+    if first["line"]:
+        print(f"  {first['line']}")

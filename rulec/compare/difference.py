@@ -12,6 +12,7 @@ from rulec.compare.sides import Array, Side
 from rulec.compare.trial import Trial
 from rulec.errors import RulecError
 from rulec.language.rule import Rule, assignments
+from rulec.language.text import expression_text
 
 Values = Sequence[Mapping[str, Array]]
 
@@ -48,6 +49,15 @@ def order_of_values(rule: Rule) -> list[str]:
     """States in the order their lines stand, then `p`: the first to part in a step is nearest the cause."""
     targets = [line.target for line in assignments(rule.step) if line.target in rule.state]
     return [*dict.fromkeys([*targets, *rule.state]), "p"]
+
+
+def line_of(rule: Rule, value: str) -> str:
+    """The last line of a rule's step that assigns a value, and where it stands where that is known."""
+    lines = [line for line in assignments(rule.step) if line.target == value]
+    if not lines:
+        return ""
+    place = f" ({lines[-1].span.source.name}:{lines[-1].span.line})" if lines[-1].span else ""
+    return f"{value} = {expression_text(lines[-1].value)}{place}"
 
 
 def compare(

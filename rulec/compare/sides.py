@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rulec.errors import RulecError
+from rulec.errors import RulecError, RuleError
 from rulec.language.rule import Rule
 
 Array = np.ndarray[Any, Any]
@@ -65,7 +65,7 @@ class ReferenceSide:
         from rulec.compiler.reference import ReferenceOptimizer
 
         if rule.inputs:
-            raise RulecError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
+            raise RuleError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
         self.name = "reference" if arithmetic == "float64" else arithmetic
         self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], hyper, arithmetic)
 

@@ -56,6 +56,16 @@ def test_a_rule_with_a_reduction_runs_in_the_reference_alone(tmp_path: Path) -> 
     assert "reductions" in cpu["reason"]
 
 
+def test_a_rule_with_inputs_is_valid_and_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "second.yaml"
+    file.write_text("name: Second\ninputs: {curvature: like p}\nstep: |\n  direction = g/(abs(curvature) + 1e-3)\n")
+    report = run_json("check", str(file), "--steps", "2")
+    assert report["programs"][0]["bytes_read"] == {"p": 4, "g": 4, "curvature": 4}
+    reference, cpu = report["oracle"]["sides"]
+    assert "has inputs (curvature)" in reference["reason"]
+    assert "has inputs" in cpu["reason"]
+
+
 def test_a_rule_with_two_programs_shows_both(tmp_path: Path) -> None:
     file = tmp_path / "split.yaml"
     file.write_text("name: Split\nstep: |\n  if ndim >= 2:\n    direction = sign(g)\n  else:\n    direction = g\n")

@@ -39,6 +39,7 @@ def test_the_first_value_to_part_is_found() -> None:
     report = run_json("diff", "nadam", "--against", "torch.optim.NAdam", "--steps", "5", code=1)
     assert not report["equal"]
     assert (report["first"]["step"], report["first"]["value"]) == (1, "mu_product")
+    assert report["first"]["line"].startswith("mu_product = mu_product*mu (")
     assert report["largest"]["m"] < 1e-12 < report["largest"]["p"] < 1e-9
     run("diff", "nadam", "--against", "torch.optim.NAdam", "--steps", "5", "--tolerance", "1e-6")
 
@@ -48,6 +49,7 @@ def test_a_changed_rule_parts_where_it_was_changed(tmp_path: Path) -> None:
     (tmp_path / "changed.yaml").write_text(changed)
     shown = run("diff", str(tmp_path / "changed.yaml"), "--against", "adam", "--steps", "2", code=1)
     assert "they part at step 1, first in p of tensor 0, element [0, 0]" in shown
+    assert shown.endswith("\n  p = p - lr*direction\n")
 
 
 def test_values_of_hyper_parameters_reach_both_sides() -> None:
