@@ -21,7 +21,7 @@ from rulec.language.prose import Position, Text
 from rulec.language.source import Source, Span, rule_error
 
 #: Longest document, in characters; a rule file is about twenty lines.
-MAX_DOCUMENT = 200_000
+MAX_DOCUMENT = 100_000
 MAX_NESTING = 20
 
 Path = tuple[str | int, ...]
@@ -61,7 +61,29 @@ def use_yaml_1_2(kind: Any) -> Any:
 
 @use_yaml_1_2
 class _Loader(yaml.SafeLoader):
-    pass
+    """Composes nodes, and refuses what a rule file may not have at the first place it stands."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.text)
+        self.source = source
+        self.nesting = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node: no alias, without anchor and tag, and not nested too deeply."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        message = ""
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            message = "an anchor or alias is not part of a rule file: write the value out, in quotes if it is a text"
+        elif event.tag is not None:
+            message = "a tag is not part of a rule file: remove it, or put the text in quotes"
+        elif self.nesting >= MAX_NESTING and isinstance(event, yaml.CollectionStartEvent):
+            message = f"this is nested deeper than {MAX_NESTING} levels"
+        if message:
+            raise rule_error(message, _span(self.source, event))
+        self.nesting += 1
+        node = super().compose_node(parent, index)
+        self.nesting -= 1
+        return node
 
 
 @dataclass
@@ -173,8 +195,7 @@ def _check_characters(source: Source) -> None:
 
 def _compose(source: Source) -> yaml.Node | None:
     try:
-        _check_events(source)
-        return yaml.compose(source.text, Loader=_Loader)
+        return _Loader(source).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _refused(source, error) from None
     except RuleError:
@@ -195,21 +216,6 @@ def _refused(source: Source, error: yaml.MarkedYAMLError) -> RuleError:
         return rule_error("a second colon in one value: put the value in quotes" if second else above, place)
     ours = next((ours for theirs, ours in _SAID if re.search(theirs, said)), f"this is not YAML: {error.problem}")
     return rule_error(ours, place)
-
-
-def _check_events(source: Source) -> None:
-    """RuleError at the first anchor, alias, tag or level of nesting that a rule file may not have."""
-    depth = 0
-    for event in yaml.parse(source.text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            message = "an anchor or alias is not part of a rule file: write the value out, in quotes if it is a text"
-            raise rule_error(message, _span(source, event))
-        if getattr(event, "tag", None):
-            message = "a tag is not part of a rule file: remove it, or put the text in quotes"
-            raise rule_error(message, _span(source, event))
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_NESTING:
-            raise rule_error(f"this is nested deeper than {MAX_NESTING} levels", _span(source, event))
 
 
 def _convert(document: Document, at: yaml.Node, path: Path) -> Any:

@@ -220,7 +220,8 @@ def parse_expression(
     text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None
 ) -> Node:
     """The node for a text that is one expression over the names `known`."""
-    body = text.stripped().parse()
+    joined = text.joined()
+    body = joined.parse()
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         raise rule_error("write one expression here, without a name and = before it", text.start)
-    return ExpressionParser(text.stripped(), known, other_call, explain).parse(body[0].value)
+    return ExpressionParser(joined, known, other_call, explain).parse(body[0].value)

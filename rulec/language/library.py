@@ -43,7 +43,7 @@ def _find(name: str, base: Path | None) -> Path:
         if candidate in rules():
             return library_folder() / f"{candidate}.yaml"
     if Path(name if base is None else base / name).exists():
-        raise RuleError(f"{short(name)} is no rule of the library, and the name of a rule file ends in .yaml")
+        raise RuleError(f"{name!r} is no rule of the library, and the name of a rule file ends in .yaml")
     hint = did_you_mean(name, [r.rpartition("/")[2] for r in rules()])
     raise RuleError(f"there is no rule {short(name)}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
 

@@ -13,8 +13,8 @@ from rulec.errors import RuleError
 from rulec.language.names import character_problem, short
 from rulec.language.source import Source, Span, rule_error
 
-#: Longest step, in characters: a step is some lines of mathematics.
-MAX_TEXT = 100_000
+#: Longest text, in characters: a step is some lines of mathematics.
+MAX_TEXT = 80_000
 
 #: 1-based line and column of a character in its source.
 Position = tuple[int, int]
@@ -69,10 +69,11 @@ class Text:
         """The place of the first character that is not blank."""
         return self._place(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
 
-    def stripped(self) -> Text:
-        """The text without what is blank before and after it."""
+    def joined(self) -> Text:
+        """The text on one line, unless a comment ends one, and without what is blank before and after it."""
         begin, end = len(self.text) - len(self.text.lstrip()), len(self.text.rstrip())
-        return Text(self.text[begin:end], self.source, self.positions[begin : max(begin, end) + 1])
+        text = self.text[begin:end] if "#" in self.text else self.text[begin:end].replace("\n", " ")
+        return Text(text, self.source, self.positions[begin : max(begin, end) + 1])
 
     def span(self, at: ast.AST) -> Span:
         """The place of a parsed construct."""

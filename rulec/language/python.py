@@ -160,12 +160,17 @@ def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) ->
         raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init and per")
     init, per = options.get("init", 0), options.get("per", "element")
     if isinstance(init, str):
-        known = [*hypers, "p", *FACTS]
-        text = Text(init, Source(f"<init of {key}>", init))
-        return State(check_elementwise(parse_expression(text, known), "an initial value", text.start), per=str(per))
+        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=str(per))
     if isinstance(init, bool) or not isinstance(init, int | float) or init != init:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
     return State(const(init), per=str(per))
+
+
+def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
+    try:
+        return check_elementwise(parse_expression(Text(init, Source("", init)), known), "an initial value", None)
+    except RuleError as error:
+        raise RuleError(f"state {key} of {rule_name} begins as {init!r}: {error.message}") from None
 
 
 def _signature(

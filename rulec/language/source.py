@@ -39,11 +39,11 @@ class Span:
 
     def excerpt(self) -> str:
         """The line with a caret under the place; of a long line the part around it; empty for an empty line."""
-        line = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in self.source.line(self.line))
+        line = self.source.line(self.line)
         if not line.strip():
             return ""
         start = max(0, self.column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
-        shown = line[start : start + _WIDTH]
+        shown = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in line[start : start + _WIDTH])
         offset = self.column - 1 - start
         marks = "^" * max(1, min(self.width, len(shown) - offset))
         return f"    {shown}\n    {' ' * offset}{marks}"
