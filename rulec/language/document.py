@@ -234,6 +234,8 @@ def _convert_mapping(document: Document, at: yaml.MappingNode, path: Path) -> di
         if not isinstance(key_node, yaml.ScalarNode):
             raise rule_error("a key must be a name", span)
         key = str(key_node.value)
+        if at.flow_style and key.count(")") > key.count("("):
+            raise rule_error("the comma before this parts a value in two: put the whole value in quotes", span)
         if key in result:
             raise rule_error(f"the key {short(key)} is given twice", span)
         document.keys[(*path, key)] = key_node

@@ -148,11 +148,10 @@ _NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a rule file, for editors."""
     schema = RuleFile.model_json_schema()
-    for model in (schema, *schema["$defs"].values()):
+    for name, model in [("RuleFile", schema), *schema["$defs"].items()]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
-            if "anyOf" in value and not (model["title"] == "HyperEntry" and key == "default"):
-                _without_null(value)
+            _tidy(value, null=(name, key) == ("HyperEntry", "default"))
     for key in ("hyper", "state", "inputs"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
@@ -162,12 +161,21 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rulec rule"}
 
 
-def _without_null(value: dict[str, Any]) -> None:
-    kept = [option for option in value["anyOf"] if option != {"type": "null"}]
-    if len(kept) == 1:
-        del value["anyOf"]
-        value.update({k: v for k, v in kept[0].items() if k not in value})
-    else:
-        value["anyOf"] = kept
+def _tidy(value: dict[str, Any], null: bool = False) -> None:
+    """Leaves out what says nothing: made-up titles, whole numbers beside numbers, null for what may be missing."""
+    value.pop("title", None)
     if value.get("default", 0) is None:
         del value["default"]
+    for inner in (value.get("items"), value.get("additionalProperties")):
+        if isinstance(inner, dict):
+            _tidy(inner)
+    options = value.pop("anyOf", [])
+    for option in options:
+        _tidy(option)
+    if {"type": "number"} in options:
+        options.remove({"type": "integer"})
+    kept = options if null else [option for option in options if option != {"type": "null"}]
+    if len(kept) == 1:
+        value.update({k: v for k, v in kept[0].items() if k not in value})
+    elif kept:
+        value["anyOf"] = kept
