@@ -18,6 +18,7 @@ import numpy as np
 from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.errors import BackendUnsupported
 
 from .printed import run_source
 from .triton_print import KernelPrinter
@@ -51,7 +52,7 @@ class TritonBackend:
     def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
         """The kernel of a source text; Triton compiles it at the first call, and keeps it in its own cache."""
         buffers = [b for b in KernelPrinter(program, layout).buffers if b != "g"]
-        return TritonKernel(buffers, _step(program.name, source))
+        return TritonKernel(program.name, buffers, _step(program.name, source))
 
 
 def interpreted() -> bool:
@@ -67,11 +68,13 @@ def _step(name: str, source: str) -> Any:
 class TritonKernel:
     """The kernel of one program and layout."""
 
-    def __init__(self, buffers: list[str], step: Any) -> None:
-        self.buffers, self.step = buffers, step
+    def __init__(self, name: str, buffers: list[str], step: Any) -> None:
+        self.name, self.buffers, self.step = name, buffers, step
 
     def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> TritonCall:
         """A call over these tensors: contiguous, of the layout's dtypes, all on one device; addresses are read now."""
+        if any(not hasattr(p, "data_ptr") for p in params):
+            raise BackendUnsupported("triton", "an update of arrays other than PyTorch's", self.name)
         return TritonCall(self, params, states)
 
 

@@ -23,7 +23,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
-from rulec.errors import PartialUpdate, RuleError, TensorError
+from rulec.errors import BackendUnsupported, PartialUpdate, RuleError, TensorError
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.counts import Counts
@@ -348,7 +348,11 @@ class Engine:
         assert call is not None
         begin = time.perf_counter() if _DEBUG else 0.0
         for stage in range(len(bucket.program.stages)):
-            call(stage, launch.grads, launch.rows, None, tensors=part.positions)
+            params, _ = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
+            if params[0] is not bucket.params[0]:
+                raise BackendUnsupported(
+                    bucket.backend, "an update in place of arrays of this kind", bucket.program.name
+                )
         bucket.counts.advance(part.fired)
         if launch.scalar_states:
             self._keep(launch)

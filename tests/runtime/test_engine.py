@@ -10,7 +10,7 @@ import pytest
 import rulec
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.errors import InternalError, PartialUpdate, TensorError
+from rulec.errors import BackendUnsupported, InternalError, PartialUpdate, TensorError
 from rulec.language.node import const
 from rulec.runtime import state as state_module
 from rulec.runtime.engine import Engine, default_hyper
@@ -197,3 +197,21 @@ step: |
     for ours, theirs in zip(params, reference.params, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     np.testing.assert_array_equal(engine.shared["weight_sum"], [15.0, 15.0])
+
+
+def test_a_backend_that_gives_new_arrays_is_refused_and_nothing_is_counted() -> None:
+    pytest.importorskip("jax")
+    params = [np.ones(3, np.float32)]
+    engine, ids = engine_with("sgd", params, [0], backend="jax")
+    with pytest.raises(BackendUnsupported, match="'jax' cannot express an update in place of arrays of this kind"):
+        engine.step(ids, [np.ones(3, np.float32)], table(engine, [0.5]))
+    np.testing.assert_array_equal(params[0], 1.0)
+    assert int(engine.state(0)["step"]) == 0
+
+
+def test_triton_refuses_arrays_that_have_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    engine, ids = engine_with("sgd", [np.ones(3, np.float32)], [0], backend="triton")
+    with pytest.raises(BackendUnsupported, match="arrays other than PyTorch's"):
+        engine.step(ids, [np.ones(3, np.float32)], table(engine, [0.5]))
