@@ -32,6 +32,10 @@ class Format:
         return 2.0 ** (1 - self.bias)
 
     @property
+    def largest(self) -> float:
+        return (2.0 - 2.0**-self.fraction) * 2.0**self.bias
+
+    @property
     def lift(self) -> int:
         """2**lift makes every subnormal number normal; a multiple of three, so that cube roots scale back exactly."""
         return 24 if self.bits == 32 else 54

@@ -233,26 +233,27 @@ def power(x: Real, y: Real) -> Real:
     table = _table(x)
     size = abs(x)
     high, low = _log_in_two(size)
-    high = where(size.equals(0.0), -math.inf, where(size.equals(math.inf), math.inf, high))
-    product = y * high
+    high = where(size < math.inf, where(size.equals(0.0), -math.inf, high), size)
+    # An infinite exponent as the largest finite one, which does the same, and keeps 1**inf from being 0*inf.
+    finite = _between(y, -x.unit.form.largest, x.unit.form.largest)
+    product = finite * high
     # Where `product` is beyond the range its low part means nothing, and may be infinite or NaN.
-    product_low = fma(y, high, -product) + y * low
+    product_low = fma(finite, high, -product) + finite * low
     product_low = where(product_low > -1e-3, where(product_low < 1e-3, product_low, 1e-3), -1e-3)
     count, rest = _reduced(_between(product, table.exp_low, table.exp_high))
     result = _times_power_of_two(_exp_of_rest(rest + product_low), count)
-    return _power_specials(x, y, size, result)
+    result = _with_sign_of_power(x, y, result)
+    return where(x.equals(1.0) | y.equals(0.0), 1.0, result)
 
 
-def _power_specials(x: Real, y: Real, size: Real, result: Real) -> Real:
-    """The cases of Annex F.10.4.4 that the logarithm cannot express, on top of `size**y`."""
-    result = where(size.equals(1.0), 1.0, result)
+def _with_sign_of_power(x: Real, y: Real, result: Real) -> Real:
+    """|x|**y as x**y: negative for odd exponents, NaN for those that are not integers, but for infinities and zeros."""
+    form = x.unit.form
     integral = rint(y).equals(y)
     odd = integral & ~rint(y * 0.5).equals(y * 0.5)
-    negative = with_sign_of(x.unit.real(1.0), x) < 0.0
-    result = where(negative & odd, -result, result)
-    result = where((x < 0.0) & (size < math.inf) & ~integral, math.nan, result)
-    result = where(x.is_nan() | y.is_nan(), x + y, result)
-    return where(x.equals(1.0) | y.equals(0.0), 1.0, result)
+    sign = where(odd, -0.0, 0.0).bits() & x.bits()
+    result = (result.bits() | sign).as_real()
+    return where((x < 0.0) & (x >= -form.largest) & ~integral, math.nan, result)
 
 
 def _log_in_two(x: Real) -> tuple[Real, Real]:
