@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,11 +97,8 @@ def test_light_commands_import_nothing_heavy(argument: str, absent: set[str]) ->
 
 def test_a_terminal_sees_colour_and_a_pipe_does_not() -> None:
     ours, theirs = pty.openpty()
-    child = os.fork()
-    if child == 0:
-        os.dup2(theirs, 1)
-        command = [sys.executable, "-m", "rulec", "show", "sgd"]
-        os.execve(sys.executable, command, {**os.environ, "TERM": "xterm-256color"})
+    command = [sys.executable, "-m", "rulec", "show", "sgd"]
+    child = subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm-256color"})
     os.close(theirs)
     seen = b""
     while True:
@@ -112,7 +110,7 @@ def test_a_terminal_sees_colour_and_a_pipe_does_not() -> None:
             break
         seen += part
     os.close(ours)
-    assert os.waitpid(child, 0)[1] == 0
+    assert child.wait() == 0
     assert b"\x1b[" in seen
     assert b"float32" in seen
     assert "\x1b[" not in run("show", "sgd")
