@@ -21,9 +21,18 @@ from torch.autograd.graph import increment_version
 from rulec.errors import StateMismatch
 from rulec.runtime.engine import Engine, Launch, run
 from rulec.runtime.rows import Numbers
+from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.interface import Choice, Interface
 from rulec.torch.states import Store
-from rulec.torch.tensors import TorchArrays, check_apart, check_parameters, dtype_name, plain_memory, real_view
+from rulec.torch.tensors import (
+    OtherDtype,
+    TorchArrays,
+    check_apart,
+    check_parameters,
+    dtype_name,
+    plain_memory,
+    real_view,
+)
 from rulec.torch.values import Groups, Values, choices_of, table_of
 
 _data_ptr = Tensor.data_ptr
@@ -64,7 +73,6 @@ class _Plan:
 
     shares: list[_Share]
     written: list[Tensor]
-    dtypes: list[torch.dtype]
     complexes: list[int]
 
 
@@ -91,7 +99,7 @@ class Assembly:
         self.members = self._make_members(groups)
         self._homes = self._add_parameters(groups)
         self._plans: dict[tuple[int, ...] | None, _Plan] = {}
-        self._grad_dtypes: dict[int, torch.dtype] = {}
+        self._ahead: Ahead | None = None
         self._restore(saved, strict)
         self.store = Store(saved)
         self._publish()
@@ -125,12 +133,9 @@ class Assembly:
         """Allocates what has a saved state, or must have one before the first step, and copies the values into it."""
         held = [{k: v for k, v in saved.get(p, {}).items() if v is not None} for p in self.params]
         chosen = [i for i, values in enumerate(held) if values or self.interface.full_at_once]
-        for i in chosen:
-            grad = self.params[i].grad
-            self._grad_dtypes[i] = self.params[i].dtype if grad is None else grad.dtype
         for member in self.members:
             places = [i for i in chosen if self._homes[i][0] is member]
-            dtypes = [dtype_name(self._grad_dtypes[i]) for i in places]
+            dtypes = [_grad_dtype(self.params[i]) for i in places]
             member.engine.prepare([self._homes[i][1] for i in places], dtypes, member.table)
         for i in chosen:
             _check_saved(self._buffers(i), held[i], self.names[i], strict)
@@ -171,6 +176,8 @@ class Assembly:
 
     def stale(self, groups: Groups, state: Any) -> bool:
         """Whether an assembly must be made anew before a step of these groups with this state."""
+        if self._ahead is not None:
+            self._ahead.ask()
         store = self.store
         if state is not store or store.ledger.changed:
             return True
@@ -216,18 +223,17 @@ class Assembly:
         plan = self._plans.get(present)
         if plan is None:
             plan = self._plan(present, grads)
-        if [g.dtype for g in grads] != plan.dtypes:
-            return False
         for place in plan.complexes:
             grads[place] = real_view(grads[place])
         launches: list[Launch] = []
-        for share in plan.shares:
-            chosen = grads if share.places is None else [grads[i] for i in share.places]
-            launches += share.member.engine.ready(share.ids, chosen, share.member.table)
         try:
-            run(launches)
-        finally:
-            increment_version(plan.written)
+            for share in plan.shares:
+                chosen = grads if share.places is None else [grads[i] for i in share.places]
+                launches += share.member.engine.ready(share.ids, chosen, share.member.table)
+        except OtherDtype:
+            return False
+        increment_version(plan.written)  # before the kernel: what torch keeps of the tensors is still in the caches
+        run(launches)
         if any(m.extensions != m.engine.extensions for m in self.members):
             self._publish()
         return True
@@ -244,8 +250,9 @@ class Assembly:
         complexes = [place for place, p in enumerate(written) if p.is_complex()]
         if len(self._plans) >= 64:
             self._plans.clear()
-        dtypes = [self._grad_dtypes.setdefault(i, g.dtype) for i, g in zip(chosen, grads, strict=True)]
-        plan = self._plans[present] = _Plan(shares, written, dtypes, complexes)
+        if len(grads) >= FEW and {m.engine.backend_name for m in self.members} <= {None, "cpu"}:
+            self._ahead = Ahead([*written, *grads])
+        plan = self._plans[present] = _Plan(shares, written, complexes)
         return plan
 
 
@@ -258,6 +265,11 @@ def names_of(groups: Groups) -> list[str]:
             given = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
         found += given
     return found
+
+
+def _grad_dtype(param: Tensor) -> str:
+    """Our name for the dtype of a parameter's gradient, its own where there is none."""
+    return dtype_name(param.dtype if param.grad is None else param.grad.dtype)
 
 
 def _facts(param: Tensor) -> tuple[Any, ...]:

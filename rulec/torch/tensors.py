@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec
+from rulec.torch.guard import Guard, guard_for, never
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -101,26 +102,9 @@ class TorchArrays:
     def gradient_check(self, params: Sequence[Tensor], dtype: str, names: Sequence[str]) -> Check:
         """A function that gives gradients in their parameters' memory order, copying those that have another.
 
-        It raises TensorError, naming the tensor, for one that is sparse or has another shape.
+        It raises TensorError, naming the tensor, for one that is sparse or has another shape, and OtherDtype.
         """
-        counts = [p.numel() for p in params]
-        contiguous = [p.is_contiguous() for p in params]
-        # Only a single number can be contiguous and yet lie negated in memory, as the imaginary part of a conjugate.
-        single = [i for i, count in enumerate(counts) if count == 1]
-        ordered = [i for i, plain in enumerate(contiguous) if not plain]
-
-        def check(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-            try:
-                usual = [*map(_numel, grads)] == counts and [*map(_is_contiguous, grads)] == contiguous
-            except RuntimeError:  # a sparse gradient has no memory order
-                usual = False
-            if usual and ordered:
-                usual = all(same_order(grads[i], params[i]) for i in ordered)
-            if usual and not (single and any(grads[i].is_neg() for i in single)):
-                return grads
-            return [_conforming(g, p, name) for g, p, name in zip(grads, params, names, strict=True)]
-
-        return check
+        return _GradientCheck(params, DTYPES[dtype], names)
 
     def allocate(
         self, params: Sequence[Tensor], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
@@ -141,11 +125,51 @@ class TorchArrays:
             return Vector(numbers.numpy(), [numbers[i] for i in range(len(numbers))])
 
 
+class OtherDtype(TensorError):
+    """A gradient of another dtype than the kernel reads."""
+
+
+class _GradientCheck:
+    """Looks at gradients: at all of them together where they look as they did before, else at each."""
+
+    def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, names: Sequence[str]) -> None:
+        self._params, self._dtype, self._names = params, dtype, names
+        self._counts = [p.numel() for p in params]
+        self._contiguous = [p.is_contiguous() for p in params]
+        # Only a single number can be contiguous and yet lie negated in memory, as the imaginary part of a conjugate.
+        self._single = [i for i, count in enumerate(self._counts) if count == 1]
+        self._ordered = [i for i, plain in enumerate(self._contiguous) if not plain]
+        self._guard: Guard = never
+        self._guards_left = 4
+
+    def __call__(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._guard(*grads):
+            return grads
+        if not self._usual(grads):
+            each = zip(grads, self._params, self._names, strict=True)
+            return [_conforming(grad, param, self._dtype, name) for grad, param, name in each]
+        if self._guards_left:
+            self._guards_left -= 1
+            self._guard = guard_for(grads)
+        return grads
+
+    def _usual(self, grads: Sequence[Tensor]) -> bool:
+        """Whether kernels can read them as they are."""
+        try:
+            if [*map(_numel, grads)] != self._counts or [*map(_is_contiguous, grads)] != self._contiguous:
+                return False
+        except RuntimeError:  # a sparse gradient has no memory order
+            return False
+        if {g.dtype for g in grads} - {self._dtype} or any(grads[i].is_neg() for i in self._single):
+            return False
+        return all(same_order(grads[i], self._params[i]) for i in self._ordered)
+
+
 _numel = Tensor.numel
 _is_contiguous = Tensor.is_contiguous
 
 
-def _conforming(grad: Tensor, param: Tensor, name: str) -> Tensor:
+def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if grad.layout is not torch.strided:
         raise TensorError(
             f"the gradient of {name} is sparse ({grad.layout}), which no rule here takes: make its layer with "
@@ -153,6 +177,8 @@ def _conforming(grad: Tensor, param: Tensor, name: str) -> Tensor:
         )
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
+    if grad.dtype != dtype:
+        raise OtherDtype(f"the gradient of {name} is of {grad.dtype}, where {dtype} is expected")
     if same_order(grad, param) and not grad.is_neg():
         return grad
     with plain_memory():
