@@ -12,6 +12,7 @@ from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from rulec.backend import registry
 from rulec.errors import TensorError
 from rulec.language.source import did_you_mean
 from rulec.torch.assembly import Assembly, Options, names_of
@@ -189,4 +190,6 @@ def _options(interface: Interface, state_dtype: StateDtype, backend: str | None)
         if name not in DTYPES:
             raise TensorError(f"state dtype {dtype!r} is none of {', '.join(DTYPES)}")
         dtypes[state] = name
+    if backend is not None:
+        registry.usable(backend)
     return Options(dtypes, backend)

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rulec.torch
-from rulec.errors import HyperError, RulecError, TensorError
+from rulec.errors import BackendUnavailable, BackendUnsupported, HyperError, RulecError, TensorError
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -259,6 +259,18 @@ def test_what_is_wrong_is_said_when_made(keywords: dict[str, Any], message: str)
     with pytest.raises(RulecError) as caught:
         rulec.torch.AdamW(parameters(), **keywords)
     assert message in str(caught.value)
+
+
+def test_a_backend_may_be_named() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    rulec.torch.SGD([param], lr=0.5, backend="cpu").step()
+    assert param.tolist() == [0.5, 0.5]
+    with pytest.raises(BackendUnavailable, match="there is no backend 'cuda'"):
+        rulec.torch.SGD([param], lr=0.5, backend="cuda")
+    with pytest.raises(BackendUnsupported, match="arrays of type Tensor"):
+        rulec.torch.SGD([param], lr=0.5, backend="numpy").step()
+    assert param.tolist() == [0.5, 0.5]
 
 
 def test_flags_that_mean_no_rule_are_refused() -> None:
