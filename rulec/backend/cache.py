@@ -6,11 +6,13 @@ files appear by rename, and a damaged one is thrown away and made again.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +26,38 @@ def _default_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where kernels are kept: RULEC_CACHE_DIR, or the user's cache folder. Made with mode 0700 where missing."""
+    """Where kernels are kept: RULEC_CACHE_DIR, or the user's cache folder. Made with mode 0700 where missing.
+
+    Machine code is loaded from here, so the folder must be this user's own. Where it is not, or cannot be written,
+    kernels are kept in a folder of this process alone, with a warning: every process then compiles anew.
+    """
     given = os.environ.get("RULEC_CACHE_DIR")
     folder = Path(given) if given else _default_folder()
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trouble = _trouble(folder)
+    except OSError as error:
+        trouble = error.strerror or "cannot be made"
+    return folder if trouble is None else _process_folder(folder, trouble)
+
+
+def _trouble(folder: Path) -> str | None:
+    """Why this folder cannot be the cache; None where it can."""
+    if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
+        return "belongs to another user"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
+
+
+@functools.cache
+def _process_folder(wanted: Path, trouble: str) -> Path:
+    warnings.warn(
+        f"the kernel cache {wanted} {trouble}: kernels are compiled anew in every process; "
+        "set RULEC_CACHE_DIR to a folder of your own",
+        stacklevel=2,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="rulec-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
