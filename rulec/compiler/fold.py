@@ -1,4 +1,8 @@
-"""Constant folding: only identities that hold for every IEEE number, signed zeros, infinities and NaN included."""
+"""Constant folding: only identities that hold for every IEEE number, signed zeros, infinities and NaN included.
+
+And only those that keep a value's axes: `where(g > 0, a, a)` has one value per element, which a sum of it counts,
+though all are the same.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,7 @@ def fold_node(value: Node) -> Node:
     """The simplest node with the same value, given operands that are folded already."""
     if value.op.kind in (Kind.ARITHMETIC, Kind.FUNCTION) and value.args and all(a.op is Op.CONST for a in value.args):
         return _fold_constant(value)
-    if value.op.kind is Kind.ARITHMETIC:
-        return _fold_identity(value)
-    if value.op is Op.WHERE and value.args[1] is value.args[2]:
-        return value.args[1]
-    return value
+    return _fold_identity(value) if value.op.kind is Kind.ARITHMETIC else value
 
 
 def _fold_constant(value: Node) -> Node:

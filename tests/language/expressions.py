@@ -1,0 +1,74 @@
+"""Random expressions of the rule language, as nodes that a text can give."""
+
+from __future__ import annotations
+
+import functools
+
+from hypothesis import strategies as st
+
+from rulec.language.functions import FUNCTIONS
+from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
+
+#: Names that the expressions may mention.
+NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")
+
+_BINARY = [op for op in Op if op.kind is Kind.ARITHMETIC and op is not Op.NEG] + [Op.MATMUL]
+_COMPARE = [op for op in Op if op.kind is Kind.COMPARE]
+_UNARY = [
+    Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE,
+    Op.TRANSPOSE, Op.QR, Op.EIGH,
+]  # fmt: skip
+_REDUCE = [op for op in Op if op.kind is Kind.REDUCE]
+_DTYPES = FUNCTIONS["newton_schulz"].choices["dtype"]
+
+numbers = st.floats(allow_nan=False).map(const) | st.integers(-(10**18), 10**18).map(const)
+
+
+def negated(value: Node) -> Node:
+    """A minus before a value, as the parser reads it: before a number it is the number's own."""
+    return const(-float(value.arg)) if value.op is Op.CONST else node(Op.NEG, value)  # type: ignore[arg-type]
+
+
+def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    return st.one_of(
+        st.builds(node, st.sampled_from(_BINARY), inner, inner),
+        st.builds(node, st.sampled_from(_COMPARE), inner, inner),
+        st.builds(node, st.sampled_from([Op.AND, Op.OR]), inner, inner),
+        st.builds(node, st.just(Op.NOT), inner),
+        inner.map(negated),
+        st.builds(node, st.sampled_from(_UNARY), inner),
+        st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM, Op.INVERSE_ROOT]), inner, inner),
+        st.builds(node, st.just(Op.WHERE), inner, inner, inner),
+        st.builds(node, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
+        st.builds(node, st.just(Op.NEWTON_SCHULZ), inner, inner, st.sampled_from(_DTYPES)),
+        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, inner, inner),
+    )
+
+
+#: Anything a step may say on the right of an equals sign.
+expressions: st.SearchStrategy[Node] = st.recursive(numbers | st.sampled_from(NAMES).map(name), _larger, max_leaves=25)
+
+
+@functools.cache
+def arithmetic(names: tuple[str, ...], leaves: int = 12) -> st.SearchStrategy[Node]:
+    """Elementwise expressions of numbers of ordinary size over these names."""
+    ordinary = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 0.1, -0.25, 10.0]).map(const)
+
+    def larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+        truth = st.builds(node, st.sampled_from(_COMPARE), inner, inner)
+        return st.one_of(
+            st.builds(node, st.sampled_from([Op.ADD, Op.SUB, Op.MUL, Op.DIV]), inner, inner),
+            st.builds(node, st.sampled_from([Op.ADD, Op.SUB, Op.MUL]), inner, truth),
+            st.builds(node, st.just(Op.POW), inner, st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 4.0]).map(const)),
+            st.builds(node, st.sampled_from([Op.MOD, Op.FLOORDIV]), inner, ordinary),
+            st.builds(node, st.sampled_from([op for op in _UNARY if op.kind is Kind.FUNCTION]), inner),
+            st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
+            st.builds(node, st.just(Op.WHERE), truth, inner, inner),
+            st.builds(node, st.sampled_from([Op.AND, Op.OR]), truth, truth),
+            st.builds(node, st.just(Op.NOT), truth),
+            st.builds(node, st.just(Op.WHERE), inner, truth, inner),
+            inner.map(negated),
+            truth,
+        )
+
+    return st.recursive(ordinary | st.sampled_from(names).map(name), larger, max_leaves=leaves)
