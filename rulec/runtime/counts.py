@@ -42,16 +42,16 @@ class Counts:
             self._seen, self._common = seen, _common(numbers)
         return self._common
 
-    def advance(self, fired: np.ndarray[Any, Any] | None) -> None:
-        """One more update of every tensor, or of those at the positions `fired`."""
+    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1) -> None:
+        """One more update, or `by` more, of every tensor, or of those at the positions `fired`."""
         numbers = self._vector.numbers
         if fired is not None:
-            numbers[fired] += 1
+            numbers[fired] += by
             return
         known = self._common if numbers.tobytes() == self._seen else None
-        numbers += 1
+        numbers += by
         if known is not None:
-            self._seen, self._common = numbers.tobytes(), known + 1
+            self._seen, self._common = numbers.tobytes(), known + by
 
 
 def _common(numbers: np.ndarray[Any, Any]) -> int | None:

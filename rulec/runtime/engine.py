@@ -346,14 +346,19 @@ class Engine:
         bucket, part = launch.part.bucket, launch.part
         call = bucket.call
         assert call is not None
-        begin = time.perf_counter() if _DEBUG else 0.0
-        for stage in range(len(bucket.program.stages)):
-            params, _ = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
-            if params[0] is not bucket.params[0]:
-                raise BackendUnsupported(
-                    bucket.backend, "an update in place of arrays of this kind", bucket.program.name
-                )
+        # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
         bucket.counts.advance(part.fired)
+        begin = time.perf_counter() if _DEBUG else 0.0
+        try:
+            for stage in range(len(bucket.program.stages)):
+                params, _ = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
+                if params[0] is not bucket.params[0]:
+                    raise BackendUnsupported(
+                        bucket.backend, "an update in place of arrays of this kind", bucket.program.name
+                    )
+        except BaseException:
+            bucket.counts.advance(part.fired, -1)
+            raise
         if launch.scalar_states:
             self._keep(launch)
         if _DEBUG:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 _LINE = 64
 
 #: Bytes that torch keeps of a tensor and of a storage, as far as a step looks.
-_TENSOR, _STORAGE = 256, 128
+_TENSOR, _STORAGE = 192, 64
 
 #: Below this many tensors there is nothing to win.
 FEW = 32
@@ -55,11 +56,12 @@ class Ahead:
         lines = sorted({line for tensor in tensors for line in _lines(tensor)})
         self._job = np.array([len(lines), *lines], np.int64)
         self._at = self._job.ctypes.data
-        self._prefetch = _prefetcher()
+        self._machine = _machine()
+        self._run = self._machine.run
 
     def ask(self) -> None:
         """Has them fetched; returns at once."""
-        self._prefetch(self._at)
+        self._run(self._at)
 
 
 def _lines(tensor: Tensor) -> Iterator[int]:
@@ -68,8 +70,7 @@ def _lines(tensor: Tensor) -> Iterator[int]:
 
 
 @functools.cache
-def _prefetcher() -> Callable[[int], None]:
+def _machine() -> Any:
     """The compiled function; it takes the address of a count and that many addresses."""
     cpu_machine = importlib.import_module("rulec_backends.cpu_machine")
-    machine = cpu_machine.Machine(cpu_machine.emit_object(_PREFETCH))
-    return lambda address: machine.run(address)  # which keeps the machine alive
+    return cpu_machine.Machine(cpu_machine.emit_object(_PREFETCH))

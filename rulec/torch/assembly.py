@@ -234,7 +234,7 @@ class Assembly:
             return False
         increment_version(plan.written)  # before the kernel: what torch keeps of the tensors is still in the caches
         run(launches)
-        if any(m.extensions != m.engine.extensions for m in self.members):
+        if [1 for m in self.members if m.extensions != m.engine.extensions]:
             self._publish()
         return True
 

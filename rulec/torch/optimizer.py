@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -17,7 +17,7 @@ from rulec.errors import TensorError
 from rulec.language.source import did_you_mean
 from rulec.torch.assembly import Assembly, Options, names_of
 from rulec.torch.interface import Interface, StateDtype
-from rulec.torch.lean import without_compiler
+from rulec.torch.lean import frame_callback, without_compiler
 from rulec.torch.states import Store
 from rulec.torch.tensors import DTYPES, check_parameters
 from rulec.torch.values import choices_of
@@ -81,7 +81,7 @@ class RuleOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step of every parameter that has a gradient. Returns the loss of `closure`, called first, if given."""
-        if "torch._dynamo" in sys.modules:  # torch's compiler would look inside
+        if is_compiling() or frame_callback() is not None:  # torch's compiler is not to look inside
             return _untraced_step(self, closure)
         return self._step(closure)
 
