@@ -9,8 +9,8 @@ import unicodedata
 
 from rulec.language.node import FACTS
 
-#: Longest name, in characters.
-MAX_NAME = 100
+#: Longest name, in characters, and longest one with the prefixes of rules within rules.
+MAX_NAME, MAX_PREFIXED = 100, 600
 
 #: Numbers that have a name.
 CONSTANTS = {"inf": math.inf, "pi": math.pi}
@@ -58,8 +58,10 @@ def name_problem(identifier: str) -> str:
     """Why `identifier` cannot be the name of anything in a rule, as a sentence; empty where it can."""
     for character in set(identifier) & _TYPED.keys():
         return character_problem(character)
-    if len(identifier) > MAX_NAME:
-        return f"the name {short(identifier)} has {len(identifier)} characters: use at most {MAX_NAME}"
+    longest = max(map(len, identifier.split(".")))
+    if longest > MAX_NAME or len(identifier) > MAX_PREFIXED:
+        most = MAX_NAME if longest > MAX_NAME else MAX_PREFIXED
+        return f"the name {short(identifier)} has {len(identifier)} characters: use at most {most}"
     if _NAME.fullmatch(identifier):
         words = [part for part in identifier.split(".") if keyword.iskeyword(part)]
         return f"{words[0]!r} is a word of Python: choose another name, such as {words[0] + '_'!r}" if words else ""

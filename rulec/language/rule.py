@@ -126,7 +126,7 @@ class Rule:
     def key(self) -> str:
         """The name in lower snake case: what composed names are prefixed by, and files are called."""
         spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", self.name)
-        key = re.sub(r"[^A-Za-z0-9]+", "_", spaced).strip("_").lower()[:60]
+        key = re.sub(r"[^A-Za-z0-9]+", "_", spaced).strip("_").lower()[:40]
         return key if key.isidentifier() and not iskeyword(key) else f"rule_{key}"
 
     @property

@@ -164,7 +164,11 @@ class _RuleReader:
         for key, bound in bindings.items():
             # One by one first, so that what is wrong with one is an error at its place.
             self._placed(partial(bind, rule, {key: bound}), self.document.span((*place, component, key), key=True))
-        return self._placed(lambda: bind(rule, bindings), span)
+        bound_rule = self._placed(lambda: bind(rule, bindings), span)
+        # What is bound to a hyper-parameter of this file has that one's default.
+        named = set(self.file.hyper) & (set(bound_rule.hyper) - set(rule.hyper))
+        ours = {key: replace(h, default=None) if key in named else h for key, h in bound_rule.hyper.items()}
+        return replace(bound_rule, hyper=ours)
 
     def _binding(self, place: Place) -> Binding:
         value = self.document.at(place)
