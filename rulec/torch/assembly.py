@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from rulec.torch.tensors import (
 from rulec.torch.values import Groups, Values, choices_of, table_of
 
 _data_ptr = Tensor.data_ptr
-_params_of = itemgetter("params")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Assembly:
         self.interface, self.options = interface, options
         self.choices = choices_of(interface, groups)
         self._sizes = [len(group["params"]) for group in groups]
-        self.params: list[Tensor] = [*chain.from_iterable(map(_params_of, groups))]
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.names = names_of(groups)
         self._values = Values(interface.group_keywords, groups)
         self._flags = Values(interface.flag_keywords, groups)
@@ -181,13 +180,12 @@ class Assembly:
         store = self.store
         if state is not store or store.ledger.changed:
             return True
-        lists = [*map(_params_of, groups)]
-        params = lists[0] if len(lists) == 1 else [*chain.from_iterable(lists)]
-        if [*map(len, lists)] != self._sizes or not all(map(is_, params, self.params)):
+        same, lists = self._values.same(groups), self._values.lists
+        if [*map(len, lists)] != self._sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
             return True
         if [*map(_data_ptr, self.params)] != self._addresses and not self._moved():
             return True
-        return not self._values.same(groups) and not self._read_values(groups)
+        return not same and not self._read_values(groups)
 
     def _moved(self) -> bool:
         """Takes over parameters whose memory moved; False where more than their address is new."""

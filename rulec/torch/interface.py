@@ -142,14 +142,14 @@ class Interface:
 
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
-        """The entries of a group that matter to what is computed, and `differentiable`, which is refused."""
-        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", "differentiable"}
+        """The entries of a group that matter to what is computed."""
+        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize"}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
 
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
         """The entries of a group that decide which rule it means."""
-        flags = {k for f in self.flavours for k in (*f.when, *f.decays)} | {"maximize", "differentiable"}
+        flags = {k for f in self.flavours for k in (*f.when, *f.decays)} | {"maximize"}
         if any(flavour.decays for flavour in self.flavours):
             flags.add("weight_decay")
         return tuple(k for k in self.group_keywords if k in flags)

@@ -22,21 +22,35 @@ _NUMBERS = frozenset({float, int})
 
 
 class Values:
-    """What all groups say under some keywords."""
+    """What all groups say under some keywords, and the lists of their parameters."""
 
     def __init__(self, names: Sequence[str], groups: Groups) -> None:
-        self._get = itemgetter(*names)
-        self._rate = itemgetter("lr") if "lr" in names else None
+        self._get = itemgetter("params", *names)
+        self._rate = 1 + names.index("lr") if "lr" in names else None
         self._known = [*map(self._get, groups)]
         values = chain.from_iterable([group[name] for group in groups] for name in names)
         self._steady = _steady([*values])
+        self.lists: list[list[Any]] = [known[0] for known in self._known]
 
     def same(self, groups: Groups) -> bool:
-        """Whether nothing was changed since these were read; False, too, where looking cannot tell."""
-        if not self._steady or [*map(self._get, groups)] != self._known:
+        """Whether nothing was changed since these were read; False, too, where looking cannot tell.
+
+        Afterwards `lists` are the groups' lists of parameters now; what is in them is not looked at.
+        """
+        found = [*map(self._get, groups)]
+        self.lists = [values[0] for values in found]
+        if not self._steady or not _equal(found, self._known):
             return False
         # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
-        return self._rate is None or _NUMBERS.issuperset(map(type, map(self._rate, groups)))
+        return self._rate is None or _NUMBERS.issuperset([type(values[self._rate]) for values in found])
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether both are equal; not where that is a question about the elements of tensors."""
+    try:
+        return bool(a == b)
+    except RuntimeError:
+        return False
 
 
 def _steady(values: Sequence[Any]) -> bool:
