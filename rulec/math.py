@@ -12,7 +12,7 @@ import numpy as np
 from rulec.language.arithmetic import NUMPY
 from rulec.language.functions import FUNCTIONS
 from rulec.language.node import Op
-from rulec.language.python import Value, record
+from rulec.language.python import Value, operation, record
 
 __all__ = [
     "abs", "cbrt", "clip", "count_nonzero", "erf", "exp", "floor", "isfinite", "log", "logical_and", "logical_not",
@@ -26,7 +26,7 @@ _REMOVED: dict[str, Any] = {"row": -1, "col": -2, "matrix": (-2, -1), "tensor": 
 
 def _apply(op: Op, *args: Any) -> Any:
     if any(isinstance(a, Value) for a in args):
-        return record(op.symbol, *args)
+        return operation(op, *args)
     return NUMPY[op](*args)
 
 

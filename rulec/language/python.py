@@ -25,9 +25,19 @@ from rulec.language.node import FACTS, Kind, Node, const, name
 from rulec.language.prose import Text
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import States, Trace, Value, as_traced, call_rule, record, reset_current, set_current
+from rulec.language.trace import (
+    States,
+    Trace,
+    Value,
+    as_traced,
+    call_rule,
+    operation,
+    record,
+    reset_current,
+    set_current,
+)
 
-__all__ = ["Value", "call_rule", "record", "rule"]
+__all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = ("state", "hyper", "name", "assigns", "paper")

@@ -133,6 +133,11 @@ def as_traced(value: Any) -> Node:
     return const(number)
 
 
+def operation(op: Op, *args: Any) -> Value:
+    """The traced operation on traced values and plain numbers."""
+    return Value(node(op, *map(as_traced, args)))
+
+
 def record(function: str, *args: Any, **keywords: Any) -> Value:
     """The traced call of a function of the language."""
     try:
