@@ -46,10 +46,10 @@ class Values:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether both are equal; not where that is a question about the elements of tensors."""
+    """Whether both are equal; not where that is a question about the elements of tensors or arrays."""
     try:
         return bool(a == b)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return False
 
 
