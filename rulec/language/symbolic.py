@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RuleError
-from rulec.language.check import check_direction_free_of_lr, check_names, check_rule
+from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.latex import rule_to_latex
@@ -138,11 +138,11 @@ def _opaque() -> dict[str, Callable[..., Node]]:
     for op in Op:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
-                found[f"{op.symbol}_{level}"] = lambda x, op=op, level=level: node(op, x, level)
+                found[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
         elif op in (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE, Op.UNIFORM, Op.NORMAL):
             found[op.symbol] = lambda *args, op=op: node(op, *args)
     for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
-        found[f"newton_schulz_{dtype}"] = lambda x, n, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
+        found[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
     return found | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
 
 
@@ -291,7 +291,8 @@ def from_sympy(
 
     `direction`, or the new `p`, and the new value of each state are expressions of the symbols `g`, `p`, `t`, the
     states and the hyper-parameters; symbols are known by their names. `hyper` gives each hyper-parameter's default, or
-    a dict with `default` and range; `init` each state's first value, 0 by default, as a number or an expression.
+    a dict with `default` and range; `init` each state's first value, 0 by default, as a number or an expression, or a
+    dict with `init` and `per`.
     Raises RuleError for what the rule language has not.
     """
     if (direction is None) == (p is None):
@@ -302,7 +303,7 @@ def from_sympy(
     if unknown := sorted(starts.keys() - targets.keys()):
         raise RuleError(f"{name} has no state {unknown[0]!r} to begin{did_you_mean(unknown[0], targets)}")
     reader = _FromSympy({key: _name(key) for key in (*hypers, "p", *BASE_NAMES)})
-    states = {key: State(reader.node(starts.get(key, 0))) for key in targets}
+    states = {key: _state(name, key, starts.get(key, 0), reader) for key in targets}
     check_names(Rule(name, (), hypers, states))
     trace = Trace(name, states, hypers)
     reader = _FromSympy(
@@ -314,6 +315,14 @@ def from_sympy(
     trace.lines.append(("p" if direction is None else "direction", reader.node(p if direction is None else direction)))
     made = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
     return check_direction_free_of_lr(check_rule(made))
+
+
+def _state(owner: str, key: str, entry: Any, reader: _FromSympy) -> State:
+    options = dict(entry) if isinstance(entry, Mapping) else {"init": entry}
+    if unknown := sorted(options.keys() - {"init", "per"}):
+        raise RuleError(f"state {key} of {owner} has no option {unknown[0]!r}: it has init and per")
+    value = check_elementwise(reader.node(options.get("init", 0)), "an initial value", None)
+    return State(value, per=str(options.get("per", "element")))
 
 
 def _name(identifier: str) -> Node:
