@@ -28,34 +28,41 @@ def _default_folder() -> Path:
 def cache_folder() -> Path:
     """Where kernels are kept: RULEC_CACHE_DIR, or the user's cache folder. Made with mode 0700 where missing.
 
-    Machine code is loaded from here, so the folder must be this user's own. Where it is not, or cannot be written,
-    kernels are kept in a folder of this process alone, with a warning: every process then compiles anew.
+    Where it cannot be used (`cache_trouble` says why), kernels are kept in a folder of this process alone, with a
+    warning: every process then compiles anew.
     """
-    given = os.environ.get("RULEC_CACHE_DIR")
-    folder = Path(given) if given else _default_folder()
+    trouble = cache_trouble()
+    return _wanted_folder() if trouble is None else _process_folder(trouble)
+
+
+def cache_trouble() -> str | None:
+    """Why the cache cannot be kept where it should be, and what to do; None where it can.
+
+    Machine code is loaded from the folder, so it must be this user's own.
+    """
+    folder = _wanted_folder()
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        trouble = _trouble(folder)
+        if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
+            reason = "belongs to another user"
+        elif os.access(folder, os.W_OK | os.X_OK):
+            return None
+        else:
+            reason = "cannot be written"
     except OSError as error:
-        trouble = error.strerror or "cannot be made"
-    return folder if trouble is None else _process_folder(folder, trouble)
+        reason = f"cannot be made ({error.strerror})"
+    return f"the kernel cache {folder} {reason}: set RULEC_CACHE_DIR to a folder of your own"
 
 
-def _trouble(folder: Path) -> str | None:
-    """Why this folder cannot be the cache; None where it can."""
-    if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
-        return "belongs to another user"
-    return None if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
+def _wanted_folder() -> Path:
+    given = os.environ.get("RULEC_CACHE_DIR")
+    return Path(given) if given else _default_folder()
 
 
 @functools.cache
-def _process_folder(wanted: Path, trouble: str) -> Path:
-    warnings.warn(
-        f"the kernel cache {wanted} {trouble}: kernels are compiled anew in every process; "
-        "set RULEC_CACHE_DIR to a folder of your own",
-        stacklevel=2,
-    )
+def _process_folder(trouble: str) -> Path:
+    warnings.warn(f"{trouble}; until then kernels are compiled anew in every process", stacklevel=3)
     folder = Path(tempfile.mkdtemp(prefix="rulec-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

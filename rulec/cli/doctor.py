@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -56,20 +55,11 @@ def _backends() -> dict[str, str | None]:
 
 def _cache() -> tuple[dict[str, Any], str | None]:
     """What the cache holds, and what is wrong with it."""
-    from rulec.backend.cache import cache_folder
+    from rulec.backend.cache import cache_trouble
     from rulec.cli.cache import cache_info
 
-    try:
-        folder = cache_folder()
-        found = cache_info()
-    except OSError as error:
-        advice = "set RULEC_CACHE_DIR to a folder that can be written"
-        return {}, f"the kernel cache cannot be used ({error.strerror}: {error.filename}): {advice}"
-    return found, None if _writable(folder) else f"{folder} cannot be written: set RULEC_CACHE_DIR to another folder"
-
-
-def _writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
+    trouble = cache_trouble()
+    return ({}, trouble) if trouble else (cache_info(), None)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,9 @@ def line_of(rule: Rule, value: str) -> str:
     lines = [line for line in assignments(rule.step) if line.target == value]
     if not lines:
         return ""
-    place = f" ({lines[-1].span.source.name}:{lines[-1].span.line})" if lines[-1].span else ""
+    span = lines[-1].span
+    # The file's name is enough: the folder of the library differs from one installation to the next.
+    place = f" ({Path(span.source.name).name}:{span.line})" if span else ""
     return f"{value} = {expression_text(lines[-1].value)}{place}"
 
 
