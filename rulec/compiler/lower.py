@@ -49,7 +49,7 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(_numeric_operands(n))
+            return fold_node(_numeric_operands(_with_extents(n)))
 
         return rewrite([value], change)[0]
 
@@ -170,7 +170,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
     return Program(
-        rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(_number_draws(stores))),), labels=lowering.labels,
+        rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate,
     )  # fmt: skip
 
@@ -185,10 +185,9 @@ def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
     return Axes("knbij", rows, cols)
 
 
-def _number_draws(stores: list[Store]) -> list[Store]:
-    """The stores with every random draw of the rule numbered, in order: each has its own place in the stream."""
-    values = [s.value for s in stores]
-    order = [n for n in walk(values) if n.op.kind is Kind.RANDOM]
-    # Extents become part of the constant: they are static, and must not be hoisted with the scalars.
-    memo = {n: node(n.op, n.args[0], (i, *n.args[1:])) for i, n in enumerate(order)}
-    return [Store(s.buffer, v) for s, v in zip(stores, rewrite(values, lambda n: n, memo), strict=True)]
+def _with_extents(value: Node) -> Node:
+    """A random draw with its extents beside its number: they are static, and must not be hoisted with the scalars."""
+    if value.op.kind is not Kind.RANDOM or len(value.args) == 1:
+        return value
+    at, *extents = value.args
+    return node(value.op, at, (value.arg, *extents))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from rulec.errors import RuleError
 from rulec.language.check import check_rule
 from rulec.language.hyper import Hyper
 from rulec.language.names import CONSTANTS, RESERVED
-from rulec.language.node import FACTS, Node, Op, name, names_in, node, rewrite
+from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
 
 #: What belongs to a rule as a whole: of several composed rules at most one may say it.
@@ -73,9 +73,30 @@ def _require_direction(rule: Rule, role: str) -> None:
         raise RuleError(f"{rule.name} assigns p itself, so it cannot be {role}: use it alone or last in a chain")
 
 
-def inline(rule: Rule, prefix: str, value: Node) -> list[Statement]:
-    """The lines of `rule` for the input `value`, its states and locals named `prefix.…`; ends in `prefix.direction`."""
-    return _with_input(_prefixed(check_callable(rule), prefix), prefix, value)
+def inline(rule: Rule, prefix: str, value: Node, draws: int = 0) -> list[Statement]:
+    """The lines of `rule` for the input `value`, its states and locals named `prefix.…`; ends in `prefix.direction`.
+
+    Its random draws are numbered from `draws` on.
+    """
+    return _with_input(_prefixed(shifted_draws(check_callable(rule), draws), prefix), prefix, value)
+
+
+def count_draws(rule: Rule) -> int:
+    """How many numbers the random draws of a rule take: one more than the highest."""
+    numbers = [cast(int, n.arg) for n in walk(rule.expressions) if n.op.kind is Kind.RANDOM]
+    return max(numbers, default=-1) + 1
+
+
+def shifted_draws(rule: Rule, by: int) -> Rule:
+    """The rule with its random draws numbered from `by` on, so that they are independent of those before."""
+    if not by or not count_draws(rule):
+        return rule
+
+    def change(n: Node) -> Node:
+        return node(n.op, *n.args, cast(int, n.arg) + by) if n.op.kind is Kind.RANDOM else n
+
+    skip = None if rule.skip is None else rewrite([rule.skip], change)[0]
+    return replace(rule, step=map_nodes(rule.step, lambda value: rewrite([value], change)[0]), skip=skip)
 
 
 def check_callable(rule: Rule) -> Rule:
@@ -185,7 +206,10 @@ def _join(
     rules: Sequence[Rule], keys: Sequence[str], inputs: Sequence[Node], last: Sequence[Statement], rule_name: str
 ) -> Rule:
     """One rule of the prefixed lines of several and `last`, with every name shortened that clashes with none."""
-    parts = [_prefixed(rule, key) for rule, key in zip(rules, keys, strict=True)]
+    parts, draws = [], 0
+    for rule, key in zip(rules, keys, strict=True):
+        parts.append(_prefixed(shifted_draws(rule, draws), key))
+        draws += count_draws(rule)
     step: list[Statement] = []
     for index, (key, value) in enumerate(zip(keys, inputs, strict=True)):
         step.extend(_with_input(parts[index], key, value))

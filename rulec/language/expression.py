@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from rulec.language.functions import FUNCTIONS, CallError
 from rulec.language.names import CONSTANTS, name_problem, short
-from rulec.language.node import Node, Op, const, name, node
+from rulec.language.node import Kind, Node, Op, const, name, node
 from rulec.language.prose import Text
 from rulec.language.source import Span, did_you_mean, rule_error
 
@@ -64,6 +64,8 @@ class ExpressionParser:
         self.known = known
         self.other_call = other_call
         self.explain = explain
+        #: The number of the next random draw: each call has its own, so that two of them are independent.
+        self.next_draw = 0
 
     def fail(self, message: str, at: ast.AST) -> NoReturn:
         """Raises the error for a mistake at a parsed construct."""
@@ -179,9 +181,18 @@ class ExpressionParser:
             hint = f": write {own.signature()}" if own else did_you_mean(identifier, FUNCTIONS)
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
-            return function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
+            return self._numbered(function(*args, **self._keywords(function.choices, tree.keywords, depth + 1)))
         except CallError as error:
             self.fail(str(error), tree)
+
+    def _numbered(self, value: Node) -> Node:
+        """A random draw with its number: the one it was given, or the next."""
+        if value.op.kind is not Kind.RANDOM:
+            return value
+        if value.arg is None:
+            value = node(value.op, *value.args, self.next_draw)
+        self.next_draw = max(self.next_draw, int(value.arg) + 1)  # type: ignore[call-overload]
+        return value
 
     def _argument(self, tree: ast.expr, depth: int) -> Any:
         if isinstance(tree, ast.List):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from rulec.language.node import LEVELS, Node, Op, const, name, node
+
+#: Most random draws of a rule.
+MAX_DRAWS = 1000
 
 #: What is meant where a reduction is called with two values.
 _OF_TWO = {"min": "minimum(a, b)", "max": "maximum(a, b)"}
@@ -38,7 +41,7 @@ class Function:
 
     def signature(self) -> str:
         """How a call looks, for messages: `clip(x, low, high)`."""
-        shown = {k: "t" if v is None else repr(v) for k, v in self.optional.items()}
+        shown = {k: "t" if k == "at" else repr(v) for k, v in self.optional.items() if k != "draw"}
         words = [f"{k}={v}" for k, v in shown.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
 
@@ -85,15 +88,20 @@ def _clip(x: Value, low: Value, high: Value) -> Node:
 
 
 def _random(op: Op) -> Function:
-    def build(shape: Sequence[Value], at: Value | None) -> Node:
+    def build(shape: Sequence[Value], at: Value | None, draw: Value | None) -> Node:
         if len(shape) != 2:
             raise CallError(
                 f"{op.symbol} takes a list of two extents, not {len(shape)}: write {op.symbol}([rows, cols])"
             )
         position = name("t") if at is None else as_node(at)
-        return node(op, position, *map(as_node, shape))
+        number = None if draw is None else as_node(draw)
+        if number is not None and (number.op is not Op.CONST or number.arg not in range(MAX_DRAWS)):
+            raise CallError(
+                f"draw of {op.symbol} is a whole number below {MAX_DRAWS}: it tells the draws of a rule apart"
+            )
+        return node(op, position, *map(as_node, shape), None if number is None else int(cast(float, number.arg)))
 
-    return Function(op.symbol, build, ("[rows, cols]",), {"at": None})
+    return Function(op.symbol, build, ("[rows, cols]",), {"at": None, "draw": None})
 
 
 def _newton_schulz(x: Value, steps: Value, dtype: str) -> Node:

@@ -90,7 +90,7 @@ class Op(Enum):
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order
 
-    # args: at, extents...; once lowered, args: at, and arg: which draw of the rule it is and its extents
+    # args: at, extents...; arg: which draw of the rule it is. Lowered, args: at; arg: which draw, extents...
     UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
 

@@ -116,10 +116,11 @@ class StepParser:
                 f"{called} is called a second time, and both calls would share its states: "
                 f"name it twice under uses, as {{first: {called}, second: {called}}}", span,
             )  # fmt: skip
-        from rulec.language.compose import inline
+        from rulec.language.compose import count_draws, inline
 
         self.scope.called[called] = span
-        self.blocks[-1].extend(inline(rule, called, args[0]))
+        self.blocks[-1].extend(inline(rule, called, args[0], self.expressions.next_draw))
+        self.expressions.next_draw += count_draws(rule)
         return name(f"{called}.direction")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rulec.errors import RuleError
 from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
-from rulec.language.functions import FUNCTIONS
+from rulec.language.functions import FUNCTIONS, MAX_DRAWS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.latex import rule_to_latex
 from rulec.language.lines import Lines
@@ -129,7 +129,7 @@ class _ToSympy:
 def _function_name(part: Node) -> str:
     """The undefined function that stands for an operation sympy has not: `mean` per row is `mean_row`."""
     called = "matmul" if part.op is Op.MATMUL else part.op.symbol
-    return f"{called}_{part.arg}" if isinstance(part.arg, str) else called
+    return called if part.arg is None else f"{called}_{part.arg}"
 
 
 def _opaque() -> dict[str, Callable[..., Node]]:
@@ -139,8 +139,11 @@ def _opaque() -> dict[str, Callable[..., Node]]:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
                 found[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
-        elif op in (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE, Op.UNIFORM, Op.NORMAL):
+        elif op in (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE):
             found[op.symbol] = lambda *args, op=op: node(op, *args)
+    for op in (Op.UNIFORM, Op.NORMAL):
+        for draw in range(MAX_DRAWS):
+            found[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
     for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
         found[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
     return found | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}

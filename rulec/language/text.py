@@ -107,7 +107,8 @@ def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
         return f'{parts[0]}, per="{value.arg}"'
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts
-        return f"[{', '.join(extents)}], at={at}"
+        number = value.arg[0] if isinstance(value.arg, tuple) else value.arg
+        return f"[{', '.join(extents)}], at={at}, draw={number}"
     if value.op is Op.NEWTON_SCHULZ:
         return f'{parts[0]}, steps={parts[1]}, dtype="{value.arg}"'
     return ", ".join(parts)

@@ -182,6 +182,7 @@ class Trace:
         self.version: dict[str, int] = dict.fromkeys(state, 0)
         self.locals: dict[Node, str] = {}
         self.called: set[str] = set()
+        self.draws = 0
 
     def read(self, state: str) -> Value:
         """The state's value now."""
@@ -212,7 +213,8 @@ class Trace:
         self.state.update(inner)
         self.version.update(dict.fromkeys(inner, 0))
         values: dict[str, Node] = {}
-        for line in compose.inline(rule, prefix, value):
+        self.draws, draws = self.draws + compose.count_draws(rule), self.draws
+        for line in compose.inline(rule, prefix, value, draws):
             if not isinstance(line, Assign):
                 raise author_error(f"{rule.name} branches, so it cannot be called from Python: write this rule in YAML")
             self._inlined(line, values)

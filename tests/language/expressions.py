@@ -41,7 +41,7 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(node, st.just(Op.WHERE), inner, inner, inner),
         st.builds(node, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
         st.builds(node, st.just(Op.NEWTON_SCHULZ), inner, inner, st.sampled_from(_DTYPES)),
-        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, inner, inner),
+        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, inner, inner, st.integers(0, 9)),
     )
 
 
