@@ -37,10 +37,13 @@ class Times:
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, advance: Callable[[], object] = lambda: None
-) -> Times:
+    contenders: Mapping[str, Callable[[], object]], rounds: int, advance: Callable[[], object] = lambda: None, *,
+    settled: bool = False,
+) -> Times:  # fmt: skip
     """Times every contender once a round, in an order that turns; two rounds before do not count.
 
+    Where `settled`, each is called once untimed before its sample: where the data of one contender fits the cache and
+    that of all does not, each then finds what its own call before left there, as in training, whoever's turn was last.
     Short ones are called several times for one sample. `advance` is called after each round. Garbage is collected
     between rounds and never within one.
     """
@@ -51,6 +54,8 @@ def interleaved(
         for number in range(-1, rounds):
             turned = names[number % len(names) :] + names[: number % len(names)]
             for name in turned:
+                if settled:
+                    contenders[name]()
                 seconds = _sample(contenders[name], calls[name])
                 if number >= 0:
                     found[name].append(seconds)

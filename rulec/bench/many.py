@@ -58,7 +58,7 @@ def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, 
     contenders = {"kernel": bound(kernels.kernel, *arrays, rows), "limit": bound(kernels.limit, *arrays, rows)}
     if have_torch:
         contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
-    times = interleaved(contenders, rounds)
+    times = interleaved(contenders, rounds, settled=True)
     seconds = {name: times.median(name) for name in contenders}
     detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
     yield Row(label, "kernel, of the limit's speed", times.ratio("limit", "kernel"), OF_LIMIT, detail=detail)
@@ -124,7 +124,7 @@ def _groups(rounds: int) -> Row:
         "groups": rulec.torch.AdamW(groups).step,
         "one": rulec.torch.AdamW(_tensors(GROUPS, GROUP_ELEMENTS)).step,
     }
-    times = interleaved(contenders, rounds)
+    times = interleaved(contenders, rounds, settled=True)
     detail = {name: times.median(name) for name in contenders} | {"scatter": times.quartiles("groups", "one")}
     subject, measure = f"{GROUPS} groups of one tensor of {GROUP_ELEMENTS:,}", "step, times the cost of one group"
     return Row(subject, measure, times.ratio("groups", "one"), GROUPS_COST, "at most", detail=detail)

@@ -53,3 +53,14 @@ def test_no_garbage_is_collected_within_a_round_and_the_collector_is_left_as_it_
     with pytest.raises(ZeroDivisionError):
         interleaved({"a": lambda: 1 / 0}, 1)
     assert gc.isenabled()
+
+
+def test_a_settled_contender_is_called_once_before_its_sample() -> None:
+    calls: list[str] = []
+
+    def contender(name: str) -> None:
+        calls.append(name)
+        time.sleep(0.003)
+
+    interleaved({n: (lambda n=n: contender(n)) for n in "ab"}, 2, settled=True)
+    assert "".join(calls[-8:]) in ("aabbbbaa", "bbaaaabb")
