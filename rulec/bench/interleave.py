@@ -24,16 +24,22 @@ class Times:
         return statistics.median(self.seconds[name])
 
     def ratio(self, above: str, below: str) -> float:
-        """The median time of one contender over that of another."""
-        return self.median(above) / self.median(below)
+        """The median over the rounds of one contender's time over another's.
+
+        Round by round, because a machine that changes its speed in between changes it for both.
+        """
+        return statistics.median(self._ratios(above, below))
 
     def quartiles(self, above: str, below: str) -> tuple[float, float]:
         """The first and third quartile of the ratio within a round: how far it scatters."""
-        ratios = [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
+        ratios = self._ratios(above, below)
         if len(ratios) < 2:
             return ratios[0], ratios[0]
         first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
         return first, third
+
+    def _ratios(self, above: str, below: str) -> list[float]:
+        return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
 
 
 def interleaved(
