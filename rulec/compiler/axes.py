@@ -62,7 +62,7 @@ class AxisInference:
         for side, letter in (("rows", "i"), ("cols", "j")):
             having = [getattr(a, side) for a in operands if letter in a.letters]
             if any(h is not having[0] for h in having):
-                sizes = " and ".join(dict.fromkeys(f"{short_text(h)} {side}" for h in having))
+                sizes = " and another ".join(dict.fromkeys(f"{short_text(h)} as its {side}" for h in having))
                 raise RuleError(f"shapes do not fit in {short_text(value)!r}: one part has {sizes}")
             extents.append(having[0] if having else None)
         return Axes(letters, extents[0], extents[1])
@@ -152,12 +152,13 @@ def infer_axes(program: Program) -> Program:
 
 
 def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
-    state = program.rule.state.get(buffer)
+    # What has a direction assigns p in a line that no author wrote.
+    span = program.places.get(buffer) or program.places.get("direction")
     try:
         axes = inference.axes(value)
     except RuleError as error:
-        raise rule_error(f"{buffer}: {error.message}", state.span if state else None) from None
-    own, span = program.buffer(buffer).axes, state.span if state else None
+        raise rule_error(error.message, span) from None
+    own = program.buffer(buffer).axes
     for have, keep in ((axes.rows, own.rows), (axes.cols, own.cols)):
         if have is not None and keep is not None and have is not keep:
             raise rule_error(f"{buffer} is {_extents(own)} but is assigned a value of {_extents(axes)}", span)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rulec.language.node import Node, Op, node
 from rulec.language.rule import Hyper, Rule
+from rulec.language.source import Span
 
 AXES = "knbij"
 
@@ -125,7 +126,8 @@ class ScalarProgram:
 class Program:
     """A compiled rule: what a backend prints and the reference runs.
 
-    `labels` are the author's names for values, kept for readable output. `skip` is true where a step is to leave
+    `labels` are the author's names for values, kept for readable output, and `places` the lines that last assigned
+    each name, kept for errors. `skip` is true where a step is to leave
     everything as it is. Two compilations of one rule for one set of decisions are the same object.
     """
 
@@ -138,6 +140,7 @@ class Program:
     labels: Mapping[Node, str] = field(default_factory=dict)
     skip: Node | None = None
     evaluate: Node | None = None
+    places: Mapping[str, Span] = field(default_factory=dict)
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""

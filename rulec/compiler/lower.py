@@ -41,6 +41,7 @@ class _Lowering:
     known: Mapping[str, float]
     values: dict[str, Node]
     labels: dict[Node, str] = field(default_factory=dict)
+    places: dict[str, Span] = field(default_factory=dict)
     span: Span | None = None
 
     def expression(self, value: Node) -> Node:
@@ -72,6 +73,8 @@ class _Lowering:
         if line.target in self.rule.state:
             value = self._stored(line.target, value)
         self.values[line.target] = value
+        if line.span is not None:
+            self.places[line.target] = line.span
         if value.op.kind is not Kind.LEAF:
             new = line.target in self.rule.state or line.target == "p"
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
@@ -171,7 +174,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
     return Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
-        skip=skip, evaluate=evaluate,
+        skip=skip, evaluate=evaluate, places=lowering.places,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ Slow on purpose. Every backend is compared with the float64 walk, and the float6
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,7 +39,8 @@ def _to_mpf(array: Any) -> Array:
     """Numbers as mpmath's with 50 digits: what is given in float64 is taken exactly."""
     convert = np.frompyfunc(mpmath_context().mpf, 1, 1)
     given = np.asarray(array)
-    return np.asarray(convert(given if given.dtype == object else given.astype(np.float64)))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(convert(given if given.dtype == object else given.astype(np.float64)))
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ class ReferenceOptimizer:
         group_of = list(groups or [0] * len(params))
         words = list(tags or [set()] * len(params))
         self.tensors: list[Tensor] = []
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[Hashable, _Part] = {}
         routes: dict[str, tuple[Rule, list[Mapping[str, float]]]] = {}
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
@@ -328,7 +329,9 @@ class ReferenceOptimizer:
         hyper = [resolve_hyper(rule.hyper, g, tensor.machine_eps, rule.name) for g in given]
         static = {k: v for k, v in hyper[tensor.group].items() if rule.hyper[k].static}
         program = compile(rule, tensor.view.facts, static)
-        part = self._parts.setdefault(id(program), _Part(program, hyper))
+        # A default may be the machine epsilon of the tensor's own dtype.
+        values = tuple(tuple(group.items()) for group in hyper)
+        part = self._parts.setdefault((id(program), values), _Part(program, hyper))
         part.tensors.append(tensor)
 
     def _initialise(self, part: _Part, tensor: Tensor, state: str) -> None:

@@ -9,6 +9,9 @@ from rulec.compiler.ir import Program, Result, Stage, Store
 from rulec.language.node import Node, Op
 from rulec.language.text import expression_text, shared
 
+#: A scalar value that is larger than this, written out in full, is written once.
+_LARGE = 30
+
 
 def program_text(program: Program) -> str:
     """Buffers, scalar program and stages, one line a value, with the author's names."""
@@ -18,12 +21,23 @@ def program_text(program: Program) -> str:
         lines.append(f"  {buffer.role} {buffer.name}: {buffer.axes}{init}")
     if program.scalars.columns or program.scalars.stores:
         lines.append("  scalars (float64, once per group and t)")
-        lines += [f"    [{i}] {c.name} = {expression_text(c.value)}" for i, c in enumerate(program.scalars.columns)]
-        lines += [f"    store {s.buffer} = {expression_text(s.value)}" for s in program.scalars.stores]
+        lines += [f"    {line}" for line in _scalar_lines(program)]
     for index, stage in enumerate(program.stages):
         lines.append(f"  stage {index}")
         lines += [f"    {line}" for line in stage_lines(program, stage)]
     return "\n".join(lines)
+
+
+def _scalar_lines(program: Program) -> list[str]:
+    """The columns and states of the scalar program; what is large and stands in several places gets its own line."""
+    columns, stores = program.scalars.columns, program.scalars.stores
+    large = [v for v in shared([*(c.value for c in columns), *(s.value for s in stores)]) if v.size > _LARGE]
+    names = {value: f"s{i}" for i, value in enumerate(large)}
+    lines = [f"{name} = {expression_text(value, names)}" for value, name in names.items()]
+    lines += [
+        f"[{i}] {c.name} = {names.get(c.value) or expression_text(c.value, names)}" for i, c in enumerate(columns)
+    ]
+    return lines + [f"store {s.buffer} = {names.get(s.value) or expression_text(s.value, names)}" for s in stores]
 
 
 def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
