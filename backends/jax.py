@@ -14,7 +14,7 @@ from typing import Any
 from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
-from rulec.errors import BackendUnavailable
+from rulec.errors import BackendUnavailable, BackendUnsupported
 
 from .array_print import ArrayPrinter, Dialect
 from .printed import run_source
@@ -65,7 +65,9 @@ class JaxBackend:
                 "arrays are made, or use float32"
             )
         printer = ArrayPrinter(_DIALECT, program, layout)
-        return JaxKernel(layout.compute, printer.columns(), _bucket_step(program.name, source, tuple(printer.buffers)))
+        return JaxKernel(
+            program.name, layout.compute, printer.columns(), _bucket_step(program.name, source, tuple(printer.buffers))
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -97,11 +99,13 @@ def _bucket_step(name: str, source: str, buffers: tuple[str, ...]) -> Callable[.
 class JaxKernel:
     """The jitted function of one program and layout."""
 
-    def __init__(self, compute: str, columns: list[int], step: Callable[..., Any]) -> None:
-        self.compute, self.columns, self.step = compute, columns, step
+    def __init__(self, name: str, compute: str, columns: list[int], step: Callable[..., Any]) -> None:
+        self.name, self.compute, self.columns, self.step = name, compute, columns, step
 
     def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> JaxCall:
         """A call over these arrays. They are donated when it runs: afterwards only what it returns can be used."""
+        if any(hasattr(p, "data_ptr") for p in params):
+            raise BackendUnsupported("jax", "an update of PyTorch's tensors", self.name)
         return JaxCall(self, params, states)
 
 

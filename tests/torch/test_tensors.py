@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rulec.torch
-from rulec.errors import TensorError
+from rulec.errors import BackendUnsupported, TensorError
 from rulec.torch import assembly, tensors
 from rulec.torch.guard import guard_for, never
 from tests.torch.twins import Twins, difference, give_gradients, parameters
@@ -445,3 +445,12 @@ def test_without_guards_and_without_looking_ahead_the_numbers_are_the_same(monke
         assert (optimizer._assembly._ahead is None) == plain
         found.append(params)
     assert difference(*found) == 0
+
+
+def test_a_backend_that_makes_new_arrays_is_refused() -> None:
+    pytest.importorskip("jax")
+    p = torch.ones(3, requires_grad=True)
+    p.grad = torch.ones(3)
+    with pytest.raises(BackendUnsupported, match="'jax' cannot express an update of PyTorch's tensors"):
+        rulec.torch.AdamW([p], backend="jax").step()
+    assert p.detach().tolist() == [1.0, 1.0, 1.0]
