@@ -15,13 +15,15 @@ from rulec.language.node import Op
 from rulec.language.python import Value, operation, record
 
 __all__ = [
-    "abs", "cbrt", "clip", "count_nonzero", "erf", "exp", "floor", "isfinite", "log", "logical_and", "logical_not",
-    "logical_or", "max", "maximum", "mean", "min", "minimum", "norm", "rms", "rsqrt", "sigmoid", "sign", "sqrt", "sum",
-    "tanh", "where",
+    "abs", "cbrt", "clip", "count_nonzero", "eigh", "erf", "exp", "floor", "inverse_root", "isfinite", "log",
+    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "min", "minimum", "newton_schulz",
+    "norm", "normal", "qr", "rms", "rsqrt", "sigmoid", "sign", "sqrt", "sum", "tanh", "transpose", "uniform", "where",
 ]  # fmt: skip
 
-#: The axes of an array that a reduction to each level removes.
-_REMOVED: dict[str, Any] = {"row": -1, "col": -2, "matrix": (-2, -1), "tensor": None, "group": None, "model": None}
+#: The axes of an array that a reduction to each level removes; a vector is one row.
+_REMOVED: dict[str, tuple[int, ...] | None] = {
+    "row": (-1,), "col": (-2,), "matrix": (-2, -1), "tensor": None, "group": None, "model": None,
+}  # fmt: skip
 
 
 def _apply(op: Op, *args: Any) -> Any:
@@ -33,7 +35,8 @@ def _apply(op: Op, *args: Any) -> Any:
 def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
     if isinstance(x, Value):
         return record(name, x, per=per)
-    axis = _REMOVED[per]
+    removed = _REMOVED[per]
+    axis = None if removed is None else tuple(a for a in removed if np.ndim(x) + a >= 0)
     return compute(x, axis=axis, keepdims=axis is not None)
 
 
@@ -169,7 +172,67 @@ def count_nonzero(x: Any, per: str = "tensor") -> Any:
     return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
 
 
-#: Functions that Python spells with an operator or that only rule text has so far.
-_TEXT_ONLY = {"matmul", "transpose", "newton_schulz", "qr", "eigh", "inverse_root", "uniform", "normal"}
-if missing := FUNCTIONS.keys() - _TEXT_ONLY - set(__all__):
+def matmul(a: Any, b: Any) -> Any:
+    """Product of two matrices, as `a @ b`."""
+    return a @ b
+
+
+def transpose(x: Any) -> Any:
+    """The transposed matrix."""
+    return record("transpose", x) if isinstance(x, Value) else np.swapaxes(x, -1, -2)
+
+
+def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
+    """The nearest orthogonal matrix, roughly, by Muon's quintic iteration; in a kernel computed in `dtype`."""
+    if isinstance(x, Value) or isinstance(steps, Value):
+        return record("newton_schulz", x, steps=steps, dtype=dtype)
+    from rulec.compiler import reference
+
+    return reference.newton_schulz(x, int(steps), reference.arithmetic("float64"))
+
+
+def qr(x: Any) -> Any:
+    """The orthogonal factor of the QR decomposition."""
+    return record("qr", x) if isinstance(x, Value) else np.linalg.qr(x)[0]
+
+
+def eigh(x: Any) -> Any:
+    """The eigenvectors of a symmetric matrix, by ascending eigenvalue."""
+    return record("eigh", x) if isinstance(x, Value) else np.linalg.eigh(x)[1]
+
+
+def inverse_root(x: Any, order: Any) -> Any:
+    """`x**(-1/order)` of a symmetric positive matrix."""
+    if isinstance(x, Value) or isinstance(order, Value):
+        return record("inverse_root", x, order)
+    lambdas, vectors = np.linalg.eigh(x)
+    return (vectors * lambdas[..., None, :] ** (-1.0 / order)) @ np.swapaxes(vectors, -1, -2)
+
+
+def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
+    """Traced, or what the reference draws with the seed 0 for the first tensor."""
+    if any(isinstance(x, Value) for x in (*shape, at)):
+        return record(name, list(shape), at=at, draw=draw)
+    from rulec.compiler import random
+
+    position = {"seed": 0, "tensor": 0, "draw": draw or 0, "step": int(at)}
+    count = int(np.prod(shape))
+    numbers = random.normal(count, **position) if name == "normal" else random.uniform(random.stream(count, **position))
+    return numbers.reshape(tuple(map(int, shape)))
+
+
+def uniform(shape: Any, at: Any, draw: int | None = None) -> Any:
+    """A matrix of random numbers between 0 and 1, `shape` its rows and columns, drawn at the step `at`.
+
+    Every call in a traced rule draws its own; `draw` numbers them, which on arrays tells them apart.
+    """
+    return _draw("uniform", shape, at, draw)
+
+
+def normal(shape: Any, at: Any, draw: int | None = None) -> Any:
+    """A matrix of standard normal random numbers, drawn as `uniform` draws."""
+    return _draw("normal", shape, at, draw)
+
+
+if missing := FUNCTIONS.keys() - set(__all__):
     raise AssertionError(f"rulec.math lacks {sorted(missing)}")

@@ -140,10 +140,14 @@ def operation(op: Op, *args: Any) -> Value:
 
 def record(function: str, *args: Any, **keywords: Any) -> Value:
     """The traced call of a function of the language."""
+    given = [[as_traced(x) for x in arg] if isinstance(arg, list) else as_traced(arg) for arg in args]
+    named = {k: v if v is None or isinstance(v, str) else as_traced(v) for k, v in keywords.items()}
     try:
-        return Value(FUNCTIONS[function](*map(as_traced, args), **keywords))
+        value = FUNCTIONS[function](*given, **named)
     except CallError as error:
         raise author_error(str(error)) from None
+    trace = _current.get()
+    return Value(value if trace is None else trace.numbered(value))
 
 
 def author_error(message: str) -> RuleError:
@@ -192,6 +196,14 @@ class Trace:
         """The state's new value."""
         self.version[state] += 1
         self.lines.append((f"{state}#{self.version[state]}", value))
+
+    def numbered(self, value: Node) -> Node:
+        """A random draw with its number: the one it was given, or the next; anything else as it is."""
+        if value.op.kind is not Kind.RANDOM:
+            return value
+        draw = self.draws if value.arg is None else int(value.arg)  # type: ignore[call-overload]
+        self.draws = max(self.draws, draw + 1)
+        return node(value.op, *value.args, draw)
 
     def call(self, rule: Rule, value: Any) -> Value:
         """The direction of `rule` for this input; its states become states of this rule under its name."""

@@ -347,3 +347,57 @@ def test_random_programs(moves: list[tuple[str, int, int]], data: Any) -> None:
     for _ in range(3):
         g = rng.normal(size=(1, 1, 3))
         np.testing.assert_allclose(run.step(g)["direction"], function(g, s), rtol=1e-12, atol=1e-12)
+
+
+def test_matrix_functions_and_random_numbers() -> None:
+    @rulec.rule(state={"m": 0})
+    def rule(g, p, t, s, rows, cols, *, k=0.95):  # type: ignore[no-untyped-def]
+        s.m = k * s.m + g
+        gram = rm.matmul(g, rm.transpose(g)) + rm.norm(g) * (rm.qr(g) @ rm.transpose(rm.qr(g)))
+        noise = rm.normal([rows, cols], at=t, draw=0) + rm.uniform([rows, cols], at=rm.floor(t / 2), draw=1)
+        basis = rm.eigh(gram)
+        return rm.newton_schulz(s.m, steps=5) + rm.inverse_root(gram, 2) @ g + basis @ (rm.transpose(basis) @ noise)
+
+    text = """
+name: Rule
+hyper: {k: 0.95}
+state: {m: 0}
+step: |
+  m = k*m + g
+  gram = g @ transpose(g) + norm(g)*(qr(g) @ transpose(qr(g)))
+  noise = normal([rows, cols]) + uniform([rows, cols], at=floor(t/2))
+  basis = eigh(gram)
+  direction = newton_schulz(m) + inverse_root(gram, 2) @ g + basis @ (transpose(basis) @ noise)
+"""
+    assert set(rule.step) == set(rulec.parse(text).step)  # a local is written where it is first needed
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=(3, 3))
+    grads = [rng.normal(size=(3, 3)) for _ in range(3)]
+    found, _ = run_function(rule, p, grads, {"k": 0.95}, {"m": 0.0})
+    reference = ReferenceOptimizer(rule, [p])
+    for g in grads:
+        reference.step([g])
+    np.testing.assert_allclose(reference.params[0], found, rtol=1e-8)
+
+
+def test_draws_of_a_python_rule_are_apart() -> None:
+    @rulec.rule
+    def rule(g, t, rows, cols):  # type: ignore[no-untyped-def]
+        return g + rm.normal([rows, cols], at=t) + rm.normal([rows, cols], at=t) + rm.uniform((rows, 4), at=t, draw=7)
+
+    assert [text in rule.step_text() for text in ("draw=0", "draw=1", "draw=7")] == [True] * 3
+    assert rulec.parse(rule.to_yaml()) == rule
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("per", ["row", "col", "matrix", "tensor"])
+def test_reductions_of_arrays_of_any_shape(shape: tuple[int, ...], per: str) -> None:
+    """A vector is one row, on arrays as in a rule."""
+    x = np.random.default_rng(0).normal(size=shape)
+    rule = rulec.parse(
+        f'name: R\nstep: |\n  p = 0*p + sum(g, per="{per}") + norm(g, per="{per}") + max(g, per="{per}")\n'
+    )
+    reference = ReferenceOptimizer(rule, [x])
+    reference.step([x])
+    found = rm.sum(x, per=per) + rm.norm(x, per=per) + rm.max(x, per=per)
+    np.testing.assert_allclose(np.broadcast_to(found, shape), reference.params[0], rtol=1e-13)
