@@ -25,9 +25,8 @@ class AxisInference:
 
     def axes(self, value: Node) -> Axes:
         """The axes of `value`; RuleError where its parts do not fit together."""
-        for part in walk([value]):
-            if part not in self.known:
-                self.known[part] = self._infer(part)
+        for part in walk([value], self.known):
+            self.known[part] = self._infer(part)
         return self.known[value]
 
     def _infer(self, value: Node) -> Axes:

@@ -67,9 +67,8 @@ class _ScalarSet:
         self.known: dict[Node, bool] = {}
 
     def contains(self, value: Node) -> bool:
-        for part in walk([value]):
-            if part not in self.known:
-                self.known[part] = self._is_scalar(part)
+        for part in walk([value], self.known):
+            self.known[part] = self._is_scalar(part)
         return self.known[value]
 
     def _is_scalar(self, value: Node) -> bool:
