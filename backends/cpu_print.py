@@ -119,7 +119,7 @@ class _Writer:
     def __init__(self, program: Program, layout: Layout) -> None:
         self.program, self.layout = program, layout
         self.buffers = [b.name for b in elementwise_buffers("cpu", program)]
-        reserved = set(NAMES) | {*_PARAMETERS, "i", "inf", "nan", "elements", "kernel", "mask", "others"}
+        reserved = set(NAMES) | {*_PARAMETERS, "i", "inf", "nan", "elements", "kernel", "mask", "others", "range"}
         self.names = buffer_names(program, reserved)
         taken = reserved | set(self.names.values())
         self.at = {b: unique_name(f"{self.names[b]}_at", taken) for b in self.buffers}
