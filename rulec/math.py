@@ -40,6 +40,12 @@ def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
     return compute(x, axis=axis, keepdims=axis is not None)
 
 
+def _matrix(op: Op, x: Any, *numbers: Any) -> Any:
+    from rulec.compiler.matrix import MATRIX
+
+    return MATRIX[op].compute(np.asarray(x), *numbers)
+
+
 def sqrt(x: Any) -> Any:
     """Square root, elementwise; NaN below zero."""
     return _apply(Op.SQRT, x)
@@ -186,27 +192,24 @@ def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
     """The nearest orthogonal matrix, roughly, by Muon's quintic iteration; in a kernel computed in `dtype`."""
     if isinstance(x, Value) or isinstance(steps, Value):
         return record("newton_schulz", x, steps=steps, dtype=dtype)
-    from rulec.compiler import reference
-
-    return reference.newton_schulz(x, int(steps), reference.arithmetic("float64"))
+    return _matrix(Op.NEWTON_SCHULZ, x, steps)
 
 
 def qr(x: Any) -> Any:
     """The orthogonal factor of the QR decomposition."""
-    return record("qr", x) if isinstance(x, Value) else np.linalg.qr(x)[0]
+    return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
 
 
 def eigh(x: Any) -> Any:
     """The eigenvectors of a symmetric matrix, by ascending eigenvalue."""
-    return record("eigh", x) if isinstance(x, Value) else np.linalg.eigh(x)[1]
+    return record("eigh", x) if isinstance(x, Value) else _matrix(Op.EIGH, x)
 
 
 def inverse_root(x: Any, order: Any) -> Any:
     """`x**(-1/order)` of a symmetric positive matrix."""
     if isinstance(x, Value) or isinstance(order, Value):
         return record("inverse_root", x, order)
-    lambdas, vectors = np.linalg.eigh(x)
-    return (vectors * lambdas[..., None, :] ** (-1.0 / order)) @ np.swapaxes(vectors, -1, -2)
+    return _matrix(Op.INVERSE_ROOT, x, order)
 
 
 def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:

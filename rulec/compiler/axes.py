@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Stage, Store
+from rulec.compiler.matrix import matrix_axes
 from rulec.errors import RuleError
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.source import rule_error
@@ -20,7 +21,7 @@ class AxisInference:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.buffers = {b.name: b.axes for b in program.buffers}
-        self.results = {r.name: r.axes for s in program.stages for r in (*s.reduces, *s.matrix)}
+        self.results = {r.name: r.axes for r in (*program.vectors, *(x for s in program.stages for x in s.reduces))}
         self.known: dict[Node, Axes] = {}
 
     def axes(self, value: Node) -> Axes:
@@ -34,9 +35,9 @@ class AxisInference:
         if value.op.kind is Kind.LEAF:
             return self._leaf(value)
         if value.op.kind is Kind.REDUCE:
-            return _reduced(value, operands[0])
+            return axes_of_level(str(value.arg), operands[0])
         if value.op.kind is Kind.MATRIX:
-            return self._matrix(value, operands)
+            return matrix_axes(value, operands)
         if value.op.kind is Kind.RANDOM:
             _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
@@ -52,7 +53,7 @@ class AxisInference:
         if value.op is Op.RESULT:
             return self.results[str(value.arg)]
         if value.op is Op.SCALAR:
-            return self.axes(self.program.scalars.columns[value.arg].value)  # type: ignore[call-overload]
+            return self.axes(self.program.columns[value.arg].value)  # type: ignore[call-overload]
         return Axes("kn") if value.op is Op.FACT else Axes()
 
     def _union(self, value: Node, operands: list[Axes]) -> Axes:
@@ -66,24 +67,10 @@ class AxisInference:
             extents.append(having[0] if having else None)
         return Axes(letters, extents[0], extents[1])
 
-    def _matrix(self, value: Node, operands: list[Axes]) -> Axes:
-        for operand, axes in zip(value.args[:2], operands, strict=False):
-            if "i" not in axes.letters and operand not in value.args[1:]:
-                raise RuleError(f"{value.op.symbol} needs a matrix, and {short_text(operand)!r} is none")
-        first = operands[0]
-        if value.op is Op.MATMUL:
-            if first.cols is not operands[1].rows:
-                raise RuleError(f"the inner sides of {short_text(value)!r} differ")
-            return Axes(AXES, first.rows, operands[1].cols)
-        if value.op is Op.TRANSPOSE:
-            return Axes(AXES, first.cols, first.rows)
-        if value.op is Op.EIGH:
-            return Axes(AXES, first.rows, first.rows)
-        return first
 
-
-def _reduced(value: Node, operand: Axes) -> Axes:
-    letters = "".join(c for c in operand.letters if c in LEVEL_AXES[str(value.arg)])
+def axes_of_level(level: str, operand: Axes) -> Axes:
+    """What remains of a value with the axes `operand` when it is reduced to a level."""
+    letters = "".join(c for c in operand.letters if c in LEVEL_AXES[level])
     return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
 
 

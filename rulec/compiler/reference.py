@@ -15,10 +15,11 @@ from rulec.compiler import random
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program, Stage, Store
 from rulec.compiler.lower import decide
+from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.view import MatrixView, matrix_view
-from rulec.errors import HyperError, InternalError, RuleError, TensorError
+from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.library import load
 from rulec.language.node import Kind, Node, Op, const, rewrite, walk
@@ -257,36 +258,10 @@ class Run:
 
 
 def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
-    first = operands[0]
-    if value.op is Op.MATMUL:
-        return np.matmul(first, operands[1])
-    if value.op is Op.TRANSPOSE:
-        return np.swapaxes(first, -1, -2)
-    if value.op is Op.NEWTON_SCHULZ:
-        return newton_schulz(first, int(operands[1]), how)
-    if how.exact:
+    function = MATRIX[value.op]
+    if how.exact and not function.exact:
         raise RuleError(f"{value.op.symbol} has no 50-digit form: use the float64 reference")
-    if value.op is Op.QR:
-        return np.linalg.qr(first)[0]
-    if value.op is Op.EIGH:
-        return np.linalg.eigh(first)[1]
-    if value.op is Op.INVERSE_ROOT:
-        lambdas, vectors = np.linalg.eigh(first)
-        return (vectors * lambdas[..., None, :] ** (-1.0 / float(operands[1]))) @ np.swapaxes(vectors, -1, -2)
-    raise InternalError(f"the reference has no {value.op.symbol}")
-
-
-def newton_schulz(x: Array, steps: int, how: Arithmetic) -> Array:
-    """The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients (Jordan, 2024)."""
-    a, b, c = (how.array(k) for k in (3.4445, -4.7750, 2.0315))
-    tall = x.shape[-2] > x.shape[-1]
-    y = np.swapaxes(x, -1, -2) if tall else x
-    norm = how.table[Op.SQRT](np.sum(y * y, axis=(-2, -1), keepdims=True))
-    y = y / how.table[Op.MAXIMUM](norm, how.array(1e-7))
-    for _ in range(steps):
-        gram = np.matmul(y, np.swapaxes(y, -1, -2))
-        y = a * y + np.matmul(b * gram + c * np.matmul(gram, gram), y)
-    return np.swapaxes(y, -1, -2) if tall else y
+    return function.compute(*operands)
 
 
 class ReferenceOptimizer:

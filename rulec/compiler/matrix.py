@@ -1,0 +1,107 @@
+"""The matrix functions of the language: what axes each gives, and what it means on NumPy arrays.
+
+Matrices are stacks `(batch, rows, cols)` of one dtype, and results keep that dtype. The numbers beside them are of one
+element, but for those that a stack `(batch, 1, 1)` may differ in. NaN or infinity in a matrix makes the result for that
+matrix NaN; its neighbours in the stack are untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.ir import AXES, Axes
+from rulec.errors import RuleError
+from rulec.language.node import Node, Op
+from rulec.language.text import short_text
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class MatrixFunction:
+    """One row of the table.
+
+    The first `matrices` operands are matrices, the others numbers. `axes` gives the result's axes from the node and
+    its operands' axes, or a RuleError; `compute` takes the operands' values. Where `exact` it also takes arrays of
+    50-digit numbers.
+    """
+
+    axes: Callable[[Node, Sequence[Axes]], Axes]
+    compute: Callable[..., Array]
+    matrices: int = 1
+    exact: bool = False
+
+
+def matrix_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    """The axes of a matrix function of operands with these axes; RuleError where they do not fit."""
+    function = MATRIX[value.op]
+    for operand, axes in zip(value.args[: function.matrices], operands, strict=False):
+        if not {"i", "j"} <= set(axes.letters):
+            raise RuleError(f"{value.op.symbol} needs a matrix, and {short_text(operand)!r} is none")
+    return function.axes(value, operands)
+
+
+def _product_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first, second = operands
+    if first.cols is not second.rows:
+        raise RuleError(f"the inner sides of {short_text(value)!r} differ")
+    return Axes(AXES, first.rows, second.cols)
+
+
+def _same_axes(_: Node, operands: Sequence[Axes]) -> Axes:
+    return operands[0]
+
+
+def _transposed_axes(_: Node, operands: Sequence[Axes]) -> Axes:
+    return Axes(AXES, operands[0].cols, operands[0].rows)
+
+
+def _square_axes(_: Node, operands: Sequence[Axes]) -> Axes:
+    return Axes(AXES, operands[0].rows, operands[0].rows)
+
+
+def _transpose(x: Array) -> Array:
+    return np.swapaxes(x, -1, -2)
+
+
+def _where_finite(compute: Callable[..., Array]) -> Callable[..., Array]:
+    """LAPACK raises, or gives anything, where a matrix has NaN or infinity: give NaN."""
+
+    def guarded(x: Array, *numbers: Any) -> Array:
+        finite = np.isfinite(x).all(axis=(-2, -1), keepdims=True)
+        return np.where(finite, compute(np.where(finite, x, 0), *numbers), np.nan).astype(x.dtype, copy=False)
+
+    return guarded
+
+
+def newton_schulz(x: Array, steps: Any) -> Array:
+    """The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients (Jordan, 2024)."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = x.shape[-2] > x.shape[-1]
+    y = _transpose(x) if tall else x
+    norm = np.sum(y * y, axis=(-2, -1), keepdims=True) ** 0.5
+    y = y / np.maximum(norm, 1e-7)
+    for _ in range(int(steps)):
+        gram = np.matmul(y, _transpose(y))
+        y = a * y + np.matmul(b * gram + c * np.matmul(gram, gram), y)
+    return _transpose(y) if tall else y
+
+
+def _inverse_root(x: Array, order: Any) -> Array:
+    lambdas, vectors = np.linalg.eigh(x)
+    return (vectors * lambdas[..., None, :] ** (-1.0 / np.asarray(order, x.dtype))) @ _transpose(vectors)
+
+
+#: Every matrix function. A backend's own table has the same keys.
+MATRIX: Mapping[Op, MatrixFunction] = {
+    Op.MATMUL: MatrixFunction(_product_axes, np.matmul, matrices=2, exact=True),
+    Op.TRANSPOSE: MatrixFunction(_transposed_axes, _transpose, exact=True),
+    Op.NEWTON_SCHULZ: MatrixFunction(_same_axes, newton_schulz, exact=True),
+    Op.QR: MatrixFunction(_same_axes, _where_finite(lambda x: np.linalg.qr(x)[0])),
+    Op.EIGH: MatrixFunction(_square_axes, _where_finite(lambda x: np.linalg.eigh(x)[1])),
+    Op.INVERSE_ROOT: MatrixFunction(_square_axes, _where_finite(_inverse_root)),
+}
