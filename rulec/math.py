@@ -17,7 +17,8 @@ from rulec.language.python import Value, operation, record
 __all__ = [
     "abs", "cbrt", "clip", "count_nonzero", "eigh", "erf", "exp", "floor", "inverse_root", "isfinite", "log",
     "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "min", "minimum", "newton_schulz",
-    "norm", "normal", "qr", "rms", "rsqrt", "sigmoid", "sign", "sqrt", "sum", "tanh", "transpose", "uniform", "where",
+    "norm", "normal", "qr", "rms", "rsqrt", "sigmoid", "sign", "singular_vectors", "sqrt", "sum", "tanh", "transpose",
+    "uniform", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -196,20 +197,27 @@ def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
 
 
 def qr(x: Any) -> Any:
-    """The orthogonal factor of the QR decomposition."""
+    """The orthogonal factor of the QR decomposition whose triangular one has no negative diagonal element."""
     return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
 
 
 def eigh(x: Any) -> Any:
-    """The eigenvectors of a symmetric matrix, by ascending eigenvalue."""
+    """The eigenvectors of a symmetric matrix, by ascending eigenvalue; the largest component of each is positive."""
     return record("eigh", x) if isinstance(x, Value) else _matrix(Op.EIGH, x)
 
 
-def inverse_root(x: Any, order: Any) -> Any:
-    """`x**(-1/order)` of a symmetric positive matrix."""
-    if isinstance(x, Value) or isinstance(order, Value):
-        return record("inverse_root", x, order)
-    return _matrix(Op.INVERSE_ROOT, x, order)
+def singular_vectors(x: Any, rank: Any) -> Any:
+    """The left singular vectors of the `rank` largest singular values; the largest component of each is positive."""
+    if isinstance(x, Value) or isinstance(rank, Value):
+        return record("singular_vectors", x, rank)
+    return _matrix(Op.SINGULAR_VECTORS, x, rank)
+
+
+def inverse_root(x: Any, order: Any, eps: Any = 0) -> Any:
+    """`x**(-1/order)` of a symmetric positive matrix, `eps` added to its eigenvalues."""
+    if any(isinstance(a, Value) for a in (x, order, eps)):
+        return record("inverse_root", x, order, eps=eps)
+    return _matrix(Op.INVERSE_ROOT, x, order, eps)
 
 
 def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:

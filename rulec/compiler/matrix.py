@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.ir import AXES, Axes
-from rulec.errors import RuleError
+from rulec.errors import RuleError, TensorError
 from rulec.language.node import Node, Op
 from rulec.language.text import short_text
 
@@ -64,6 +64,10 @@ def _square_axes(_: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, operands[0].rows, operands[0].rows)
 
 
+def _leading_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    return Axes(AXES, operands[0].rows, value.args[1])
+
+
 def _transpose(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
@@ -91,9 +95,41 @@ def newton_schulz(x: Array, steps: Any) -> Array:
     return _transpose(y) if tall else y
 
 
-def _inverse_root(x: Array, order: Any) -> Array:
+def _signed(vectors: Array) -> Array:
+    """The same columns, each with its largest component positive: their signs are the algorithm's whim otherwise."""
+    largest = np.argmax(np.abs(vectors), axis=-2, keepdims=True)
+    return np.where(np.take_along_axis(vectors, largest, axis=-2) < 0, -vectors, vectors)
+
+
+def _qr(x: Array) -> Array:
+    """The orthogonal factor that belongs to a triangular one without negative diagonal elements: there is one."""
+    if x.shape[-2] < x.shape[-1]:
+        raise TensorError(f"qr needs at least as many rows as columns, and was given {_sides(x)}: transpose the matrix")
+    orthogonal, triangular = np.linalg.qr(x)
+    diagonal = np.diagonal(triangular, axis1=-2, axis2=-1)[..., None, :]
+    return np.where(diagonal < 0, -orthogonal, orthogonal)
+
+
+def _eigh(x: Array) -> Array:
+    return _signed(np.linalg.eigh(x)[1])
+
+
+def _singular_vectors(x: Array, rank: Any) -> Array:
+    count = int(rank)
+    if not 1 <= count <= min(x.shape[-2:]):
+        raise TensorError(f"a matrix of {_sides(x)} has no {count} singular vectors: choose a smaller rank")
+    return _signed(np.linalg.svd(x, full_matrices=False)[0][..., :count])
+
+
+def _inverse_root(x: Array, order: Any, eps: Any = 0) -> Array:
     lambdas, vectors = np.linalg.eigh(x)
-    return (vectors * lambdas[..., None, :] ** (-1.0 / np.asarray(order, x.dtype))) @ _transpose(vectors)
+    raised = np.maximum(lambdas[..., None, :], 0) + np.asarray(eps, x.dtype)
+    root: Array = (vectors * raised ** (-1 / np.asarray(order, x.dtype))) @ _transpose(vectors)
+    return root
+
+
+def _sides(x: Array) -> str:
+    return f"{x.shape[-2]} by {x.shape[-1]}"
 
 
 #: Every matrix function. A backend's own table has the same keys.
@@ -101,7 +137,8 @@ MATRIX: Mapping[Op, MatrixFunction] = {
     Op.MATMUL: MatrixFunction(_product_axes, np.matmul, matrices=2, exact=True),
     Op.TRANSPOSE: MatrixFunction(_transposed_axes, _transpose, exact=True),
     Op.NEWTON_SCHULZ: MatrixFunction(_same_axes, newton_schulz, exact=True),
-    Op.QR: MatrixFunction(_same_axes, _where_finite(lambda x: np.linalg.qr(x)[0])),
-    Op.EIGH: MatrixFunction(_square_axes, _where_finite(lambda x: np.linalg.eigh(x)[1])),
+    Op.QR: MatrixFunction(_same_axes, _where_finite(_qr)),
+    Op.EIGH: MatrixFunction(_square_axes, _where_finite(_eigh)),
+    Op.SINGULAR_VECTORS: MatrixFunction(_leading_axes, _where_finite(_singular_vectors)),
     Op.INVERSE_ROOT: MatrixFunction(_square_axes, _where_finite(_inverse_root)),
 }

@@ -108,6 +108,11 @@ def _newton_schulz(x: Value, steps: Value, dtype: str) -> Node:
     return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), dtype)
 
 
+def _inverse_root(x: Value, order: Value, eps: Value) -> Node:
+    operands = [as_node(x), as_node(order), as_node(eps)]
+    return node(Op.INVERSE_ROOT, *(operands[:2] if operands[2] is const(0) else operands))
+
+
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 #: Every function of the language by the name it is called by.
@@ -125,7 +130,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("newton_schulz", _newton_schulz, ("x",), {"steps": 5, "dtype": "float32"}, {"dtype": _FLOATS}),
         _plain(Op.QR, "x"),
         _plain(Op.EIGH, "x"),
-        _plain(Op.INVERSE_ROOT, "x", "order"),
+        _plain(Op.SINGULAR_VECTORS, "x", "rank"),
+        Function("inverse_root", _inverse_root, ("x", "order"), {"eps": 0}),
         _random(Op.UNIFORM),
         _random(Op.NORMAL),
     )

@@ -88,7 +88,8 @@ class Op(Enum):
     NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
-    INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order
+    SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
+    INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and what is added to each eigenvalue if anything
 
     # args: at, extents...; arg: which draw of the rule it is. Lowered, args: at; arg: which draw, extents...
     UNIFORM = ("uniform", Kind.RANDOM)

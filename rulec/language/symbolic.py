@@ -132,6 +132,10 @@ def _function_name(part: Node) -> str:
     return called if part.arg is None else f"{called}_{part.arg}"
 
 
+#: Operations of nodes alone that undefined functions stand for.
+_PLAIN_OPAQUE = (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE)
+
+
 def _opaque() -> dict[str, Callable[..., Node]]:
     """The operations that undefined functions stand for, by those functions' names."""
     found: dict[str, Callable[..., Node]] = {}
@@ -139,7 +143,7 @@ def _opaque() -> dict[str, Callable[..., Node]]:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
                 found[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
-        elif op in (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE):
+        elif op in _PLAIN_OPAQUE:
             found[op.symbol] = lambda *args, op=op: node(op, *args)
     for op in (Op.UNIFORM, Op.NORMAL):
         for draw in range(MAX_DRAWS):

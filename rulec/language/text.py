@@ -111,6 +111,8 @@ def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
         return f"[{', '.join(extents)}], at={at}, draw={number}"
     if value.op is Op.NEWTON_SCHULZ:
         return f'{parts[0]}, steps={parts[1]}, dtype="{value.arg}"'
+    if value.op is Op.INVERSE_ROOT and len(parts) == 3:
+        return f"{parts[0]}, {parts[1]}, eps={parts[2]}"
     return ", ".join(parts)
 
 

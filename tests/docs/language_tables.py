@@ -13,9 +13,6 @@ _TEXT_ONLY = {
     "matmul": "Product of two matrices, as `a @ b`.",
     "transpose": "The transposed matrix.",
     "newton_schulz": "The nearest orthogonal matrix, roughly, by Muon's quintic iteration in `dtype`.",
-    "qr": "The orthogonal factor of the QR decomposition.",
-    "eigh": "The eigenvectors of a symmetric matrix, by ascending eigenvalue.",
-    "inverse_root": "`x**(-1/order)` of a symmetric positive matrix.",
     "uniform": "A matrix of these extents, of random numbers uniform in [0, 1). `at` names the draw, by default `t`: "
     "the same gives the same numbers.",
     "normal": "Likewise, of normal random numbers.",
