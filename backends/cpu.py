@@ -20,8 +20,9 @@ import numpy as np
 
 from rulec.backend import cache
 from rulec.backend.layout import Layout, kernel_buffers
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
 
 from . import cpu_machine, cpu_threads
 from .cpu_print import kernel_source, limit_source
@@ -117,7 +118,9 @@ class CpuKernel:
         self.buffers = [b.name for b in kernel_buffers(program)]
         self.layout = layout
 
-    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> CpuCall:
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> CpuCall:
         """A call over these tensors, whose addresses are read now.
 
         Parameters and states are NumPy arrays or PyTorch tensors, contiguous, of the layout's dtypes; none may overlap
@@ -131,7 +134,7 @@ class CpuCall:
 
     def __init__(self, kernel: CpuKernel, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._machine = kernel.machine
-        self._written = (params, states)
+        self._written = Written(params, states)
         self._address = _address_of(params)
         self._pointers = np.zeros((len(kernel.buffers), len(params)), np.int64)
         for line, name in zip(self._pointers, kernel.buffers, strict=True):
@@ -149,7 +152,7 @@ class CpuCall:
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Written:  # fmt: skip
         """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
         spans, (spans_at, chunks_at, pointers_at) = self._spans, self._tables
         if tensors is None:

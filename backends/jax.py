@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rulec.backend.layout import Layout
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, BackendUnsupported
 
 from .array_print import ArrayPrinter, Dialect
@@ -102,7 +103,9 @@ class JaxKernel:
     def __init__(self, name: str, compute: str, columns: list[int], step: Callable[..., Any]) -> None:
         self.name, self.compute, self.columns, self.step = name, compute, columns, step
 
-    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> JaxCall:
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> JaxCall:
         """A call over these arrays. They are donated when it runs: afterwards only what it returns can be used."""
         if any(hasattr(p, "data_ptr") for p in params):
             raise BackendUnsupported("jax", "an update of PyTorch's tensors", self.name)
@@ -119,7 +122,7 @@ class JaxCall:
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Written:  # fmt: skip
         """New (params, states) of the whole bucket, of which all tensors, or `tensors` alone, are updated."""
         fired = list(range(len(self._params)) if tensors is None else tensors)
         table = rows.table[rows.index[fired]][:, self._kernel.columns].astype(self._kernel.compute)
@@ -127,4 +130,4 @@ class JaxCall:
         new_params, new_states = self._kernel.step(params, states, list(moving), table)
         for i, param, state in zip(fired, new_params, new_states, strict=True):
             self._params[i], self._states[i] = param, state
-        return list(self._params), [dict(s) for s in self._states]
+        return Written(list(self._params), [dict(s) for s in self._states])

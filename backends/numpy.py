@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.layout import Layout
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 
@@ -92,7 +93,9 @@ class NumpyKernel:
         self.compute = printer.layout.compute
         self.rule = printer.program.name
 
-    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> NumpyCall:
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> NumpyCall:
         """A call over these arrays, of the layout's dtypes, which must not share memory with each other.
 
         Raises BackendUnsupported for arrays that cannot be written in place.
@@ -105,7 +108,7 @@ class NumpyCall:
 
     def __init__(self, kernel: NumpyKernel, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._kernel = kernel
-        self._written = (params, states)
+        self._written = Written(params, states)
         self._namespace: Any = _namespace(params[0], kernel.rule) if params else np
         self._real = functools.partial(self._namespace.asarray, dtype=getattr(self._namespace, kernel.compute))
         self._buffers = [
@@ -116,7 +119,7 @@ class NumpyCall:
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Written:  # fmt: skip
         """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
         fired = range(len(self._buffers)) if tensors is None else tensors
         scalars: dict[int, list[Any]] = {}

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.layout import Layout
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
 
 from .printed import run_source
@@ -71,7 +72,9 @@ class TritonKernel:
     def __init__(self, name: str, buffers: list[str], step: Any) -> None:
         self.name, self.buffers, self.step = name, buffers, step
 
-    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> TritonCall:
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> TritonCall:
         """A call over these tensors: contiguous, of the layout's dtypes, all on one device; addresses are read now."""
         if any(not hasattr(p, "data_ptr") for p in params):
             raise BackendUnsupported("triton", "an update of arrays other than PyTorch's", self.name)
@@ -83,7 +86,7 @@ class TritonCall:
 
     def __init__(self, kernel: TritonKernel, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._kernel = kernel
-        self._written = (params, states)
+        self._written = Written(params, states)
         self._device = params[0].device if params else "cpu"
         arrays = [{"p": p, **s} for p, s in zip(params, states, strict=True)]
         addresses = [[a[name].data_ptr() for name in kernel.buffers] for a in arrays]
@@ -106,7 +109,7 @@ class TritonCall:
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Written:  # fmt: skip
         """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states.
 
         Runs on `stream` (a torch stream), by default the device's current one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Buffer, Program
 from rulec.language.node import Op, walk
 
 #: The dtypes that parameters, gradients and states may be stored in, by our names, with their size in bytes.
@@ -14,13 +14,15 @@ ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "floa
 
 @dataclass(frozen=True)
 class Layout:
-    """The storage dtype of each buffer a kernel reads or writes, in the program's order of buffers.
+    """The storage dtype of each buffer, in the program's order of buffers.
 
-    `maximize` says that gradients point uphill: they are negated as they are loaded.
+    `maximize` says that gradients point uphill: they are negated as they are loaded. `transposed` says that the rows of
+    the matrices that the rule sees are the columns of those in memory.
     """
 
     dtypes: tuple[tuple[str, str], ...]
     maximize: bool = False
+    transposed: bool = False
 
     def dtype(self, buffer: str) -> str:
         """The storage dtype of a buffer."""
@@ -28,13 +30,14 @@ class Layout:
 
     @property
     def compute(self) -> str:
-        """The dtype arithmetic is done in: float64 where any storage is, else float32."""
+        """The dtype arithmetic is done in, and of scratch and vectors: float64 where any storage is, else float32."""
         return "float64" if any(d == "float64" for _, d in self.dtypes) else "float32"
 
     def text(self) -> str:
         """The layout in one line, for messages and file names."""
         short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
-        return " ".join(f"{b}:{short[d]}" for b, d in self.dtypes) + (" maximize" if self.maximize else "")
+        words = [f"{b}:{short[d]}" for b, d in self.dtypes]
+        return " ".join(words + ["maximize"] * self.maximize + ["transposed"] * self.transposed)
 
 
 def layout_for(
@@ -43,10 +46,15 @@ def layout_for(
     grad: str | None = None,
     states: Mapping[str, str] | None = None,
     maximize: bool = False,
+    transposed: bool = False,
 ) -> Layout:
-    """The layout for parameters of dtype `param`: gradients and states have the same unless said otherwise."""
+    """The layout for parameters of dtype `param`: gradients, states and inputs have the same unless said otherwise."""
     chosen = {"p": param, "g": grad or param, **(states or {})}
-    return Layout(tuple((b.name, chosen.get(b.name, param)) for b in kernel_buffers(program)), maximize)
+    stored = [b for b in array_buffers(program) if b.role != "scratch"]
+    dtypes = [(b.name, chosen.get(b.name, param)) for b in stored]
+    compute = Layout(tuple(dtypes)).compute
+    dtypes += [(b.name, compute) for b in kernel_buffers(program) if b.role == "scratch"]
+    return Layout(tuple(dtypes), maximize, transposed)
 
 
 def traffic(program: Program, layout: Layout) -> tuple[int, int]:
@@ -56,12 +64,33 @@ def traffic(program: Program, layout: Layout) -> tuple[int, int]:
     for stage in program.stages:
         loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
         read += sum(ITEM_SIZE[layout.dtype(b)] for b in loads & pointers)
+        read += sum(ITEM_SIZE[layout.compute] for name in stage.reads if program.result(name).axes.elementwise)
         written += sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
     return read, written
 
 
-def kernel_buffers(program: Program) -> list:  # type: ignore[type-arg]
-    """The buffers a kernel has pointers to, in order: parameter, gradient, states; scalar states are not among them."""
-    scalar = {s.buffer for s in program.scalars.stores}
-    narrow = {b.name for b in program.buffers if not {"i", "j"} & set(b.axes.letters)}
-    return [b for b in program.buffers if b.name not in scalar | narrow]
+def kernel_buffers(program: Program) -> list[Buffer]:
+    """The buffers a kernel has pointers to, in order: all that have the parameter's shape."""
+    return [b for b in program.buffers if b.axes.elementwise]
+
+
+def array_buffers(program: Program) -> list[Buffer]:
+    """The buffers that are arrays for each tensor: of its shape, of its rows or columns, or of a shape of their own.
+
+    The others are single numbers for a tensor, a group or the model.
+    """
+    return [b for b in program.buffers if {"b", "i", "j"} & set(b.axes.letters)]
+
+
+def is_viewed(program: Program) -> bool:
+    """Whether a program sees tensors as matrices: then they must lie in memory as their shape says."""
+    kept = any({"b", "i", "j"} & set(b.axes.letters) and not b.axes.elementwise for b in program.buffers)
+    scratch = any(b.role == "scratch" for b in program.buffers)
+    return bool(kept or scratch or program.vectors) or is_shaped(program)
+
+
+def is_shaped(program: Program) -> bool:
+    """Whether a kernel must know the row and column of an element."""
+    reduced = [r.axes.letters for stage in program.stages for r in stage.reduces]
+    read = [v.axes.letters for v in program.vectors if not v.axes.elementwise]
+    return any({"b", "i", "j"} & set(letters) for letters in reduced + read)

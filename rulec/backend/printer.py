@@ -55,8 +55,9 @@ def bare(text: str) -> str:
 class StagePrinter:
     """Prints the values of one stage as lines `name = expression`.
 
-    `load` prints the value of a buffer as it was before the step, `constant` a float64 literal, both in the compute
-    dtype. Scalars of the table are printed by their column's name: the backend defines those first.
+    `load` prints the value of a buffer as it lies before the stage, `vector` an element of a vector, `constant` a
+    float64 literal, all in the compute dtype. Scalars of the table are printed by their column's name: the backend
+    defines those first.
     """
 
     backend: str
@@ -66,12 +67,14 @@ class StagePrinter:
     constant: Callable[[float], str]
     load: Callable[[str], str] = identifier
     reserved: frozenset[str] = frozenset()
+    vector: Callable[[str], str] = identifier
     names: dict[Node, str] = field(default_factory=dict)
     _columns: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        taken = set(self.reserved) | {self.load(b.name) for b in self.program.buffers}
-        self._columns = [unique_name(c.name, taken) for c in self.program.scalars.columns]
+        taken = set(self.reserved) | {self.load(b.name) for b in kernel_buffers(self.program)}
+        taken |= {self.vector(name) for name in self.stage.reads}
+        self._columns = [unique_name(c.name, taken) for c in self.program.columns]
         named = named_values(self.program, self.stage.roots)
         self.names = {v: unique_name(n, taken) for v, n in named.items()}
 
@@ -103,6 +106,8 @@ class StagePrinter:
             return self.column(int(value.arg))  # type: ignore[call-overload]
         if value.op is Op.LOAD:
             return self.load(str(value.arg))
+        if value.op is Op.RESULT:
+            return self.vector(str(value.arg))
         form = self.ops.get(value.op)
         if form is None or value.op.kind is Kind.LEAF:
             raise BackendUnsupported(self.backend, f"{value.op.symbol!r}", self.program.name)
@@ -112,7 +117,7 @@ class StagePrinter:
 
 def require_elementwise(backend: str, program: Program) -> Stage:
     """The single stage of an elementwise program; BackendUnsupported where there are reductions or matrix functions."""
-    if not program.elementwise or program.stages[0].finish:
+    if not program.elementwise:
         raise BackendUnsupported(backend, "the reductions or matrix functions", program.name)
     return program.stages[0]
 

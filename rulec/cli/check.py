@@ -86,12 +86,10 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
 
 def scope(program: Program) -> str:
     """How far one element's update looks: `elementwise`, or over its `tensor`, its `group`, the whole `model`."""
-    reduced = [r.axes.letters for stage in program.stages for r in (*stage.reduces, *stage.matrix)]
-    if any("k" not in letters for letters in reduced):
-        return "model"
-    if any("n" not in letters for letters in reduced):
-        return "group"
-    return "tensor" if reduced else "elementwise"
+    levels = {str(join.arg) for join in program.joins}
+    if levels:
+        return "model" if "model" in levels else "group"
+    return "elementwise" if program.elementwise else "tensor"
 
 
 def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> dict[str, Any]:

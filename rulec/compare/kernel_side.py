@@ -46,7 +46,7 @@ class _Tensor:
         hyper = {k: np.float64(v) for k, v in self.hyper.items()}
         row, stored = table.evaluate((1,), hyper, np.float64(self.t), self.facts, self.scalar_states)
         call = self.kernel.bind([self.param], [self.states])
-        params, states = call(0, [grad], Rows(row, np.zeros(1, np.int64)))
+        params, states, _ = call(0, [grad], Rows(row, np.zeros(1, np.int64)))
         self.param, self.states = params[0], dict(states[0])
         self.scalar_states |= {k: float(np.asarray(v).reshape(-1)[0]) for k, v in stored.items()}
 

@@ -53,8 +53,9 @@ def axes_of_letters(letters: str) -> Axes:
 class Buffer:
     """Memory that stages load from and store to.
 
-    `role` is `param`, `grad`, `state` or `input`. Its dtype is the layout's to choose; `init` is a state's first
-    value as an expression of hyper-parameters, shape facts and the parameter `p`.
+    `role` is `param`, `grad`, `state`, `input`, or `scratch`: what one stage leaves for later ones. Its dtype is the
+    layout's to choose; `init` is a state's first value as an expression of hyper-parameters, shape facts and the
+    parameter `p`.
     """
 
     name: str
@@ -73,34 +74,11 @@ class Store:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished reduction or matrix function, read by later stages as `RESULT name`."""
+    """A value that is read as `RESULT name`: a reduction that a kernel makes, or what one reads beside its buffers."""
 
     name: str
     value: Node
     axes: Axes
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One pass over the tensors.
-
-    `stores` write elementwise buffers; `reduces` are sums, minima and maxima over elements; `matrix` are matrix
-    functions of values that this stage writes to scratch; `finish` writes what is narrower than an element, once
-    this stage's reductions are complete.
-    """
-
-    stores: tuple[Store, ...] = ()
-    reduces: tuple[Result, ...] = ()
-    matrix: tuple[Result, ...] = ()
-    finish: tuple[Store, ...] = ()
-
-    @property
-    def roots(self) -> list[Node]:
-        """Every expression that the stage computes for each element."""
-        found = [s.value for s in self.stores]
-        for result in (*self.reduces, *self.matrix):
-            found.extend(result.value.args)
-        return found
 
 
 @dataclass(frozen=True)
@@ -109,6 +87,28 @@ class Column:
 
     name: str
     value: Node
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass of a kernel over the tensors, and what must be known before it.
+
+    `stores` write buffers of the parameter's shape; `reduces` are sums, minima and maxima of such values, per tensor,
+    row or column. `columns` are the late columns of the scalar table (their places in it) and `vectors` the names of
+    the results that are worked out before this stage and not before an earlier one; `reads` are the names of all
+    results that its kernel reads.
+    """
+
+    stores: tuple[Store, ...] = ()
+    reduces: tuple[Result, ...] = ()
+    columns: tuple[int, ...] = ()
+    vectors: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> list[Node]:
+        """Every expression that the stage computes for each element."""
+        return [*(s.value for s in self.stores), *(r.value.args[0] for r in self.reduces)]
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,18 @@ class ScalarProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled rule: what a backend prints and the reference runs.
+    """A compiled rule: what a backend prints and the runtime runs.
+
+    The scalar table has the columns of `scalars`, known before a step, and then those of `late`, which follow from
+    reductions. `vectors` are values of rows, columns and matrices that kernels read, and results of matrix functions
+    of the parameter's shape. `finish` are the stores of all that is narrower than the parameter, or of another shape,
+    once the last stage is done. None of these is a kernel's work: the runtime does it between the stages.
 
     `labels` are the author's names for values, kept for readable output, and `places` the lines that last assigned
-    each name, kept for errors. `skip` is true where a step is to leave
-    everything as it is. Two compilations of one rule for one set of decisions are the same object.
+    each name, kept for errors. `skip` is true where a step is to leave everything as it is. `predicates` are the
+    conditions of its branches that are known before a step, by their place among the rule's branches: both arms are in
+    this program, and a variant of it has one. Two compilations of one rule for one set of decisions are the same
+    object. `joins` are the reductions over several tensors, in an order that all programs of a rule share.
     """
 
     name: str
@@ -137,10 +144,16 @@ class Program:
     hyper: Mapping[str, Hyper]
     stages: tuple[Stage, ...]
     scalars: ScalarProgram = field(default_factory=ScalarProgram)
+    late: tuple[Column, ...] = ()
+    vectors: tuple[Result, ...] = ()
+    finish: tuple[Store, ...] = ()
     labels: Mapping[Node, str] = field(default_factory=dict)
     skip: Node | None = None
     evaluate: Node | None = None
     places: Mapping[str, Span] = field(default_factory=dict)
+    predicates: tuple[tuple[int, Node], ...] = ()
+    joins: tuple[Node, ...] = ()
+    decisions: tuple[str, ...] = ()
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""
@@ -152,8 +165,18 @@ class Program:
         return tuple(b for b in self.buffers if b.role == "state")
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns of the scalar table: those known before a step, then the late ones."""
+        return (*self.scalars.columns, *self.late)
+
+    def result(self, result_name: str) -> Result:
+        """The vector or reduction of this name."""
+        reduces = (r for s in self.stages for r in s.reduces)
+        return next(r for r in (*self.vectors, *reduces) if r.name == result_name)
+
+    @property
     def elementwise(self) -> bool:
-        """Whether one pass without reductions or matrix functions does it all."""
-        return len(self.stages) == 1 and not (self.stages[0].reduces or self.stages[0].matrix)
+        """Whether one kernel call does it all: one stage, with nothing to work out before or after it."""
+        return len(self.stages) == 1 and not (self.stages[0].reduces or self.vectors or self.late or self.finish)
 
     __hash__ = object.__hash__

@@ -12,7 +12,7 @@ from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Stage, Store, axes_of_letters
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.source import Span, rule_error
 
 #: Levels of a state that several tensors share.
@@ -40,9 +40,14 @@ class _Lowering:
     rule: Rule
     known: Mapping[str, float]
     values: dict[str, Node]
+    assumed: Mapping[int, bool] = field(default_factory=dict)
+    predicates: dict[int, Node] = field(default_factory=dict)
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     span: Span | None = None
+
+    def __post_init__(self) -> None:
+        self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
 
     def expression(self, value: Node) -> Node:
         """The rule-text expression as a value of now."""
@@ -89,6 +94,10 @@ class _Lowering:
         self.span = line.span
         condition = self.expression(line.condition)
         decided = decide(condition, self.known)
+        if decided is None and is_host_predicate(condition):
+            place = self._places[id(line)]
+            self.predicates[place] = _truth(condition)
+            decided = self.assumed.get(place)
         if decided is not None:
             self.statements(line.then if decided else line.otherwise)
             return
@@ -143,10 +152,19 @@ def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
     return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": node(Op.LOAD, "p"), "t": node(Op.STEP)}
 
 
-def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -> Program:
+def is_host_predicate(condition: Node) -> bool:
+    """Whether a condition is known before a step: of hyper-parameters, `t` and shape facts alone."""
+    known = (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)
+    return all(n.op in known if n.op.kind is Kind.LEAF else n.op in NUMPY for n in walk([condition]))
+
+
+def lower(
+    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None
+) -> Program:
     """The program of a rule for tensors with these shape facts, all in one stage that later passes cut.
 
-    `static` are the values of static hyper-parameters. Raises RuleError at the line of a mistake.
+    `static` are the values of static hyper-parameters. Of a branch among `assumed`, by its place in the rule, only the
+    arm for that truth is in the program. Raises RuleError at the line of a mistake.
     """
     rule = rule.standalone()
     known = {**facts, **static}
@@ -155,7 +173,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     for key, state in rule.state.items():
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
-    lowering = _Lowering(rule, known, _leaves(rule, states))
+    lowering = _Lowering(rule, known, _leaves(rule, states), assumed or {})
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
@@ -163,7 +181,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
-            stores.append(Store(key, value if skip is None else node(Op.WHERE, skip, old, value)))
+            stores.append(Store(key, value))
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
     buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
     for key, state in states.items():
@@ -174,7 +192,7 @@ def lower(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
     return Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
-        skip=skip, evaluate=evaluate, places=lowering.places,
+        skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
     )  # fmt: skip
 
 

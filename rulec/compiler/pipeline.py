@@ -18,12 +18,10 @@ from rulec.language.rule import Rule, assignments, conditions
 
 Pass = Callable[[Program], Program]
 
-#: The passes after lowering, in order; each takes a program and gives a program.
-PASSES: tuple[tuple[str, Pass], ...] = (
-    ("infer_axes", infer_axes),
-    ("hoist_scalars", hoist_scalars),
-    ("split_stages", split_stages),
-)
+#: The passes after lowering, in order; each takes a program and gives a program. After the last of `WHOLE` a program
+#: still is one stage with reductions and matrix functions inside: what the reference runs.
+WHOLE: tuple[tuple[str, Pass], ...] = (("infer_axes", infer_axes), ("hoist_scalars", hoist_scalars))
+PASSES: tuple[tuple[str, Pass], ...] = (*WHOLE, ("split_stages", split_stages))
 
 #: The shape facts of an ordinary matrix: what `compile` assumes of a rule whose kernel depends on them.
 DEFAULT_FACTS: Mapping[str, float] = {"ndim": 2, "numel": 4096, "rows": 64, "cols": 64}
@@ -35,12 +33,16 @@ def shape_conditions(rule: Rule) -> list[Node]:
     return found + [s.condition for s in rule.state.values() if s.condition is not None]
 
 
-def compile(rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None) -> Program:
+def compile(
+    rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
+    assumed: Mapping[int, bool] | None = None, whole: bool = False,
+) -> Program:  # fmt: skip
     """The program of `rule` for tensors with these shape facts (those of a 64 by 64 matrix by default).
 
-    `static` gives static hyper-parameters; others are read when a step runs and never recompile anything. Programs
-    are shared: facts that decide every condition alike give the same object. Raises RuleError for a mistake that
-    only the whole shows, such as shapes that do not fit.
+    `static` gives static hyper-parameters; others are read when a step runs and never recompile anything. `assumed`
+    decides branches whose condition is known before a step: `Program.predicates` has them by the same places. `whole`
+    leaves out the last pass. Programs are shared: facts that decide every condition alike give the same object. Raises
+    RuleError for a mistake that only the whole shows, such as shapes that do not fit.
     """
     facts = dict(DEFAULT_FACTS if facts is None else facts)
     static = {k: float(v) for k, v in {**static_defaults(rule), **(static or {})}.items()}
@@ -50,7 +52,8 @@ def compile(rule: Rule, facts: Mapping[str, float] | None = None, static: Mappin
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
         # A local may stand for a shape fact: what is decided by it shows only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
-    return _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts))
+    chosen = tuple(sorted((assumed or {}).items()))
+    return _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts), chosen, whole)
 
 
 def static_defaults(rule: Rule) -> dict[str, float]:
@@ -82,9 +85,12 @@ class _Facts(dict[str, float]):
 
 
 @functools.lru_cache(maxsize=512)
-def _compile(key: _ByIdentity, decisions: object, static: tuple[tuple[str, float], ...], facts: _Facts) -> Program:
+def _compile(
+    key: _ByIdentity, decisions: object, static: tuple[tuple[str, float], ...], facts: _Facts,
+    assumed: tuple[tuple[int, bool], ...], whole: bool,
+) -> Program:  # fmt: skip
     program = None
-    for name, program in passes(key.rule, facts, dict(static)):
+    for name, program in passes(key.rule, facts, dict(static), dict(assumed), whole):
         if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
             from rulec.compiler.show import program_text
 
@@ -93,10 +99,13 @@ def _compile(key: _ByIdentity, decisions: object, static: tuple[tuple[str, float
     return program
 
 
-def passes(rule: Rule, facts: Mapping[str, float], static: Mapping[str, float]) -> Iterator[tuple[str, Program]]:
+def passes(
+    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
+    whole: bool = False,
+) -> Iterator[tuple[str, Program]]:  # fmt: skip
     """The program after each pass, with the pass's name: what `rulec show --passes` prints."""
-    program = verify(lower(rule, facts, static), "lower")
+    program = verify(lower(rule, facts, static, assumed), "lower")
     yield "lower", program
-    for name, run in PASSES:
+    for name, run in WHOLE if whole else PASSES:
         program = verify(run(program), name)
         yield name, program

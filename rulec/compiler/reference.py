@@ -13,11 +13,12 @@ import numpy as np
 
 from rulec.compiler import random
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import Program, Stage, Store
+from rulec.compiler.ir import Program, Store
 from rulec.compiler.lower import decide
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import resolve_hyper
+from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
@@ -88,24 +89,30 @@ class Run:
         self.shared, self.gradients, self.seed = shared, gradients, seed
         self.inference = AxisInference(program)
         self.values: dict[tuple[Node, Key], Any] = {}
-        self.results: dict[tuple[str, Key], Any] = {}
         self.columns: dict[tuple[int, Key], Any] = {}
         self.by_index = {t.index: t for t in self.tensors}
+        self.joins = joins(program, self.inference)
+        #: The runs of one step, this one among them: what several tensors share is reduced over all of them.
+        self.family: list[Run] = [self]
 
-    def execute(self) -> set[int]:
-        """Every stage in order; then the stores, all at once. Gives the tensors whose step was skipped."""
+    def execute(self) -> tuple[list[tuple[str, Key, Any]], set[int]]:
+        """The new values of all buffers, by instance, and the tensors whose step is skipped; nothing is written."""
         columns = [c.value for c in self.program.scalars.columns]
         pending = self._stores(self.program.scalars.stores)
         for index, column in enumerate(columns):
             self._evaluate([column])
             for key in self._keys(self._letters(column)):
                 self.columns[index, key] = self.values[column, key]
-        for stage in self.program.stages:
-            pending += self._stage(stage)
-        skipped = self._skipped()
+        pending += self._stores(self.program.stages[0].stores)
+        return pending, self._skipped()
+
+    def write(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> None:
+        """Takes over the new values of what is not skipped."""
         for buffer, key, value in pending:
-            self._write(buffer, key, value)
-        return skipped
+            letters = self.program.buffer(buffer).axes.letters
+            sharing = {t.index for t in self.tensors if "n" not in letters and ("k" not in letters or t.group == key)}
+            if not ({key} if "n" in letters else sharing) <= skipped:
+                self._write(buffer, key, value)
 
     def _skipped(self) -> set[int]:
         skip = self.program.skip
@@ -113,13 +120,6 @@ class Run:
             return set()
         self._evaluate([skip])
         return {t.index for t in self.tensors if bool(np.all(self._get(skip, t.index, "kn")))}
-
-    def _stage(self, stage: Stage) -> list[tuple[str, Key, Any]]:
-        for result in (*stage.reduces, *stage.matrix):
-            self._evaluate([result.value])
-            for key in self._keys(result.axes.letters):
-                self.results[result.name, key] = self.values[result.value, key]
-        return self._stores((*stage.stores, *stage.finish))
 
     def _stores(self, stores: Sequence[Store]) -> list[tuple[str, Key, Any]]:
         pending = []
@@ -188,8 +188,6 @@ class Run:
             return array(self._model_hyper(str(value.arg)))
         if value.op is Op.SCALAR:
             return self.columns[value.arg, key]  # type: ignore[index]
-        if value.op is Op.RESULT:
-            return self.results[str(value.arg), key]
         if value.op is Op.STEP:
             return array(self._step(value.arg, key))
         if value.op is Op.FACT:
@@ -209,7 +207,8 @@ class Run:
     def _step(self, level: Any, key: Key) -> int:
         if level is None:
             return self.by_index[key].t  # type: ignore[index]
-        return max(t.t for t in self.tensors if level == "model" or t.group == key)
+        own = (t for run in self.family if run.shared is self.shared for t in run.tensors)
+        return max(t.t for t in own if level == "model" or t.group == key)
 
     def _load(self, buffer: str, key: Key) -> Any:
         if (buffer, key) in self.shared:
@@ -222,28 +221,47 @@ class Run:
         return self.gradients[tensor.index] if buffer == "g" else tensor.states[buffer]
 
     def _reduce(self, value: Node, key: Key) -> Any:
-        (operand,) = value.args
-        have, keep = self._letters(operand), self._letters(value)
-        removed = set(have) - set(keep)
-        axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-        combine: Any = {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[
-            value.op
-        ]
-        start = self.how.array({Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}[value.op])[()]
-        total: Any = None
-        for part in self._keys(have):
-            if not self._belongs(part, have, key, keep):
-                continue
-            x = np.asarray(self.values[operand, part])
-            for axis in axes:
-                x = combine.reduce(x, axis=axis, keepdims=True, initial=start) if x.ndim == 3 else x
-            total = x if total is None else combine(total, x)
-        return total.reshape(()) if "n" in removed and np.ndim(total) == 3 else total
+        have, keep = self._letters(value.args[0]), self._letters(value)
+        if "n" in keep:
+            return self._within(value, np.asarray(self.values[value.args[0], key]))
+        ordinal = self.joins.index(value)
+        parts: dict[Key, Any] = {}
+        for run in self.family:
+            if run.joins:
+                parts |= run.contributions(ordinal, key, self.joins)
+        total = None
+        for part in parts.values():
+            total = part if total is None else self._combine(value.op)(total, part)
+        return np.asarray(total).reshape(()) if "n" in have else total
 
-    def _belongs(self, part: Key, have: str, key: Key, keep: str) -> bool:
-        if "n" in keep or key is None:
-            return part == key or key is None
-        return (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
+    def contributions(self, ordinal: int, key: Key, joins: Sequence[Node]) -> dict[Key, Any]:
+        """What this run's tensors (or groups) add to the model-wide reduction of that place in the program."""
+        if [(n.op, n.arg) for n in joins] != [(n.op, n.arg) for n in self.joins]:
+            raise RuleError(
+                f"the tensors of {self.program.name} do not all have the same values across the model: "
+                f"reduce per group and per model outside of branches on the shape"
+            )
+        value = self.joins[ordinal]
+        (operand,) = value.args
+        self._evaluate([operand])
+        have = self._letters(operand)
+        keys = [k for k in self._keys(have) if self._belongs(k, have, key)]
+        return {k: self._within(value, np.asarray(self.values[operand, k])) for k in keys}
+
+    def _combine(self, op: Op) -> Any:
+        return {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[op]
+
+    def _within(self, value: Node, x: Array) -> Any:
+        """The operand of a reduction reduced over the axes that one tensor has."""
+        removed = set(self._letters(value.args[0])) - set(self._letters(value))
+        start = self.how.array({Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}[value.op])[()]
+        for axis, letter in enumerate("bij"):
+            if letter in removed and x.ndim == 3:
+                x = self._combine(value.op).reduce(x, axis=axis, keepdims=True, initial=start)
+        return x
+
+    def _belongs(self, part: Key, have: str, key: Key) -> bool:
+        return key is None or (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
 
     def _random(self, value: Node, operands: Sequence[Any], key: Key) -> Any:
         draw, *sizes = cast(tuple[Any, ...], value.arg)
@@ -285,6 +303,7 @@ class ReferenceOptimizer:
         words = list(tags or [set()] * len(params))
         self.tensors: list[Tensor] = []
         self._parts: dict[Hashable, _Part] = {}
+        self._shared: dict[int, dict[tuple[str, Key], Array]] = {}
         routes: dict[str, tuple[Rule, list[Mapping[str, float]]]] = {}
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
@@ -303,10 +322,11 @@ class ReferenceOptimizer:
         tensor = self.tensors[index]
         hyper = [resolve_hyper(rule.hyper, g, tensor.machine_eps, rule.name) for g in given]
         static = {k: v for k, v in hyper[tensor.group].items() if rule.hyper[k].static}
-        program = compile(rule, tensor.view.facts, static)
+        program = compile(rule, tensor.view.facts, static, whole=True)
         # A default may be the machine epsilon of the tensor's own dtype.
         values = tuple(tuple(group.items()) for group in hyper)
-        part = self._parts.setdefault((id(program), values), _Part(program, hyper))
+        shared = self._shared.setdefault(id(rule), {})
+        part = self._parts.setdefault((id(program), values), _Part(program, hyper, shared))
         part.tensors.append(tensor)
 
     def _initialise(self, part: _Part, tensor: Tensor, state: str) -> None:
@@ -350,23 +370,27 @@ class ReferenceOptimizer:
         if missing:
             raise TensorError(f"{self.rule.name} needs the input {missing[0]!r} at every step")
         for part in self._parts.values():
-            if hyper:
-                for group in part.hyper:
-                    group.update({k: v for k, v in hyper.items() if k in group})
-            active = [t for t in part.tensors if grads[t.index] is not None]
-            if not active:
-                continue
-            for tensor in active:
-                # As in an optimizer, states begin with the hyper-parameters of the tensor's first update.
-                for buffer in part.program.states if tensor.t == 0 else ():
-                    self._initialise(part, tensor, buffer.name)
-                tensor.t += 1
-            gradients = {t.index: t.view.matrices(self.how.array(grads[t.index])) for t in active}
-            given = self._inputs(part.program, active, inputs or {})
-            run = Run(part.program, active, part.hyper, self.how, part.shared, gradients, self.seed, given)
-            skipped = run.execute()
-            for tensor in active:
+            for group in part.hyper if hyper else ():
+                group.update({k: v for k, v in (hyper or {}).items() if k in group})
+        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs or {})).tensors]
+        for run in runs:
+            run.family = runs
+        done = [run.execute() for run in runs]
+        for run, (pending, skipped) in zip(runs, done, strict=True):
+            run.write(pending, skipped)
+            for tensor in run.tensors:
                 tensor.t -= tensor.index in skipped
+
+    def _run(self, part: _Part, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> Run:
+        active = [t for t in part.tensors if grads[t.index] is not None]
+        for tensor in active:
+            # As in an optimizer, states begin with the hyper-parameters of the tensor's first update.
+            for buffer in part.program.states if tensor.t == 0 else ():
+                self._initialise(part, tensor, buffer.name)
+            tensor.t += 1
+        gradients = {t.index: t.view.matrices(self.how.array(grads[t.index])) for t in active}
+        given = self._inputs(part.program, active, inputs)
+        return Run(part.program, active, part.hyper, self.how, part.shared, gradients, self.seed, given)
 
     def _inputs(
         self, program: Program, active: Sequence[Tensor], inputs: Mapping[str, Any]
@@ -387,8 +411,8 @@ class _Part:
 
     program: Program
     hyper: list[dict[str, float]]
+    shared: dict[tuple[str, Key], Array]
     tensors: list[Tensor] = field(default_factory=list)
-    shared: dict[tuple[str, Key], Array] = field(default_factory=dict)
 
 
 _arithmetic = arithmetic

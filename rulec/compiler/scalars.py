@@ -6,7 +6,6 @@ rate never recompiles anything, `1 - beta2**t` is not computed for every element
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
+from rulec.compiler.names import column_name
 from rulec.language.arithmetic import NUMPY
 from rulec.language.hyper import resolve_hyper
-from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
-from rulec.language.text import expression_text
+from rulec.language.node import Kind, Node, Op, node, rewrite, walk
 
 __all__ = ["ScalarTable", "evaluate_once", "hoist_scalars", "resolve_hyper"]
 
@@ -37,19 +36,22 @@ def hoist_scalars(program: Program) -> Program:
     hoisted = _ScalarSet(states)
     columns: dict[Node, Column] = {}
     kernel_stores = [s for s in stage.stores if s.buffer not in states]
-    _ = [hoisted.contains(s.value) for s in kernel_stores]
-    wanted = _maximal([s.value for s in kernel_stores], hoisted)
+    roots = [s.value for s in kernel_stores] + ([] if program.skip is None else [program.skip])
+    _ = [hoisted.contains(root) for root in roots]
+    wanted = _maximal(roots, hoisted)
+    taken = {b.name for b in program.buffers}
     for index, value in enumerate(wanted):
-        columns[value] = Column(_column_name(program, value, index, columns), value)
+        columns[value] = Column(column_name(program, value, index, taken), value)
     position = {value: node(Op.SCALAR, index) for index, value in enumerate(columns)}
-    rewritten = _replace([s.value for s in kernel_stores], position)
+    rewritten = _replace(roots, position)
+    skip = None if program.skip is None else rewritten.pop()
     labels = dict(program.labels)
     memo: dict[Node, Node] = {}
     for value, label in program.labels.items():
         labels[_replace([value], position, memo)[0]] = label
     stores = tuple(Store(s.buffer, v) for s, v in zip(kernel_stores, rewritten, strict=True))
     scalars = ScalarProgram(tuple(columns.values()), tuple(Store(b, v) for b, v in values.items() if b in states))
-    return replace(program, stages=(Stage(stores),), scalars=scalars, labels=labels)
+    return replace(program, stages=(Stage(stores),), scalars=scalars, labels=labels, skip=skip)
 
 
 def _replace(roots: Sequence[Node], position: Mapping[Node, Node], memo: dict[Node, Node] | None = None) -> list[Node]:
@@ -98,25 +100,6 @@ def _maximal(roots: Sequence[Node], hoisted: _ScalarSet) -> list[Node]:
             found.update(dict.fromkeys(a for a in part.args if hoisted.contains(a) and a.op is not Op.CONST))
     found.update(dict.fromkeys(r for r in roots if hoisted.contains(r) and r.op is not Op.CONST))
     return list(found)
-
-
-def _column_name(program: Program, value: Node, index: int, taken: Mapping[Node, Column]) -> str:
-    used = {c.name for c in taken.values()} | {b.name for b in program.buffers}
-    name = program.labels.get(value, str(value.arg) if value.op in (Op.HYPER, Op.MODEL_HYPER) else "")
-    if not name:
-        name = _words(value)
-    name = re.sub(r"\W", "_", name) or f"scalar_{index}"
-    while name in used:
-        name, index = f"scalar_{index}", index + 1
-    return name
-
-
-def _words(value: Node) -> str:
-    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `1 - beta2**t` is `one_minus_beta2_t`."""
-    if value.op is not Op.SUB or value.args[0] is not const(1) or value.size > 5:
-        return ""
-    found = re.fullmatch(r"1 - (\w+)(\*\*t)?", expression_text(value))
-    return f"one_minus_{found[1]}{'_t' if found[2] else ''}" if found else ""
 
 
 class ScalarTable:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from rulec.compiler.ir import Program, Result, Stage, Store
+from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Node, Op
 from rulec.language.text import expression_text, shared
 
@@ -23,9 +22,30 @@ def program_text(program: Program) -> str:
         lines.append("  scalars (float64, once per group and t)")
         lines += [f"    {line}" for line in _scalar_lines(program)]
     for index, stage in enumerate(program.stages):
-        lines.append(f"  stage {index}")
-        lines += [f"    {line}" for line in stage_lines(program, stage)]
-    return "\n".join(lines)
+        lines += _section(f"before stage {index}", _between_lines(program, stage))
+        lines += _section(f"stage {index}", stage_lines(program, stage))
+    after = [f"store {s.buffer} = {_with_columns(program, s.value)}" for s in program.finish]
+    if program.skip is not None:
+        lines.append(f"  skip where {_with_columns(program, program.skip)}")
+    return "\n".join([*lines, *_section("after the last stage", after), *(f"  {why}" for why in program.decisions)])
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [f"  {title}", *(f"    {line}" for line in lines)] if lines else []
+
+
+def _between_lines(program: Program, stage: Stage) -> list[str]:
+    """What is worked out before a stage: columns of the scalar table, and what its kernel reads beside its buffers."""
+    found = [(program.columns[i].name, "", program.columns[i].value) for i in stage.columns]
+    for name in stage.vectors:
+        result = program.result(name)
+        found.append((name, f": {result.axes}", result.value))
+    return [f"{name}{axes} = {_with_columns(program, value)}" for name, axes, value in found]
+
+
+def _with_columns(program: Program, value: Node) -> str:
+    """A value as text, columns of the scalar table by their names."""
+    return re.sub(r"\x00(\d+)", lambda m: program.columns[int(m[1])].name, expression_text(_mark(value)))
 
 
 def _scalar_lines(program: Program) -> list[str]:
@@ -60,21 +80,20 @@ def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
 
 def stage_lines(program: Program, stage: Stage) -> list[str]:
     """The values and effects of one stage."""
-    finish = [s.value for s in stage.finish]
-    names = named_values(program, [*stage.roots, *finish])
-    columns = {Op.SCALAR: [c.name for c in program.scalars.columns]}
+    names = named_values(program, stage.roots)
+    columns = [c.name for c in program.columns]
 
     def text(value: Node, defining: bool = False) -> str:
         named = {k: v for k, v in names.items() if not (defining and k is value)}
         marked = expression_text(_mark(value), _marked(named))
-        return re.sub(r"\x00(\d+)", lambda m: columns[Op.SCALAR][int(m[1])], marked)
+        return re.sub(r"\x00(\d+)", lambda m: columns[int(m[1])], marked)
 
     def effect(value: Node) -> str:
         return names.get(value) or text(value)
 
     lines = [f"{name} = {text(value, defining=True)}" for value, name in names.items()]
-    lines += _effects("store", stage.stores, effect) + _results(stage.reduces, text) + _results(stage.matrix, text)
-    return lines + _effects("finish", stage.finish, effect)
+    lines += [f"store {s.buffer} = {effect(s.value)}" for s in stage.stores]
+    return lines + [f"{r.name}: {r.axes} = {text(r.value)}" for r in stage.reduces]
 
 
 def _mark(value: Node) -> Node:
@@ -86,11 +105,3 @@ def _mark(value: Node) -> Node:
 
 def _marked(named: dict[Node, str]) -> dict[Node, str]:
     return {_mark(value): name for value, name in named.items()}
-
-
-def _effects(word: str, stores: Iterable[Store], text: object) -> list[str]:
-    return [f"{word} {s.buffer} = {text(s.value)}" for s in stores]  # type: ignore[operator]
-
-
-def _results(results: Iterable[Result], text: object) -> list[str]:
-    return [f"{r.name}: {r.axes} = {text(r.value)}" for r in results]  # type: ignore[operator]

@@ -351,8 +351,8 @@ class Engine:
         begin = time.perf_counter() if _DEBUG else 0.0
         try:
             for stage in range(len(bucket.program.stages)):
-                params, _ = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
-                if params[0] is not bucket.params[0]:
+                written = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
+                if written.params[0] is not bucket.params[0]:
                     raise BackendUnsupported(
                         bucket.backend, "an update in place of arrays of this kind", bucket.program.name
                     )

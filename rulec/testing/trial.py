@@ -182,7 +182,7 @@ class Trial:
             written = self.call(0, moving, self._rows(fired, columns), None, tensors=None if everything else fired)
         except Exception as error:
             raise AssertionError(f"{self.title()} a step raises {type(error).__name__}: {error}") from error
-        params, states = written
+        params, states, _ = written
         if kind.mutable:
             if any(kind.read(m).tobytes() != grads[i].tobytes() for m, i in zip(moving, fired, strict=True)):
                 raise AssertionError(f"{self.title()} writes into a gradient, which a step only reads")

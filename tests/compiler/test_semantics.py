@@ -84,7 +84,7 @@ def test_text_of_every_rule_reads_back(rule_name: str) -> None:
 
 def stores(rule: Rule) -> list[Any]:
     program = rulec.compile(rule)
-    return [*program.scalars.stores, *(s for stage in program.stages for s in (*stage.stores, *stage.finish))]
+    return [*program.scalars.stores, *(s for stage in program.stages for s in stage.stores), *program.finish]
 
 
 SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (6, 4), (2, 3, 4), (2, 1, 3, 2), (0,), (3, 0), (1, 1)]
