@@ -37,11 +37,16 @@ class AxisInference:
         if value.op.kind is Kind.REDUCE:
             return axes_of_level(str(value.arg), operands[0])
         if value.op.kind is Kind.MATRIX:
-            return matrix_axes(value, operands)
+            return matrix_axes(self._unhoisted(value), operands)
         if value.op.kind is Kind.RANDOM:
             _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
         return self._union(value, operands)
+
+    def _unhoisted(self, value: Node) -> Node:
+        """The same of what its operands in the scalar table stand for: one of them may be an extent."""
+        columns = self.program.columns
+        return node(value.op, *(columns[a.arg].value if a.op is Op.SCALAR else a for a in value.args), value.arg)  # type: ignore[call-overload]
 
     def _leaf(self, value: Node) -> Axes:
         if value.op is Op.LOAD:
