@@ -15,7 +15,8 @@ from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
 from rulec.language.prose import Text
-from rulec.language.rule import Rule
+from rulec.language.routing import all_hyper, with_rate
+from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean
 
 #: What a hyper-parameter may be bound to; a Text is an expression that knows where it stands in its file.
@@ -50,8 +51,9 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
     new name renames it. Names the rule does not have are left for another rule to supply, such as `2*lr`.
     """
-    if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter:
+    if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter and not rule.wraps:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
+    rule, bindings = _routed(rule, bindings)
     hyper = dict(rule.hyper)
     values: dict[str, Node] = {}
     for key, bound in bindings.items():
@@ -64,6 +66,23 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
             number = value.arg if isinstance(value, Node) else value
             hyper[key] = replace(hyper[key], default=_checked(rule, key, number))
     return _substituted(replace(rule, hyper=hyper), values) if values else replace(rule, hyper=hyper)
+
+
+def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str, Binding]]:
+    """The rule with what concerns the tensors it leaves out bound there; and the bindings that concern itself.
+
+    A hyper-parameter that both have is one, so it is bound in both; its default is the main rule's.
+    """
+    rest = None if rule.otherwise is None else rule.otherwise.rule
+    known = {} if rest is None else with_rate(rest) | all_hyper(rest)
+    concerned = {
+        key: bound for key, bound in bindings.items()
+        if key in known and (key not in rule.hyper or isinstance(bound, str | Text))
+    }  # fmt: skip
+    if rest is None or not concerned:
+        return rule, dict(bindings)
+    own = {key: bound for key, bound in bindings.items() if key in rule.hyper or key not in known}
+    return replace(rule, otherwise=Routing(bind(rest, concerned))), own
 
 
 def _expression(rule: Rule, key: str, bound: str | Text) -> Node:

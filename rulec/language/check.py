@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from rulec.errors import HyperError
 from rulec.language.hyper import resolve_hyper
 from rulec.language.names import RESERVED, declared_problem, name_problem, short
-from rulec.language.node import LEVELS, Kind, Node, names_in, walk
+from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
 
 #: Most lines of a step: a rule is short, and one composed without end is stopped here.
 MAX_LINES = 1000
+
+#: Longest name of a rule.
+MAX_TITLE = 100
 
 
 def check_rule(rule: Rule) -> Rule:
@@ -20,11 +23,20 @@ def check_rule(rule: Rule) -> Rule:
     lines: list[Assign | Branch] = [*assignments(rule.step), *conditions(rule.step)]
     if len(lines) > MAX_LINES:
         raise rule_error(f"{rule.name} has {len(lines)} lines, over the limit of {MAX_LINES}", lines[MAX_LINES].span)
+    if problem := title_problem(rule.name):
+        raise rule_error(problem)
     check_names(rule)
     _check_result(rule)
     _check_states(rule)
     check_defaults(rule)
     return rule
+
+
+def title_problem(title: str) -> str:
+    """Why a rule cannot be called this, as a sentence; empty where it can: generated code quotes it."""
+    if not title.isprintable() or set(title) & set('"\\') or not title.strip():
+        return f"the name {short(title)} of a rule is empty or has a quote, backslash or line break"
+    return f"the name {short(title)} of a rule has over {MAX_TITLE} characters" if len(title) > MAX_TITLE else ""
 
 
 def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> None:
@@ -40,13 +52,15 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
         problem = declared_problem(key)
         if not problem and key == "lr" and kind != "hyper-parameter":
             problem = "'lr' is the learning rate: choose another name"
+        if not problem and key == rule.wraps:
+            problem = f"{key!r} is the rule that is wrapped: choose another name"
         if not problem and key in owners:
             problem = f"{key!r} is a {owners[key]} already: choose another name"
         if problem:
             raise rule_error(problem, span)
         owners[key] = kind
     for line in assignments(rule.step):
-        problem = target_problem(rule, line.target)
+        problem = "" if line.value.op is Op.CALL else target_problem(rule, line.target)
         if problem:
             raise rule_error(problem, line.span)
 
@@ -59,6 +73,8 @@ def target_problem(rule: Rule, target: str) -> str:
         return f"{target!r} is a hyper-parameter and cannot be assigned: use another name"
     if target in rule.inputs:
         return f"{target!r} is an input and cannot be assigned: use another name"
+    if rule.wraps and target.partition(".")[0] == rule.wraps:
+        return f"{target!r} belongs to the rule that is wrapped and cannot be assigned: use another name"
     if target == "lr":
         return "'lr' is the learning rate and cannot be assigned: use another name"
     return name_problem(target)
@@ -131,7 +147,7 @@ def check_direction_free_of_lr(rule: Rule) -> Rule:
     Lines with a dot in their target come from a rule that was called or composed. Where these mention `lr`, it was
     bound there on purpose.
     """
-    _taint(rule.step, {"lr"}, decided_by_lr=False)
+    _taint(rule.step, {"lr", f"{rule.wraps}.p"}, decided_by_lr=False)
     return rule
 
 

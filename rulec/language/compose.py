@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any, cast
 
 from rulec.errors import RuleError
-from rulec.language.check import check_rule
+from rulec.language.check import MAX_TITLE, check_rule
 from rulec.language.hyper import Hyper
 from rulec.language.names import CONSTANTS, RESERVED
 from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
+from rulec.language.rule import Assign, Branch, Routing, Rule, State, Statement, assignments
 
 #: What belongs to a rule as a whole: of several composed rules at most one may say it.
 _WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
@@ -34,13 +34,14 @@ def map_nodes(step: Sequence[Statement], change: Callable[[Node], Node]) -> tupl
     return tuple(done)
 
 
-def _map_targets(step: Sequence[Statement], rename: Mapping[str, str]) -> tuple[Statement, ...]:
+def map_targets(step: Sequence[Statement], rename: Mapping[str, str]) -> tuple[Statement, ...]:
+    """The statements with what they assign renamed."""
     done: list[Statement] = []
     for line in step:
         if isinstance(line, Assign):
             done.append(replace(line, target=rename.get(line.target, line.target)))
         else:
-            then, otherwise = _map_targets(line.then, rename), _map_targets(line.otherwise, rename)
+            then, otherwise = map_targets(line.then, rename), map_targets(line.otherwise, rename)
             done.append(Branch(line.condition, then, otherwise, line.span))
     return tuple(done)
 
@@ -50,10 +51,10 @@ def replace_names(value: Node, values: Mapping[str, Node]) -> Node:
     return rewrite([value], lambda n: values.get(str(n.arg), n) if n.op is Op.NAME else n)[0]
 
 
-def _rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
+def rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
     """The rule with states and locals renamed everywhere."""
     values = {old: name(new) for old, new in rename.items()}
-    step = _map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
+    step = map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
     state = {rename.get(k, k): v for k, v in rule.state.items()}
     evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
     return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip)
@@ -61,14 +62,24 @@ def _rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
 
 def own_names(rule: Rule) -> list[str]:
     """The states and locals of a rule: what must be kept apart where rules are composed."""
-    return list(dict.fromkeys([*rule.state, *(a.target for a in assignments(rule.step) if a.target != "p")]))
+    assigned = (a.target for a in assignments(rule.step) if a.target != "p" and a.value.op is not Op.CALL)
+    return list(dict.fromkeys([*rule.state, *assigned]))
 
 
-def _prefixed(rule: Rule, prefix: str) -> Rule:
-    return _rename_all(rule, {n: f"{prefix}.{n}" for n in own_names(rule)})
+def prefixed(rule: Rule, prefix: str) -> Rule:
+    """The rule with its states and locals named `prefix.…`."""
+    return rename_all(rule, {n: f"{prefix}.{n}" for n in own_names(rule)})
+
+
+def check_whole(rule: Rule) -> Rule:
+    """The same rule, where it is no wrapper that still wraps nothing; RuleError otherwise."""
+    if rule.wraps:
+        raise RuleError(f"{rule.name} wraps another rule and has none here: write {rule.key}(adam), or another rule")
+    return rule
 
 
 def _require_direction(rule: Rule, role: str) -> None:
+    check_whole(rule)
     if rule.assigns_parameter:
         raise RuleError(f"{rule.name} assigns p itself, so it cannot be {role}: use it alone or last in a chain")
 
@@ -78,7 +89,7 @@ def inline(rule: Rule, prefix: str, value: Node, draws: int = 0) -> list[Stateme
 
     Its random draws are numbered from `draws` on.
     """
-    return _with_input(_prefixed(shifted_draws(check_callable(rule), draws), prefix), prefix, value)
+    return _with_input(prefixed(shifted_draws(check_callable(rule), draws), prefix), prefix, value)
 
 
 def count_draws(rule: Rule) -> int:
@@ -162,7 +173,8 @@ def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
     return merged
 
 
-def _keys(rules: Sequence[Rule]) -> list[str]:
+def keys_of(rules: Sequence[Rule]) -> list[str]:
+    """A prefix for each rule: its key, numbered where two have the same."""
     keys: dict[str, None] = {}
     for rule in rules:
         key, count = rule.key, 2
@@ -176,30 +188,55 @@ def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     """The rules side by side: all see the same gradient and their directions add."""
     for rule in rules:
         _require_direction(rule, "added")
-    keys = _keys(rules)
+    keys = keys_of(rules)
     total = name(f"{keys[0]}.direction")
     for key in keys[1:]:
         total = node(Op.ADD, total, name(f"{key}.direction"))
     inputs = [name("g")] * len(rules)
-    return _join(rules, keys, inputs, [Assign("direction", total)], rule_name or "Plus".join(r.name for r in rules))
+    joined = _join(rules, keys, inputs, [Assign("direction", total)], rule_name or joined_name("Plus", rules))
+    return _with_rest(joined, rules, plus)
 
 
 def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     """The rules one after the other: each one's input `g` is the direction of the one before it."""
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
+    check_whole(rules[-1])
     for before, rule in pairwise(rules):
         if not rule.reads("g"):
             raise RuleError(
                 f"{rule.name} never reads its input g, so {before.name} before it would have no effect: "
                 f"did you mean {before.key} + {rule.key}?"
             )
-    keys = _keys(rules)
+    keys = keys_of(rules)
     inputs = [name("g"), *(name(f"{key}.direction") for key in keys[:-1])]
     last: list[Statement] = []
     if not rules[-1].assigns_parameter:
         last = [Assign("direction", name(f"{keys[-1]}.direction"))]
-    return _join(rules, keys, inputs, last, rule_name or "Then".join(r.name for r in rules))
+    return _with_rest(_join(rules, keys, inputs, last, rule_name or joined_name("Then", rules)), rules, chain)
+
+
+def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule]) -> Rule:
+    """The joined rule; the tensors that one of its parts leaves out go to that part's other rule, joined likewise."""
+    if joined.otherwise is None:
+        return joined
+    left = next(rule for rule in rules if rule.applies_to is not None)
+    parts = [cast(Rule, rule.rest) if rule is left else rule for rule in rules]
+    return routed(joined, left, lambda: join(parts))
+
+
+def routed(joined: Rule, left: Rule, make: Callable[[], Rule]) -> Rule:
+    """The joined rule, with what `make` gives for the tensors that its part `left` leaves out."""
+    try:
+        return replace(joined, otherwise=Routing(make()))
+    except RuleError as error:
+        raise RuleError(f"for the tensors that {left.name} leaves out: {error.message}") from None
+
+
+def joined_name(word: str, rules: Sequence[Rule]) -> str:
+    """The rules' names joined by a word, cut where that is too long for a name."""
+    joined = word.join(rule.name for rule in rules)
+    return joined if len(joined) <= MAX_TITLE else f"{rules[0].name[: MAX_TITLE // 2]}{word}{len(rules) - 1}More"
 
 
 def _join(
@@ -208,7 +245,7 @@ def _join(
     """One rule of the prefixed lines of several and `last`, with every name shortened that clashes with none."""
     parts, draws = [], 0
     for rule, key in zip(rules, keys, strict=True):
-        parts.append(_prefixed(shifted_draws(rule, draws), key))
+        parts.append(prefixed(shifted_draws(rule, draws), key))
         draws += count_draws(rule)
     step: list[Statement] = []
     for index, (key, value) in enumerate(zip(keys, inputs, strict=True)):
@@ -222,12 +259,12 @@ def _join(
         hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
         state={key: state for part in parts for key, state in part.state.items()},
         inputs=unify_inputs(rules),
-        **_single_attributes(parts),
+        **single_attributes(parts),
     )
-    return check_rule(_rename_all(joined, _short_names(rules, keys, {*joined.hyper, *joined.inputs, *RESERVED})))
+    return check_rule(rename_all(joined, short_names(rules, keys, {*joined.hyper, *joined.inputs, *RESERVED})))
 
 
-def _short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
     """The prefixed names that can do without their prefix: no other rule has the name, and it means nothing else."""
     owners: dict[str, list[str]] = {}
     for rule, key in zip(rules, keys, strict=True):
@@ -242,12 +279,12 @@ def _short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) ->
     return short
 
 
-def _single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
+def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     """What at most one of several composed rules may have: an evaluation point, a skip, a routing, a view."""
     found: dict[str, Any] = {}
     for attribute in _WHOLE:
         having = [rule for rule in rules if getattr(rule, attribute)]
-        if len(having) > 1:
+        if len(having) > 1 and (attribute != "view" or having[0].view != having[1].view):
             raise RuleError(f"{having[0].name} and {having[1].name} both say {attribute}: only one of them may")
         if having:
             found[attribute] = getattr(having[0], attribute)
@@ -269,7 +306,7 @@ def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
     free = {n for value in values.values() for n in names_in([value])}
     taken = {*own_names(rule), *rule.hyper, *rule.inputs, *free, *FACTS, *CONSTANTS}
     clashing = [own for own in own_names(rule) if own in free and own not in rule.state]
-    rule = _rename_all(rule, {own: free_name(f"{own}_", taken) for own in clashing})
+    rule = rename_all(rule, {own: free_name(f"{own}_", taken) for own in clashing})
 
     def change(n: Node) -> Node:
         return replace_names(n, values)
@@ -292,6 +329,6 @@ def with_own_rate(rule: Rule) -> Rule:
     if rule.assigns_parameter:
         return rule
     update = free_name("update", {*own_names(rule), *rule.hyper, *rule.inputs})
-    renamed = _rename_all(rule, {"direction": update})
+    renamed = rename_all(rule, {"direction": update})
     last = Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name(update))))
     return replace(renamed, step=(*renamed.step, last))

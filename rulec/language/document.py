@@ -109,6 +109,13 @@ class Document:
             data = data[part]
         return data
 
+    def below(self, path: Path) -> Document:
+        """What stands at `path`, as a document of its own with the same places."""
+        size = len(path)
+        places = {key[size:]: found for key, found in self.places.items() if key[:size] == path}
+        keys = {key[size:]: found for key, found in self.keys.items() if key[:size] == path and len(key) > size}
+        return Document(self.source, self.at(path), places, keys)
+
     def text(self, path: Path) -> Text:
         """The string at `path` as rule text that knows where each of its characters stands."""
         value = str(self.at(path))

@@ -38,8 +38,9 @@ _FOREIGN: dict[type[ast.AST], str] = {
 }  # fmt: skip
 
 #: Makes the node for a call of a name that is not a function of the language (a rule named under `uses`, `tagged`)
-#: from the name, its arguments (nodes, lists of nodes, strings) and its place; None where it has no meaning for it.
-OtherCall = Callable[[str, list[Any], Span], Node | None]
+#: from the name, its arguments (nodes, lists of nodes, strings), its place and its keywords; None where it
+#: has no meaning for it. It takes out of the keywords those that it knows.
+OtherCall = Callable[[str, list[Any], Span, dict[str, Node]], Node | None]
 
 #: What is wrong with an unknown name, where more can be said than that it is unknown.
 Explain = Callable[[str], str]
@@ -167,9 +168,10 @@ class ExpressionParser:
         if identifier is None:
             self.fail("only a function of the rule language can be called", tree)
         args = [self._argument(a, depth + 1) for a in tree.args]
-        if self.other_call is not None:
-            made = self.other_call(identifier, args, self.text.span(tree))
-            if made is not None and tree.keywords:
+        if self.other_call is not None and identifier not in FUNCTIONS:
+            keywords = self._keywords({}, tree.keywords, depth + 1)
+            made = self.other_call(identifier, args, self.text.span(tree), keywords)
+            if made is not None and keywords:
                 self.fail(f"{identifier} takes no keywords", tree.keywords[0].value)
             if made is not None:
                 return made

@@ -49,11 +49,19 @@ def _find(name: str, base: Path | None) -> Path:
 
 
 def load(name: str | Path) -> Rule:
-    """The rule of that library name (`"adamw"`), or of that rule file (`"my.yaml"`).
+    """The rule of that library name (`"adamw"`), of that rule file (`"my.yaml"`), or composed of these.
 
+    A composition reads as in Python: `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
     Raises RuleError where there is none, or at the place of a mistake in it.
     """
-    return _load(_find(str(name), None), ())
+    from rulec.language.composition import compose_text, is_composition
+
+    text = str(name)
+    return compose_text(text, _load_one) if is_composition(text) else _load_one(text)
+
+
+def _load_one(name: str) -> Rule:
+    return _load(_find(name, None), ())
 
 
 def _load(path: Path, above: tuple[Path, ...]) -> Rule:

@@ -24,6 +24,7 @@ class Kind(Enum):
     REDUCE = auto()
     MATRIX = auto()
     RANDOM = auto()
+    CALL = auto()
 
 
 class Op(Enum):
@@ -94,6 +95,8 @@ class Op(Enum):
     # args: at, extents...; arg: which draw of the rule it is. Lowered, args: at; arg: which draw, extents...
     UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
+
+    CALL = ("call", Kind.CALL)  # args: input, t; arg: what a wrapper calls the rule it wraps; gone once it wraps one
 
     def __init__(self, symbol: str, kind: Kind) -> None:
         self.symbol = symbol

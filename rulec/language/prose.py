@@ -84,6 +84,11 @@ class Text:
         begin, end = self._range(at)
         return self.text[begin:end]
 
+    def part(self, at: ast.AST) -> Text:
+        """The text of a parsed construct, with its place."""
+        begin, end = self._range(at)
+        return Text(self.text[begin:end], self.source, self.positions[begin : end + 1])
+
     def excerpt_of(self, at: ast.AST, most: int = 40) -> str:
         """The text of a parsed construct for a message, cut where it is long."""
         piece = " ".join(self.piece(at).split())

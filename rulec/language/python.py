@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any, cast, overload
@@ -123,6 +125,10 @@ def _trace_rule(
             raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
     if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
         raise RuleError(f"paper of {rule_name} has no {unknown[0]!r}: it has {', '.join(_PAPER)}")
+    for key, value in (paper or {}).items():
+        wanted = int if key == "year" else str
+        if not isinstance(value, wanted):
+            raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
     positional, hypers = _signature(function, rule_name, hyper or {})
     states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
     check_names(Rule(rule_name, (), hypers, states))
@@ -171,9 +177,21 @@ def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) ->
     init, per = options.get("init", 0), options.get("per", "element")
     if isinstance(init, str):
         return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=str(per))
-    if isinstance(init, bool) or not isinstance(init, int | float) or init != init:
+    number = _number(init)
+    if number is None:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
-    return State(const(init), per=str(per))
+    return State(const(number), per=str(per))
+
+
+def _number(value: Any) -> float | None:
+    """A plain number of any kind as a float; None for anything else, and for NaN and what no float64 holds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
@@ -212,13 +230,14 @@ def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, given: Any) -
         if option not in known:
             hint = did_you_mean(option, known) or f": it has {', '.join(known)}"
             raise RuleError(f"the range of {key} of {rule_name} has no {option!r}{hint}")
-        if not isinstance(value, int | float) or value != value:
+        if _number(value) is None and option != "static":
             raise RuleError(f"{option} of {key} of {rule_name} is a number, not {value!r}")
     options = {k: bool(v) if k == "static" else float(v) for k, v in (given or {}).items()}
     limits = cast(Limits, {k: v for k, v in options.items() if k != "static"}) or well_known_range(key)
     default = parameter.default
     if default is parameter.empty:
         return Hyper(None, **limits, static=bool(options.get("static")))
-    if isinstance(default, bool) or not isinstance(default, int | float):
+    number = _number(default)
+    if number is None:
         raise RuleError(f"the default of {key} of {rule_name} is a number, not {default!r}")
-    return Hyper(float(default), **limits, static=bool(options.get("static")))
+    return Hyper(number, **limits, static=bool(options.get("static")))

@@ -81,10 +81,14 @@ def conditions(step: tuple[Statement, ...]) -> Iterator[Branch]:
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tensors go that a rule does not apply to: the rule named `rule`, with its hyper-parameters bound."""
+    """Where tensors go that a rule does not apply to.
 
-    rule: str
-    bindings: Mapping[str, float | str] = field(default_factory=dict)
+    `rule` is the rule they go to, or None where a wrapper leaves them to the rule that it wraps. `text` is what a file
+    calls it, such as `adamw(lr=adamw_lr)`; empty where it was composed and only the rule itself says it.
+    """
+
+    rule: Rule | None
+    text: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +99,12 @@ class Rule:
     parameter), `t` (this tensor's count of updates, from 1), hyper-parameters, states and inputs. It assigns
     states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself.
 
-    Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`, `.bind`.
+    A rule with `wraps` is a wrapper: its step calls the rule it will wrap by that name, as a line with `Op.CALL` that
+    assigns the name, and reads `inner.direction` and `inner.p` after it. `wraps_shape` are rows and columns of what it
+    calls that rule with, where they are not the parameter's.
+
+    Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
+    `wrapper(a)`, `.bind`.
     """
 
     name: str
@@ -110,6 +119,8 @@ class Rule:
     applies_to: Node | None = None
     otherwise: Routing | None = None
     view: Mapping[str, str] = field(default_factory=dict)
+    wraps: str = ""
+    wraps_shape: tuple[Node, ...] | None = None
     interop: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
@@ -121,6 +132,13 @@ class Rule:
 
     def __hash__(self) -> int:
         return hash((self.name, self.step))
+
+    def __deepcopy__(self, memo: Any) -> Rule:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The function of a Python rule cannot be pickled: its module knows it by the rule's name.
+        return {k: v for k, v in self.__dict__.items() if k not in ("names_read", "rest")} | {"function": None}
 
     @property
     def key(self) -> str:
@@ -143,6 +161,7 @@ class Rule:
             found += [state.init, *(state.shape or ()), *([state.condition] if state.condition else [])]
         found += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
         found += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
+        found += self.wraps_shape or ()
         return found
 
     @cached_property
@@ -158,9 +177,12 @@ class Rule:
     def standalone(self) -> Rule:
         """The rule as it runs by itself: `p` is assigned and the learning rate exists.
 
-        Raises RuleError where a hyper-parameter has no default because another rule was to supply it.
+        Raises RuleError where a hyper-parameter has no default because another rule was to supply it, and for a
+        wrapper that wraps nothing.
         """
-        rule = self
+        from rulec.language.compose import check_whole
+
+        rule = check_whole(self)
         if not self.assigns_parameter:
             hyper = dict(self.hyper)
             if "lr" not in hyper:
@@ -184,11 +206,30 @@ class Rule:
 
         return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
-    def __call__(self, value: Any) -> Any:
-        """Inside the step of a Python rule: this rule's direction for the input `value`."""
-        from rulec.language.python import call_rule
+    def __call__(self, value: Any, /, **bindings: float | str) -> Any:
+        """Around a rule, `wrapper(rule)`: the rule that the wrapper makes of it.
 
-        return call_rule(self, value)
+        Inside the step of a Python rule, `rule(g)`: this rule's direction for the input. `bindings` are bound first.
+        """
+        from rulec.language.python import call_rule
+        from rulec.language.wrap import wrap
+
+        rule = self.bind(**bindings) if bindings else self
+        return wrap(rule, value) if isinstance(value, Rule) else call_rule(rule, value)
+
+    @cached_property
+    def rest(self) -> Rule | None:
+        """The rule of the tensors that `applies_to` leaves out: see `rest_rule`."""
+        from rulec.language.routing import rest_rule
+
+        return rest_rule(self)
+
+    @property
+    def all_hyper(self) -> dict[str, Hyper]:
+        """The hyper-parameters of the rule and of the rule for the tensors it leaves out."""
+        from rulec.language.routing import all_hyper
+
+        return all_hyper(self)
 
     def bind(self, **bindings: float | str) -> Rule:
         """The rule with hyper-parameters bound: a number sets the default, an expression takes the parameter's place.
@@ -206,7 +247,7 @@ class Rule:
 
     def to_yaml(self) -> str:
         """The rule as a YAML rule file; `rulec.parse` of it gives an equal rule."""
-        from rulec.language.yaml import rule_to_yaml
+        from rulec.language.writer import rule_to_yaml
 
         return rule_to_yaml(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from rulec.language.node import LEVELS
 
@@ -12,6 +12,18 @@ Number = int | float
 Expression = Annotated[str, Field(description="An expression of the rule language", min_length=1)]
 Bindings = dict[str, Number | Expression]
 Component = Annotated[str, Field(min_length=1)] | Annotated[dict[str, Bindings], Field(min_length=1, max_length=1)]
+
+
+def is_rule_file(value: Any) -> bool:
+    """Whether a value in a rule file is a whole rule written out, rather than the name of one with its bindings."""
+    return isinstance(value, dict) and "name" in value
+
+
+#: A component, or a whole rule written out: it is read as a rule file of its own.
+Written = Annotated[
+    Annotated[Component, Tag("component")] | Annotated[dict[str, Any], Tag("file")],
+    Discriminator(lambda value: "file" if is_rule_file(value) else "component"),
+]
 
 #: Most rules that one file may name as components.
 MAX_COMPONENTS = 50
@@ -58,6 +70,12 @@ class ViewEntry(_Strict):
     short: Literal["first"] | None = Field(None, description="Tall matrices are transposed")
 
 
+class WrapEntry(_Strict):
+    """What a wrapper calls the rule that it wraps with."""
+
+    shape: list[Number | Expression] = Field(description="Rows and columns", min_length=2, max_length=2)
+
+
 class RuleFile(_Strict):
     """One optimizer rule."""
 
@@ -70,13 +88,16 @@ class RuleFile(_Strict):
         default_factory=dict, description="What a step is also given"
     )
     uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
+    wraps: str | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)] | None = Field(
+        None, description="What the step calls the rule that it is put around"
+    )
     step: str | None = Field(None, description="The lines of one step")
     plus: Components | None = Field(None, description="Rules whose directions add")
     chain: Components | None = Field(None, description="Rules fed one into the next")
     evaluate: Expression | None = Field(None, description="The point to evaluate the model at")
     skip: Expression | None = Field(None, description="Where true, the step leaves everything as it is")
     applies_to: Expression | None = Field(None, description="Which tensors, by their shape facts and tags")
-    otherwise: Component | None = Field(None, description="The rule for the other tensors")
+    otherwise: Written | None = Field(None, description="The rule for the other tensors")
     view: ViewEntry | None = None
     interop: dict[str, Any] = Field(default_factory=dict, description="What other libraries call the same things")
 
@@ -86,7 +107,7 @@ class RuleFile(_Strict):
         if len(given) != 1:
             several = f"this one has {' and '.join(given)}" if given else "this one has none"
             raise ValueError(f"a rule has exactly one of step, plus and chain, and {several}")
-        for key in ("state", "inputs", "uses"):
+        for key in ("state", "inputs", "uses", "wraps"):
             if given != ["step"] and getattr(self, key):
                 raise ValueError(f"a rule made by {given[0]} has no {key} of its own: its parts have")
         if self.otherwise is not None and self.applies_to is None:
@@ -115,6 +136,10 @@ WANTED: dict[tuple[str, ...], str] = {
     ("inputs",): "a mapping of names to scalar or like p",
     ("inputs", "*"): "scalar or like p",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
+    ("wraps",): "a name, such as inner",
+    ("wraps", "*"): "a mapping with shape",
+    ("wraps", "*", "shape"): "a list of two extents, rows and columns",
+    ("wraps", "*", "shape", "*"): "a number or an expression",
     ("plus",): f"a list of 1 to {MAX_COMPONENTS} rules",
     ("chain",): f"a list of 1 to {MAX_COMPONENTS} rules",
     ("step",): "a text that begins with step: | and has its lines indented",
@@ -148,6 +173,10 @@ _NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a rule file, for editors."""
     schema = RuleFile.model_json_schema()
+    other = schema["properties"]["otherwise"]
+    named, _ = other["anyOf"][0]["oneOf"]
+    # A rule written out is a rule file again.
+    other["anyOf"] = [*named["anyOf"], {"$ref": "#"}, *other["anyOf"][1:]]
     for name, model in [("RuleFile", schema), *schema["$defs"].items()]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
@@ -156,7 +185,7 @@ def json_schema() -> dict[str, Any]:
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}
-    schema["if"], schema["then"] = composed, {"properties": dict.fromkeys(("state", "inputs", "uses"), False)}
+    schema["if"], schema["then"] = composed, {"properties": dict.fromkeys(("state", "inputs", "uses", "wraps"), False)}
     schema["dependentRequired"] = {"otherwise": ["applies_to"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rulec rule"}
 

@@ -10,7 +10,7 @@ from typing import Any
 from rulec.language.check import target_problem
 from rulec.language.expression import ExpressionParser, dotted
 from rulec.language.names import BASE_NAMES, short
-from rulec.language.node import Node, name
+from rulec.language.node import Node, Op, name, node
 from rulec.language.prose import Text
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.source import Span, did_you_mean, rule_error
@@ -51,6 +51,10 @@ class StepParser:
             raise rule_error("the step is empty: end it with direction = ...", self.text.start)
         self.targets = {target for tree in body for target in _targets(tree)}
         self._statements(body)
+        wraps = self.scope.rule.wraps
+        if wraps and wraps not in self.scope.called:
+            message = f"{wraps} is never called: write {wraps}(g), and {wraps}.p for the parameter it gives"
+            raise rule_error(message, self.text.start)
         return tuple(self.blocks[0])
 
     def _statements(self, body: list[ast.stmt]) -> None:
@@ -59,6 +63,8 @@ class StepParser:
                 self._assign(tree)
             elif isinstance(tree, ast.If):
                 self._branch(tree)
+            elif isinstance(tree, ast.Expr) and self._is_inner_call(tree.value):
+                self.expressions.parse(tree.value)
             else:
                 raise rule_error(_no_line(tree), self.text.span(tree))
 
@@ -74,8 +80,18 @@ class StepParser:
         self.known.add(target)
         self.seen.add(target)
 
+    def _is_inner_call(self, tree: ast.expr) -> bool:
+        wraps = self.scope.rule.wraps
+        return bool(wraps) and isinstance(tree, ast.Call) and dotted(tree.func) == wraps
+
     def _explain(self, identifier: str) -> str:
         """What is wrong with a name that has no value here; empty where it is merely unknown."""
+        wraps = self.scope.rule.wraps
+        if identifier == wraps:
+            return f"{wraps!r} is the rule that is wrapped: write {wraps}(g)"
+        if wraps and identifier in (f"{wraps}.p", f"{wraps}.direction"):
+            where = "in the same branch" if wraps in self.scope.called else "above this line"
+            return f"{identifier!r} has no value here: write {wraps}(g) {where}"
         if identifier in self.seen:
             return f"{identifier!r} is assigned in one branch only: assign it in the other too"
         if identifier in self.scope.uses:
@@ -105,12 +121,17 @@ class StepParser:
         self._statements(body)
         return tuple(self.blocks.pop()), set(self.known)
 
-    def _inline_call(self, called: str, args: list[Any], span: Span) -> Node | None:
+    def _inline_call(self, called: str, args: list[Any], span: Span, keywords: dict[str, Node]) -> Node | None:
+        wrapped = bool(called) and called == self.scope.rule.wraps
         rule = self.scope.uses.get(called)
-        if rule is None:
+        if rule is None and not wrapped:
             return None
         if len(args) != 1 or not isinstance(args[0], Node):
             raise rule_error(f"a rule is called with its one input: {called}(g)", span)
+        if called in self.scope.called and wrapped:
+            raise rule_error(
+                f"{called} is called a second time, and both calls would share its states: call it once", span
+            )
         if called in self.scope.called:
             raise rule_error(
                 f"{called} is called a second time, and both calls would share its states: "
@@ -119,6 +140,11 @@ class StepParser:
         from rulec.language.compose import count_draws, inline
 
         self.scope.called[called] = span
+        if rule is None:
+            count = keywords.pop("t", name("t"))
+            self.blocks[-1].append(Assign(called, node(Op.CALL, args[0], count, called), span))
+            self.known |= {f"{called}.direction", f"{called}.p"}
+            return name(f"{called}.direction")
         self.blocks[-1].extend(inline(rule, called, args[0], self.expressions.next_draw))
         self.expressions.next_draw += count_draws(rule)
         return name(f"{called}.direction")
@@ -150,7 +176,9 @@ def step_text(step: Iterable[Statement], indent: str = "") -> str:
     lines = []
     for line in step:
         if isinstance(line, Assign):
-            lines.append(f"{indent}{line.target} = {expression_text(line.value)}")
+            # A wrapper's call of the rule it wraps gives several names a value, so it stands alone.
+            target = "" if line.value.op is Op.CALL else f"{line.target} = "
+            lines.append(f"{indent}{target}{expression_text(line.value)}")
         else:
             lines.append(f"{indent}if {expression_text(line.condition)}:")
             lines.append(step_text(line.then, indent + "  "))

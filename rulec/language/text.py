@@ -79,6 +79,8 @@ def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
         return "t", _ATOM
     if value.op.kind is Kind.LEAF:
         return str(value.arg), _ATOM
+    if value.op is Op.CALL:
+        return _called(value, done), _ATOM
     if value.op not in _PRECEDENCE:
         return f"{value.op.symbol}({_call_arguments(value, done)})", _ATOM
     return _operator_text(value, done)
@@ -99,6 +101,12 @@ def _operator_text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
     tight = value.op in (Op.MUL, Op.DIV, Op.POW, Op.MOD, Op.FLOORDIV)
     symbol = value.op.symbol if tight else f" {value.op.symbol} "
     return f"{left}{symbol}{right}", level
+
+
+def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
+    """A wrapper's call of the rule it wraps: `inner(g)`, or `inner(g, t=t/2)` where it counts otherwise."""
+    given, count = (done[a][0] for a in value.args)
+    return f"{value.arg}({given})" if count == "t" else f"{value.arg}({given}, t={count})"
 
 
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:

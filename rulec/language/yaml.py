@@ -1,4 +1,4 @@
-"""Rule files: YAML text into a Rule, and a Rule back into YAML."""
+"""Rule files: YAML text into a Rule."""
 
 from __future__ import annotations
 
@@ -9,25 +9,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
-from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule, level_problem
-from rulec.language.document import Document, read_document, use_yaml_1_2
+from rulec.language.check import (
+    check_direction_free_of_lr,
+    check_elementwise,
+    check_names,
+    check_rule,
+    level_problem,
+    title_problem,
+)
+from rulec.language.composition import compose_text, is_composition
+from rulec.language.document import Document, read_document
 from rulec.language.document import Path as Place
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
+from rulec.language.prose import Text
 from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry, ViewEntry, wanted
+from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry, ViewEntry, is_rule_file, wanted
 from rulec.language.source import Span, did_you_mean, rule_error
-from rulec.language.step import Scope, StepParser, step_text
-from rulec.language.text import expression_text
+from rulec.language.step import Scope, StepParser
+from rulec.language.text import number_text
 
 #: Finds the rule that a file names as a component; the loader's, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]
@@ -111,11 +119,8 @@ class _RuleReader:
 
     def _check_keys(self) -> None:
         """RuleError at the first key that cannot be the name it is to be."""
-        name = self.file.name
-        if not name.isprintable() or set(name) & set('"\\') or not name.strip():
-            raise rule_error(
-                f"the name {short(name)} has a quote, backslash or line break", self.document.span(("name",))
-            )
+        if problem := title_problem(self.file.name):
+            raise rule_error(problem, self.document.span(("name",)))
         for section in ("hyper", "state", "inputs"):
             for key in getattr(self.file, section):
                 problem = declared_problem(key)
@@ -154,12 +159,13 @@ class _RuleReader:
             raise rule_error(error.message, span) from None
 
     def _component(self, place: Place) -> Rule:
-        """The rule that `name`, or `name: {hyper: binding}`, stands for."""
+        """The rule that a name or composition, or `name: {hyper: binding}`, stands for."""
         entry, span = self.document.at(place), self.document.span(place)
-        component = entry if isinstance(entry, str) else next(iter(entry))
-        rule = self._placed(lambda: self.resolve(component), span)
         if isinstance(entry, str):
-            return rule
+            text = self.document.text(place)
+            return self._placed(lambda: self._named(text), span)
+        component = next(iter(entry))
+        rule = self._placed(lambda: self._named(Text(component, self.document.source)), span)
         bindings = {key: self._binding((*place, component, key)) for key in entry[component]}
         for key, bound in bindings.items():
             # One by one first, so that what is wrong with one is an error at its place.
@@ -170,6 +176,9 @@ class _RuleReader:
         ours = {key: replace(h, default=None) if key in named else h for key, h in bound_rule.hyper.items()}
         return replace(bound_rule, hyper=ours)
 
+    def _named(self, text: Text) -> Rule:
+        return compose_text(text, self.resolve) if is_composition(text.text) else self.resolve(text.text)
+
     def _binding(self, place: Place) -> Binding:
         value = self.document.at(place)
         return self.document.text(place) if isinstance(value, str) else cast(float, value)
@@ -177,9 +186,10 @@ class _RuleReader:
     def _step_rule(self) -> Rule:
         uses = self._uses()
         self.hyper_names = list(dict.fromkeys([*self.file.hyper, *(key for r in uses.values() for key in r.hyper)]))
+        wraps, shape = self._wraps()
         own = Rule(
             self.file.name, (), hyper={key: self._hyper(key) for key in self.file.hyper}, inputs=dict(self.file.inputs),
-            view=_view(self.file),
+            view=_view(self.file), wraps=wraps, wraps_shape=shape,
         )  # fmt: skip
         own = self._placed(lambda: _with_called(own, uses), self.document.span(("uses",), key=True))
         own = replace(own, state={**{key: self._state(key) for key in self.file.state}, **own.state})
@@ -204,6 +214,25 @@ class _RuleReader:
             if error.place:
                 raise
             raise rule_error(error.message, span) from None
+
+    def _wraps(self) -> tuple[str, tuple[Node, ...] | None]:
+        """What a wrapper calls the rule it wraps, and the extents of what it calls it with."""
+        entry = self.file.wraps
+        if entry is None:
+            return "", None
+        key = entry if isinstance(entry, str) else next(iter(entry))
+        problem = declared_problem(key)
+        if not problem and (key in FUNCTIONS or key == "tagged" or "." in key):
+            why = "has a dot" if "." in key else "is also a function"
+            problem = f"{short(key)} {why}: choose another name, such as inner"
+        if problem:
+            plain = isinstance(entry, str)
+            raise rule_error(problem, self.document.span(("wraps",) if plain else ("wraps", key), key=not plain))
+        if isinstance(entry, str):
+            return key, None
+        known = [*self.file.hyper, *_SHAPE]
+        extents = [("wraps", key, "shape", i) for i in range(2)]
+        return key, tuple(self._expression(extent, known, "an extent") for extent in extents)
 
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []
@@ -281,12 +310,26 @@ class _RuleReader:
         if self.file.applies_to is not None:
             found["applies_to"] = self._expression(("applies_to",), _SHAPE, "a condition", tags=True)
         if self.file.otherwise is not None:
-            rule = self._component(("otherwise",))
-            entry = self.document.data["otherwise"]
-            component, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-            is_file = component.endswith((".yaml", ".yml"))
-            found["otherwise"] = Routing(str(rule.path) if is_file else component, bindings)
+            found["otherwise"] = self._routing()
         return found
+
+    def _routing(self) -> Routing:
+        """Where the tensors go that the rule does not apply to."""
+        entry = self.document.data["otherwise"]
+        if is_rule_file(entry):
+            return Routing(_RuleReader(self.document.below(("otherwise",)), self.resolve, self.path).rule())
+        wraps, _ = self._wraps()
+        if wraps and entry == wraps:
+            return Routing(None, wraps)
+        rule = self._component(("otherwise",))
+        text, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        if rule.wraps and not wraps:
+            raise rule_error(f"{rule.name} wraps another rule: write {text}(adam)", self.document.span(("otherwise",)))
+        if bindings:
+            given = ", ".join(f"{key}={_plain_text(value)}" for key, value in bindings.items())
+            text = f"({text})({given})" if is_composition(text) else f"{text}({given})"
+        # A file's path means something only beside the file that names it.
+        return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
 
 
 def _call_problem(key: str, found: dict[str, Rule]) -> str:
@@ -314,6 +357,10 @@ def _with_called(own: Rule, uses: dict[str, Rule]) -> Rule:
     )
 
 
+def _plain_text(value: float | str) -> str:
+    return value if isinstance(value, str) else number_text(value)
+
+
 def _limits(entry: HyperEntry) -> Limits:
     given = {k: float(v) for k in Limits.__annotations__ if (v := getattr(entry, k)) is not None}
     return cast(Limits, given)
@@ -330,72 +377,9 @@ def _plain_attributes(file: RuleFile) -> dict[str, Any]:
     return found | ({"view": view} if (view := _view(file)) else {})
 
 
-def _tagged(called: str, args: list[Any], span: Span) -> Node | None:
+def _tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node | None:
     if called != "tagged":
         return None
     if len(args) != 1 or not isinstance(args[0], str) or not re.fullmatch(r"[\w .:/-]+", args[0]):
         raise rule_error('tagged takes one word in quotes: tagged("embedding")', span)
     return node(Op.FACT, f'tagged("{args[0]}")')
-
-
-@use_yaml_1_2
-class _Dumper(yaml.SafeDumper):
-    """Writes multi-line text as a literal block and short mappings on one line."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-def _number(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
-    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
-    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
-
-
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(float, _number)
-
-
-def _plain(value: Node | float | None) -> Any:
-    if isinstance(value, Node):
-        return float(value.arg) if value.op is Op.CONST else expression_text(value)  # type: ignore[arg-type]
-    return value
-
-
-def _hyper_entry(key: str, hyper: Hyper) -> Any:
-    entry: dict[str, Any] = {"default": _plain(hyper.default)}
-    if hyper.limits != well_known_range(key):
-        # A range that is empty must still be written, or the well-known one would come back.
-        entry.update(hyper.limits or {"min": Hyper.min})
-    if hyper.static:
-        entry["static"] = True
-    return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
-
-
-def _state_entry(state: State) -> Any:
-    entry: dict[str, Any] = {"init": _plain(state.init)}
-    if state.per != "element":
-        entry["per"] = state.per
-    if state.shape is not None:
-        entry["shape"] = [_plain(x) for x in state.shape]
-    if state.condition is not None:
-        entry["if"] = _plain(state.condition)
-    return entry["init"] if len(entry) == 1 else entry
-
-
-def rule_to_yaml(rule: Rule) -> str:
-    """The rule as a rule file, composed rules written out in full."""
-    data: dict[str, Any] = {"name": rule.name, "summary": rule.summary, "paper": dict(rule.paper)}
-    data["hyper"] = {key: _hyper_entry(key, h) for key, h in rule.hyper.items()}
-    data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
-    data["inputs"] = dict(rule.inputs)
-    data["step"] = step_text(rule.step) + "\n"
-    for key in ("evaluate", "skip", "applies_to"):
-        value = getattr(rule, key)
-        data[key] = None if value is None else expression_text(value)
-    if rule.otherwise is not None:
-        bindings = dict(rule.otherwise.bindings)
-        data["otherwise"] = {rule.otherwise.rule: bindings} if bindings else rule.otherwise.rule
-    data["view"], data["interop"] = dict(rule.view), dict(rule.interop)
-    kept = {k: v for k, v in data.items() if v not in (None, "", {})}
-    return yaml.dump(kept, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)

@@ -90,7 +90,7 @@ def test_l2_then_adam() -> None:
         ("plus: [adam, {decay: {weight_decay: 0.5}}]", ADAM + DECAY.bind(weight_decay=0.5)),
         ("plus: [adam, decay]\nhyper: {weight_decay: 0.5}", (ADAM + DECAY).bind(weight_decay=0.5)),
         ("plus: [adam, decay]\nhyper: {weight_decay: lr/2}", (ADAM + DECAY).bind(weight_decay="lr/2")),
-        ("chain: [{clip: {bound: 2*lr}}, adam]", rulec.load("clip").bind(bound="2*lr") >> ADAM),
+        ("chain: [{clip_by_value: {bound: 2*lr}}, adam]", rulec.load("clip_by_value").bind(bound="2*lr") >> ADAM),
         ("chain: [l2, adam, scale, sign]", L2 >> ADAM >> rulec.load("scale") >> rulec.load("sign")),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -166,7 +166,7 @@ def test_plus_and_chain_associate() -> None:
     for rule in (one, two):
         assert len(rule.state) == 3
     same_steps(one, two)
-    clip, scale = rulec.load("clip"), rulec.load("scale")
+    clip, scale = rulec.load("clip_by_value"), rulec.load("scale")
     same_steps((clip >> scale) >> ADAM, clip >> (scale >> ADAM))
     same_steps((L2 >> ADAM) + DECAY, L2 >> (ADAM + DECAY))  # decay does not look at what comes in
     sgd = SGD.bind(lr=1e-3)
@@ -198,7 +198,7 @@ def test_grad_is_always_the_raw_gradient() -> None:
 
 def test_the_last_of_a_chain_may_assign_the_parameter() -> None:
     rprop = rulec.load("rprop")
-    clipped = rulec.load("clip") >> rprop
+    clipped = rulec.load("clip_by_value") >> rprop
     assert clipped.assigns_parameter
     rng = np.random.default_rng(1)
     p = rng.normal(size=(3, 4))
@@ -308,7 +308,7 @@ def test_a_bound_name_does_not_meet_a_local() -> None:
 
 
 def test_binding_to_the_learning_rate() -> None:
-    clip = rulec.load("clip")
+    clip = rulec.load("clip_by_value")
     for rule in (clip.bind(bound="2*lr"), clip.bind(bound="2*lr") >> ADAM, (clip >> ADAM).bind(bound="2*lr")):
         assert rulec.parse(rule.to_yaml()) == rule
         assert "bound" not in rule.hyper
@@ -402,7 +402,7 @@ def test_views_travel_with_called_rules(tmp_path: Path) -> None:
 
 #: Rules that have a direction, with one learning rate and no clash of hyper-parameters between them.
 PARTS = [
-    ADAM, DECAY, L2, SGD, rulec.load("clip"), rulec.load("scale"), rulec.load("sign"),
+    ADAM, DECAY, L2, SGD, rulec.load("clip_by_value"), rulec.load("scale"), rulec.load("sign"),
     rulec.load("transforms/nesterov"),
     rulec.load("momentum").bind(lr=1e-3), rulec.load("adagrad").bind(lr=1e-3, eps=1e-8),
     rulec.load("signum").bind(lr=1e-3), rulec.load("lion").bind(lr=1e-3, beta2=0.999),

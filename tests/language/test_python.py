@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -293,7 +295,7 @@ def test_calling_a_rule_twice_makes_two_of_it() -> None:
 
 
 def test_calling_a_rule_bound_to_the_learning_rate() -> None:
-    cut = rulec.load("clip").bind(bound="2*lr")
+    cut = rulec.load("clip_by_value").bind(bound="2*lr")
 
     @rulec.rule
     def alone(g):  # type: ignore[no-untyped-def]
@@ -305,7 +307,7 @@ def test_calling_a_rule_bound_to_the_learning_rate() -> None:
 
     for rule in (alone, within):
         assert rulec.parse(rule.to_yaml()) == rule
-    same_steps(alone, rulec.load("clip").bind(bound=2e-3))
+    same_steps(alone, rulec.load("clip_by_value").bind(bound=2e-3))
 
 
 def test_options() -> None:
@@ -401,3 +403,34 @@ def test_reductions_of_arrays_of_any_shape(shape: tuple[int, ...], per: str) -> 
     reference.step([x])
     found = rm.sum(x, per=per) + rm.norm(x, per=per) + rm.max(x, per=per)
     np.testing.assert_allclose(np.broadcast_to(found, shape), reference.params[0], rtol=1e-13)
+
+
+def test_copies_and_pickles() -> None:
+    assert copy.deepcopy(adam) is adam
+    assert copy.copy(adam) == adam
+    hash(adam)
+    for rule in (adam, twice, ADAM, ADAM + rulec.load("decay")):
+        again = pickle.loads(pickle.dumps(rule))  # noqa: S301 - made here
+        assert again == rule
+        assert again.function is None
+        # Nodes are the same objects wherever they come from.
+        assert [line.value for line in again.step] == [line.value for line in rule.step]
+
+
+def test_a_rule_in_a_few_words() -> None:
+    assert repr(adam) == "<Rule Adam(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08), state m, v>"
+    assert repr(rulec.load("transforms/sign")) == "<Rule Sign()>"
+
+
+def test_names_of_many_joined_rules() -> None:
+    total = adam
+    for _ in range(12):
+        total = total + adam
+    assert len(total.name) <= 100
+    assert rulec.parse(total.to_yaml()) == total
+
+
+@pytest.mark.parametrize("title", [" ", 'a"b', "a\\b", "a\nb", "a\x00", "\u2028", "x" * 101])
+def test_names_that_generated_code_cannot_quote(title: str) -> None:
+    with pytest.raises(rulec.RuleError, match=r": the name .* of a rule "):
+        rulec.rule(name=title)(lambda g: g)

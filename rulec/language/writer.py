@@ -1,0 +1,89 @@
+"""Rule files: a Rule back into YAML text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from rulec.language.document import use_yaml_1_2
+from rulec.language.hyper import Hyper, well_known_range
+from rulec.language.node import Node, Op
+from rulec.language.rule import Routing, Rule, State
+from rulec.language.step import step_text
+from rulec.language.text import expression_text
+
+
+@use_yaml_1_2
+class _Dumper(yaml.SafeDumper):
+    """Writes multi-line text as a literal block and short mappings on one line."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+def _number(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+    text = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(float, _number)
+
+
+def _plain(value: Node | float | None) -> Any:
+    if isinstance(value, Node):
+        return float(value.arg) if value.op is Op.CONST else expression_text(value)  # type: ignore[arg-type]
+    return value
+
+
+def _hyper_entry(key: str, hyper: Hyper) -> Any:
+    entry: dict[str, Any] = {"default": _plain(hyper.default)}
+    if hyper.limits != well_known_range(key):
+        # A range that is empty must still be written, or the well-known one would come back.
+        entry.update(hyper.limits or {"min": Hyper.min})
+    if hyper.static:
+        entry["static"] = True
+    return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
+
+
+def _state_entry(state: State) -> Any:
+    entry: dict[str, Any] = {"init": _plain(state.init)}
+    if state.per != "element":
+        entry["per"] = state.per
+    if state.shape is not None:
+        entry["shape"] = [_plain(x) for x in state.shape]
+    if state.condition is not None:
+        entry["if"] = _plain(state.condition)
+    return entry["init"] if len(entry) == 1 else entry
+
+
+def rule_to_yaml(rule: Rule) -> str:
+    """The rule as a rule file, composed rules written out in full."""
+    return yaml.dump(
+        _rule_data(rule), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+
+
+def _rule_data(rule: Rule) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": rule.name, "summary": rule.summary, "paper": dict(rule.paper)}
+    if rule.wraps:
+        shape = rule.wraps_shape
+        data["wraps"] = {rule.wraps: {"shape": [_plain(x) for x in shape]}} if shape else rule.wraps
+    data["hyper"] = {key: _hyper_entry(key, h) for key, h in rule.hyper.items()}
+    data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
+    data["inputs"] = dict(rule.inputs)
+    data["step"] = step_text(rule.step) + "\n"
+    for key in ("evaluate", "skip", "applies_to"):
+        value = getattr(rule, key)
+        data[key] = None if value is None else expression_text(value)
+    if rule.otherwise is not None:
+        data["otherwise"] = _routing_data(rule.otherwise)
+    data["view"], data["interop"] = dict(rule.view), dict(rule.interop)
+    return {k: v for k, v in data.items() if v not in (None, "", {})}
+
+
+def _routing_data(routing: Routing) -> Any:
+    """The rule for the other tensors by name where it has one, and written out in full where it was composed."""
+    return routing.text if routing.text or routing.rule is None else _rule_data(routing.rule)
