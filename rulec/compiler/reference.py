@@ -22,7 +22,6 @@ from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
-from rulec.language.library import load
 from rulec.language.node import Kind, Node, Op, const, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -304,16 +303,15 @@ class ReferenceOptimizer:
         self.tensors: list[Tensor] = []
         self._parts: dict[Hashable, _Part] = {}
         self._shared: dict[int, dict[tuple[str, Key], Array]] = {}
-        routes: dict[str, tuple[Rule, list[Mapping[str, float]]]] = {}
+        routes: dict[int, tuple[Rule, list[Mapping[str, float]]]] = {}
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
             routed = route(rule, np.shape(param), words[index])
-            key = "" if routed is rule else routed.name
-            routes.setdefault(key, (routed.standalone(), [_own(g, routed) for g in given]))
+            routes.setdefault(id(routed), (routed.standalone(), [_own(g, routed) for g in given]))
             view = matrix_view(np.shape(param), routed.view)
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
-            self._add(index, *routes[key])
-        known = {key for routed, _ in routes.values() for key in routed.hyper} | set(rule.standalone().hyper)
+            self._add(index, *routes[id(routed)])
+        known = {key for routed, _ in routes.values() for key in routed.hyper} | set(rule.standalone().all_hyper)
         for key in (key for group in given for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
@@ -433,6 +431,6 @@ def route(rule: Rule, shape: Sequence[int], tags: set[str]) -> Rule:
     condition = rewrite([rule.applies_to], lambda n: values.get(n, n))[0]
     if decide(condition, matrix_view(shape, rule.view).facts):
         return rule
-    if rule.otherwise is None:
+    if rule.rest is None:
         raise RuleError(f"{rule.name} does not apply to a tensor of shape {tuple(shape)}, and names no rule otherwise")
-    return load(rule.otherwise.rule).bind(**rule.otherwise.bindings)
+    return route(rule.rest, shape, tags)
