@@ -13,7 +13,7 @@ def test_every_rule_of_the_library_is_listed_once() -> None:
     assert entries["adamw"]["state_bytes_per_parameter"] == 8
     assert entries["nadam"]["states"]["mu_product"] == "tensor"
     assert entries["nadam"]["state_bytes_per_parameter"] == 8
-    assert entries["transforms/clip"]["kind"] == "transform"
+    assert entries["transforms/clip_by_value"]["kind"] == "transform"
     assert entries["adam"]["year"] == 2015
 
 

@@ -13,7 +13,11 @@ from tests.rules.peers import PEERS, Peer
 from tests.rules.runs import Array, Hyper, OurRun, Run
 
 STEPS = 25
-SHAPES: tuple[tuple[int, ...], ...] = ((5,), (3, 4), ())
+Shapes = tuple[tuple[int, ...], ...]
+SHAPES: Shapes = ((5,), (3, 4), ())
+
+#: From no dimension to four: what rules that reduce are compared on.
+ALL_DIMENSIONS: Shapes = (*SHAPES, (2, 3, 4), (4, 2, 3, 2))
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,16 @@ class Trial:
 
     dtype: str
     steps: int = STEPS
+    shapes: Shapes = SHAPES
 
     @cached_property
     def _numbers(self) -> tuple[list[Array], list[list[Array]]]:
         rng = np.random.default_rng(20)
-        params = [self._cast(rng.normal(size=shape)) for shape in SHAPES]
+        params = [self._cast(rng.normal(size=shape)) for shape in self.shapes]
         grads = []
         for k in range(self.steps):
-            drawn = [rng.normal(size=s) * 10 ** rng.uniform(-2, 1, size=s) for s in SHAPES]
-            drawn = [np.where(rng.random(size=s) < 0.1, 0, g) for g, s in zip(drawn, SHAPES, strict=True)]
+            drawn = [rng.normal(size=s) * 10 ** rng.uniform(-2, 1, size=s) for s in self.shapes]
+            drawn = [np.where(rng.random(size=s) < 0.1, 0, g) for g, s in zip(drawn, self.shapes, strict=True)]
             if k < 3:
                 drawn[0][0] = 0
             grads.append([self._cast(g) for g in drawn])

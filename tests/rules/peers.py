@@ -88,7 +88,7 @@ def optax_peer(
     return Peer(composed, theirs, hyper, start, note)
 
 
-def _adam_like(h: Hyper) -> dict[str, Any]:
+def adam_like(h: Hyper) -> dict[str, Any]:
     """The keywords that Adam and most of its kin share."""
     return {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "weight_decay": h.get("weight_decay", 0)}
 
@@ -98,7 +98,7 @@ def _rmsprop(h: Hyper) -> dict[str, Any]:
     return {**{k: h[k] for k in keys}, "momentum": h.get("momentum", 0)}
 
 
-def _same(*names: str, **fixed: Any) -> Callable[[Hyper], dict[str, Any]]:
+def same(*names: str, **fixed: Any) -> Callable[[Hyper], dict[str, Any]]:
     """Keywords of the same names, and fixed ones."""
     return lambda h: {**{name: h[name] for name in names}, **fixed}
 
@@ -129,13 +129,13 @@ _RMSPROP = {"lr": 0.02, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.05}
 _SGD = {"lr": 0.05, "weight_decay": 0.1}
 
 _TORCH: tuple[Peer, ...] = (
-    torch_peer("l2 >> sgd", torch.optim.SGD, _same("lr", "weight_decay"), _SGD),
+    torch_peer("l2 >> sgd", torch.optim.SGD, same("lr", "weight_decay"), _SGD),
     torch_peer(
-        "l2 >> momentum", torch.optim.SGD, _same("lr", "momentum", "dampening", "weight_decay"),
+        "l2 >> momentum", torch.optim.SGD, same("lr", "momentum", "dampening", "weight_decay"),
         {**_SGD, "momentum": 0.8, "dampening": 0.3},
     ),
     torch_peer(
-        "l2 >> nesterov", torch.optim.SGD, _same("lr", "momentum", "weight_decay", nesterov=True),
+        "l2 >> nesterov", torch.optim.SGD, same("lr", "momentum", "weight_decay", nesterov=True),
         {**_SGD, "momentum": 0.8},
     ),
     torch_peer(
@@ -147,7 +147,7 @@ _TORCH: tuple[Peer, ...] = (
         {"lr": 0.05, "eps": 1e-6, "lr_decay": 0.02, "initial": 0.1, "weight_decay": 0.05},
     ),
     torch_peer(
-        "l2 >> adadelta", torch.optim.Adadelta, _same("lr", "rho", "eps", "weight_decay"),
+        "l2 >> adadelta", torch.optim.Adadelta, same("lr", "rho", "eps", "weight_decay"),
         {"lr": 0.7, "rho": 0.85, "eps": 1e-5, "weight_decay": 0.05},
     ),
     torch_peer("l2 >> rmsprop", torch.optim.RMSprop, _rmsprop, _RMSPROP),
@@ -161,26 +161,26 @@ _TORCH: tuple[Peer, ...] = (
         {**_RMSPROP, "momentum": 0.8},
         "torch gives NaN where rounding makes the variance negative; the rule holds it at zero",
     ),
-    torch_peer("l2 >> adam", torch.optim.Adam, _adam_like, _ADAM_DECAY),
+    torch_peer("l2 >> adam", torch.optim.Adam, adam_like, _ADAM_DECAY),
     torch_peer(
-        "adam + decay", torch.optim.Adam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
+        "adam + decay", torch.optim.Adam, lambda h: {**adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
     ),
-    torch_peer("adamw", torch.optim.AdamW, _adam_like, _ADAM_DECAY),
-    torch_peer("l2 >> amsgrad", torch.optim.Adam, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY),
-    torch_peer("amsgrad + decay", torch.optim.AdamW, lambda h: {**_adam_like(h), "amsgrad": True}, _ADAM_DECAY),
-    torch_peer("l2 >> adamax", torch.optim.Adamax, _adam_like, _ADAM_DECAY),
+    torch_peer("adamw", torch.optim.AdamW, adam_like, _ADAM_DECAY),
+    torch_peer("l2 >> amsgrad", torch.optim.Adam, lambda h: {**adam_like(h), "amsgrad": True}, _ADAM_DECAY),
+    torch_peer("amsgrad + decay", torch.optim.AdamW, lambda h: {**adam_like(h), "amsgrad": True}, _ADAM_DECAY),
+    torch_peer("l2 >> adamax", torch.optim.Adamax, adam_like, _ADAM_DECAY),
     torch_peer(
-        "l2 >> nadam", torch.optim.NAdam, lambda h: {**_adam_like(h), "momentum_decay": h["momentum_decay"]},
+        "l2 >> nadam", torch.optim.NAdam, lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"]},
         {**_ADAM_DECAY, "momentum_decay": 0.02}, "torch keeps mu_product in float32", rounds=True,
     ),
     torch_peer(
         "nadam + decay", torch.optim.NAdam,
-        lambda h: {**_adam_like(h), "momentum_decay": h["momentum_decay"], "decoupled_weight_decay": True},
+        lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"], "decoupled_weight_decay": True},
         {**_ADAM_DECAY, "momentum_decay": 0.02}, "torch keeps mu_product in float32", rounds=True,
     ),
-    torch_peer("l2 >> radam", torch.optim.RAdam, _adam_like, _ADAM_DECAY),
+    torch_peer("l2 >> radam", torch.optim.RAdam, adam_like, _ADAM_DECAY),
     torch_peer(
-        "radam + decay", torch.optim.RAdam, lambda h: {**_adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
+        "radam + decay", torch.optim.RAdam, lambda h: {**adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY,
     ),
     torch_peer(
         "rprop", torch.optim.Rprop,
@@ -190,7 +190,7 @@ _TORCH: tuple[Peer, ...] = (
         {"lr": 0.05, "eta_minus": 0.4, "eta_plus": 1.3, "step_min": 1e-3, "step_max": 0.09},
     ),
     torch_peer(
-        "l2 >> asgd", torch.optim.ASGD, _same("lr", "lambd", "alpha", "t0", "weight_decay"),
+        "l2 >> asgd", torch.optim.ASGD, same("lr", "lambd", "alpha", "t0", "weight_decay"),
         {"lr": 0.05, "lambd": 0.01, "alpha": 0.6, "t0": 7, "weight_decay": 0.05},
         "torch keeps eta and mu in float32", rounds=True,
     ),
@@ -203,12 +203,12 @@ _PYTORCH_OPTIMIZER: tuple[Peer, ...] = (
         {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
     ),
     torch_peer(
-        "signum + decay", pytorch_optimizer.SignSGD, _same("lr", "momentum", "weight_decay"),
+        "signum + decay", pytorch_optimizer.SignSGD, same("lr", "momentum", "weight_decay"),
         {"lr": 0.01, "momentum": 0.8, "weight_decay": 0.3},
     ),
-    torch_peer("adabelief + decay", pytorch_optimizer.AdaBelief, _adam_like, _ADAM_DECAY),
+    torch_peer("adabelief + decay", pytorch_optimizer.AdaBelief, adam_like, _ADAM_DECAY),
     torch_peer(
-        "yogi + decay", pytorch_optimizer.Yogi, lambda h: {**_adam_like(h), "initial_accumulator": h["initial"]},
+        "yogi + decay", pytorch_optimizer.Yogi, lambda h: {**adam_like(h), "initial_accumulator": h["initial"]},
         {**_ADAM_DECAY, "initial": 0.01}, "pytorch_optimizer and optax start the mean at 1e-6 instead of 0",
         prepare=_yogi_from_zero,
     ),
@@ -229,7 +229,7 @@ _PYTORCH_OPTIMIZER: tuple[Peer, ...] = (
         {**_ADAM_DECAY, "beta3": 0.99, "alpha": 3, "alpha_warmup": 15, "beta3_warmup": 15},
     ),
     torch_peer(
-        "l2 >> qhadam", pytorch_optimizer.QHAdam, lambda h: {**_adam_like(h), "nus": (h["nu1"], h["nu2"])},
+        "l2 >> qhadam", pytorch_optimizer.QHAdam, lambda h: {**adam_like(h), "nus": (h["nu1"], h["nu2"])},
         {**_ADAM_DECAY, "nu1": 0.6, "nu2": 0.9}, "pytorch_optimizer keeps its weights in float32",
         widen=_float64_weights, rounds=True,
     ),
@@ -310,7 +310,7 @@ _OPTAX: tuple[Peer, ...] = (
     ),
     optax_peer("adopt", "optax.contrib.adopt", _optax_adam_like(optax.contrib.adopt), {**_ADAM, "eps": 1e-3}),
     optax_peer(
-        "transforms/clip >> sgd", "optax.chain(clip, sgd)",
+        "transforms/clip_by_value >> sgd", "optax.chain(clip, sgd)",
         lambda h: optax.chain(optax.clip(h["bound"]), optax.sgd(h["lr"])), {"lr": 0.05, "bound": 0.7},
     ),
     optax_peer(

@@ -13,9 +13,14 @@ from tests.rules.runs import OurRun
 RULES = {
     "sgd", "momentum", "nesterov", "adagrad", "adadelta", "rmsprop", "rmsprop_centered", "rmsprop_momentum", "adam",
     "adamw", "amsgrad", "adamax", "nadam", "radam", "rprop", "asgd", "lion", "signum", "adabelief", "yogi", "adan",
-    "ademamix", "qhadam", "laprop", "madgrad", "adopt",
+    "ademamix", "qhadam", "laprop", "madgrad", "adopt", "lamb", "lars", "larc", "novograd", "stable_adamw", "adai",
+    "adamp", "sgdp", "fromage", "mars_adamw", "grams", "schedule_free_sgd", "schedule_free_adamw", "cautious_adamw",
+    "dog", "dowg", "prodigy", "dadapt_adam",
 }  # fmt: skip
-TRANSFORMS = {"decay", "l2", "clip", "sign", "scale", "nesterov"}
+TRANSFORMS = {
+    "decay", "l2", "sign", "scale", "nesterov", "clip_by_value", "clip_by_norm", "clip_by_global_norm", "adaptive_clip",
+    "trust_ratio", "cautious", "centralize", "normalize", "noise", "skip_not_finite", "projection",
+}  # fmt: skip
 
 #: Hyper-parameters that may be any number.
 UNLIMITED = {("transforms/scale", "factor")}
@@ -27,7 +32,7 @@ def test_names() -> None:
 
 def test_a_rule_hides_the_transform_of_its_name() -> None:
     assert rulec.load("nesterov") != rulec.load("transforms/nesterov")
-    assert rulec.load("clip") == rulec.load("transforms/clip")
+    assert rulec.load("clip_by_value") == rulec.load("transforms/clip_by_value")
 
 
 @pytest.mark.parametrize("name", rulec.rules())

@@ -1,0 +1,223 @@
+"""The rules that reduce, beside implementations that are not ours.
+
+Rows are those of `tests.rules.peers`. Where no implementation can be relied on that a test may install, the other side
+is the algorithm as it is printed, in NumPy and in the order of the page: the classes of `tests.rules.printed`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optax
+import pytorch_optimizer
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from tests.rules.peers import Peer, adam_like, optax_peer, same, torch_peer
+from tests.rules.printed import CautiousAdamW, Larc, Lars, NoisySGD, Printed
+from tests.rules.runs import Array, Hyper, Run
+
+
+def printed_peer(composed: str, theirs: str, kind: type[Printed], hyper: Hyper, note: str = "") -> Peer:
+    """A row whose other side is an algorithm as it is printed."""
+
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return kind(params)
+
+    return Peer(composed, theirs, hyper, start, note)
+
+
+def _clipped(clip: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], None]:
+    """Has `clip` called with the parameters before every step of an optimizer."""
+
+    def hook(optimizer: Any, *_: Any) -> None:
+        clip(optimizer.param_groups[0]["params"])
+
+    return lambda optimizer: optimizer.register_step_pre_hook(hook)
+
+
+def _nothing_under_the_root(optimizer: Any) -> None:
+    """pytorch_optimizer adds 1e-15 to some second moments: it adds nothing now."""
+    optimizer.apply_ams_bound = functools.partial(optimizer.apply_ams_bound, exp_avg_sq_eps=0)
+
+
+def _unit_clip(h: Hyper) -> Any:
+    """optax's adaptive clipping of all but the first dimension, as torch stores weights."""
+    kinds = {str(n): optax.adaptive_grad_clip(h["clipping"], h["eps"], tuple(range(1, n)) or None) for n in range(5)}
+    return optax.chain(
+        optax.partition(kinds, lambda params: [str(p.ndim) for p in params]), optax.scale_by_learning_rate(h["lr"])
+    )
+
+
+def _before_sgd(*parts: Any) -> Callable[[Hyper], Any]:
+    """Parts of optax that take hyper-parameters, one after the other, and gradient descent."""
+    return lambda h: optax.chain(*(part(h) for part in parts), optax.scale_by_learning_rate(h["lr"]))
+
+
+def _b1_b2(h: Hyper) -> dict[str, float]:
+    return {"b1": h["beta1"], "b2": h["beta2"], "eps": h["eps"], "weight_decay": h["weight_decay"]}
+
+
+def _mars(h: Hyper) -> dict[str, Any]:
+    return {**adam_like(h), "gamma": h["gamma"], "optimize_1d": True}
+
+
+def _projecting(h: Hyper) -> dict[str, Any]:
+    return {"delta": h["delta"], "wd_ratio": h["wd_ratio"], "eps": h["eps"], "weight_decay": h["weight_decay"]}
+
+
+def _adamp(h: Hyper) -> dict[str, Any]:
+    return {**adam_like(h), **_projecting(h)}
+
+
+def _schedule_free(h: Hyper) -> dict[str, Any]:
+    return {key: h[key] for key in ("lr", "weight_decay", "warmup_steps", "r", "weight_lr_power")}
+
+
+_ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
+_ADAM_DECAY = {**_ADAM, "weight_decay": 0.07}
+_TINY = {"eps": 1e-30}
+_PROJECTION = {"lr": 0.02, "eps": 1e-8, "weight_decay": 0.05, "delta": 0.9, "wd_ratio": 0.3}
+_AVERAGED = {"lr": 0.05, "weight_decay": 0.07, "weight_lr_power": 1.5}
+_LARS = {"lr": 0.5, "momentum": 0.8, "trust_coefficient": 0.02}
+_MAX_NORM = 4.0
+
+_EPS_EARLY = "pytorch_optimizer, unlike the authors' code, adds eps before it corrects the bias: eps is tiny here"
+_ROOT = "pytorch_optimizer adds 1e-15 to the second moment: it is taken out"
+
+_LAYERWISE: tuple[Peer, ...] = (
+    optax_peer("lamb", "optax.lamb", lambda h: optax.lamb(h["lr"], **_b1_b2(h)), _ADAM_DECAY),
+    optax_peer(
+        "lars", "optax.lars",
+        lambda h: optax.lars(h["lr"], 0, trust_coefficient=h["trust_coefficient"], momentum=h["momentum"]),
+        {**_LARS, "weight_decay": 0}, "without decay, where optax takes the norm of the sum",
+    ),
+    printed_peer("lars", "the paper's algorithm 1", Lars, {**_LARS, "weight_decay": 0.3}),
+    printed_peer(
+        "larc", "NVIDIA's formula", Larc,
+        {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "trust_coefficient": 0.1, "eps": 1e-8},
+    ),
+    optax_peer("novograd", "optax.novograd", lambda h: optax.novograd(h["lr"], **_b1_b2(h)), _ADAM_DECAY),
+    torch_peer("novograd", pytorch_optimizer.NovoGrad, adam_like, _ADAM_DECAY),
+    torch_peer(
+        "stable_adamw", pytorch_optimizer.StableAdamW, lambda h: {**adam_like(h), "kahan_sum": False}, _ADAM_DECAY,
+    ),
+    torch_peer(
+        "l2 >> adai", pytorch_optimizer.Adai,
+        lambda h: {
+            "lr": h["lr"], "betas": (h["beta0"], h["beta2"]), "eps": h["eps"], "weight_decay": h["weight_decay"],
+        },
+        {"lr": 0.05, "beta0": 0.3, "beta2": 0.95, "eps": 0.01, "weight_decay": 0.05},
+        "pytorch_optimizer also holds the mean to at least eps",
+    ),
+    torch_peer("adamp", pytorch_optimizer.AdamP, _adamp, {**_ADAM, **_PROJECTION, **_TINY}, _EPS_EARLY),
+    torch_peer(
+        "adam >> transforms/projection", pytorch_optimizer.AdamP, _adamp, {**_ADAM, **_PROJECTION, **_TINY}, _EPS_EARLY,
+    ),
+    torch_peer(
+        "sgdp", pytorch_optimizer.SGDP,
+        lambda h: {**_projecting(h), "lr": h["lr"], "momentum": h["momentum"]}, {**_PROJECTION, "momentum": 0.8},
+    ),
+    optax_peer("fromage", "optax.fromage", lambda h: optax.fromage(h["lr"], 0), {"lr": 0.05}),
+    torch_peer("fromage", pytorch_optimizer.Fromage, same("lr"), {"lr": 0.05}),
+    torch_peer(
+        "mars_adamw", pytorch_optimizer.MARS, _mars, {**_ADAM_DECAY, **_TINY, "gamma": 0.1},
+        f"{_EPS_EARLY}; {_ROOT}", prepare=_nothing_under_the_root,
+    ),
+    torch_peer("grams", pytorch_optimizer.Grams, adam_like, _ADAM_DECAY),
+    printed_peer(
+        "cautious_adamw", "the paper's algorithm", CautiousAdamW, _ADAM_DECAY,
+        "pytorch_optimizer divides by (kept + 1)/numel, as the paper does and its authors' code does not",
+    ),
+)  # fmt: skip
+
+_MODEL_WIDE: tuple[Peer, ...] = (
+    optax_peer(
+        "l2 >> dog", "optax.contrib.dog",
+        lambda h: optax.contrib.dog(h["lr"], ("heuristic", h["r_rel"]), h["eps"], h["weight_decay"]),
+        {"lr": 0.9, "r_rel": 0.02, "eps": 1e-3, "weight_decay": 0.05},
+    ),
+    optax_peer(
+        "l2 >> dowg", "optax.contrib.dowg",
+        lambda h: optax.contrib.dowg(h["lr"], h["d0"], h["eps"], h["weight_decay"]),
+        {"lr": 0.9, "d0": 0.01, "eps": 1e-3, "weight_decay": 0.05},
+    ),
+    optax_peer(
+        "prodigy", "optax.contrib.prodigy",
+        lambda h: optax.contrib.prodigy(
+            h["lr"], (h["beta1"], h["beta2"]), h["beta3"], h["eps"], h["d0"], h["d_coef"], h["weight_decay"],
+        ),
+        {**_ADAM_DECAY, "lr": 0.7, "beta3": 0.9, "d0": 0.01, "d_coef": 1.5},
+    ),
+    optax_peer(
+        "dadapt_adam", "optax.contrib.dadapt_adamw",
+        lambda h: optax.contrib.dadapt_adamw(
+            h["lr"], (h["beta1"], h["beta2"]), h["eps"], h["d0"], h["weight_decay"],
+        ),
+        {**_ADAM_DECAY, "lr": 0.7, "d0": 0.01},
+    ),
+    torch_peer(
+        "schedule_free_sgd", pytorch_optimizer.ScheduleFreeSGD,
+        lambda h: {**_schedule_free(h), "momentum": h["momentum"]},
+        {**_AVERAGED, "momentum": 0.8, "warmup_steps": 7, "r": 0.5},
+    ),
+    optax_peer(
+        "schedule_free_sgd", "optax.contrib.schedule_free_sgd",
+        lambda h: optax.contrib.schedule_free_sgd(
+            h["lr"], b1=h["momentum"], weight_decay=h["weight_decay"], weight_lr_power=h["weight_lr_power"],
+        ),
+        {**_AVERAGED, "momentum": 0.8},
+    ),
+    torch_peer(
+        "schedule_free_adamw", pytorch_optimizer.ScheduleFreeAdamW,
+        lambda h: {**_schedule_free(h), **adam_like(h)}, {**_ADAM, **_AVERAGED, "warmup_steps": 7, "r": 0.5},
+        _ROOT, prepare=_nothing_under_the_root,
+    ),
+    optax_peer(
+        "schedule_free_adamw", "optax.contrib.schedule_free_adamw",
+        lambda h: optax.contrib.schedule_free_adamw(
+            h["lr"], weight_lr_power=h["weight_lr_power"], **_b1_b2(h),
+        ),
+        {**_ADAM, **_AVERAGED},
+    ),
+)  # fmt: skip
+
+_TRANSFORMS: tuple[Peer, ...] = (
+    torch_peer(
+        "transforms/clip_by_norm >> momentum", torch.optim.SGD, same("lr", "momentum"),
+        {"lr": 0.05, "momentum": 0.8, "max_norm": _MAX_NORM}, "after torch.nn.utils.clip_grad_norm_ of each tensor",
+        prepare=_clipped(lambda params: [clip_grad_norm_([p], _MAX_NORM) for p in params]),
+    ),
+    torch_peer(
+        "transforms/clip_by_global_norm >> adamw", torch.optim.AdamW, adam_like, {**_ADAM_DECAY, "max_norm": _MAX_NORM},
+        "after torch.nn.utils.clip_grad_norm_", prepare=_clipped(lambda params: clip_grad_norm_(params, _MAX_NORM)),
+    ),
+    optax_peer(
+        "transforms/adaptive_clip >> sgd", "optax.adaptive_grad_clip", _unit_clip,
+        {"lr": 0.05, "clipping": 0.3, "eps": 0.01}, "optax is told the axes of a unit",
+    ),
+    optax_peer(
+        "transforms/trust_ratio >> sgd", "optax.scale_by_trust_ratio",
+        _before_sgd(lambda _: optax.scale_by_trust_ratio()), {"lr": 0.05},
+    ),
+    printed_peer("adam >> transforms/cautious", "the paper's algorithm", CautiousAdamW, _ADAM),
+    optax_peer(
+        "transforms/centralize >> sgd", "optax.centralize", _before_sgd(lambda _: optax.centralize()), {"lr": 0.05},
+    ),
+    optax_peer(
+        "transforms/normalize >> sgd", "optax.normalize_by_update_norm",
+        _before_sgd(lambda h: optax.normalize_by_update_norm(eps=h["eps"])), {"lr": 0.05, "eps": 0.1},
+    ),
+    printed_peer(
+        "transforms/noise >> sgd", "the paper's formula", NoisySGD, {"lr": 0.05, "eta": 0.3, "gamma": 0.6},
+        "of the same random numbers, which are Philox4x32-10",
+    ),
+    optax_peer(
+        "transforms/skip_not_finite >> adam", "optax.apply_if_finite",
+        lambda h: optax.apply_if_finite(optax.adam(h["lr"], h["beta1"], h["beta2"], h["eps"]), 1000), _ADAM,
+    ),
+)  # fmt: skip
+
+REDUCING: tuple[Peer, ...] = (*_LAYERWISE, *_MODEL_WIDE, *_TRANSFORMS)
