@@ -1,4 +1,4 @@
-"""Prints a program as a function of whole arrays, one line for each named value: what `numpy` and `jax` share.
+"""Prints a program's stages as functions of whole arrays, one line for each named value: what `numpy` and `jax` share.
 
 The two differ in how their libraries are spelt and in how a step ends: by writing into its arrays, or by returning new
 ones. Everything is computed in the layout's compute dtype.
@@ -17,7 +17,6 @@ from rulec.backend.printer import (
     StagePrinter,
     bare,
     buffer_names,
-    elementwise_buffers,
     is_number,
     unique_name,
 )
@@ -79,77 +78,101 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
     return {**_OPERATORS, **functions, **others, **composed}
 
 
-class ArrayPrinter:
-    """One program for one layout as a function `step` of one tensor's arrays and scalars."""
+class StageFunction:
+    """One stage of a program as a function of one tensor's arrays and scalars."""
 
-    def __init__(self, dialect: Dialect, program: Program, layout: Layout, copied: Sequence[str] = ()) -> None:
-        """Buffers among `copied` are read from a copy: a step that writes in place may overwrite them too early."""
+    def __init__(
+        self, dialect: Dialect, program: Program, layout: Layout, index: int = 0, copied: Sequence[str] = ()
+    ) -> None:
+        """Buffers among `copied` are read from a copy: a stage that writes in place may overwrite them too early."""
         self.dialect, self.program, self.layout, self.copied = dialect, program, layout, copied
-        self.buffers = [b.name for b in elementwise_buffers(dialect.backend, program)]
-        self.stores = {s.buffer: s.value for s in program.stages[0].stores}
-        taken = {dialect.module, *dialect.parameters, "real", "step", "inf", "nan", *_OTHERS.values()}
-        self.values = buffer_names(program, taken)
-        taken |= set(self.values.values())
-        stored = {b: unique_name(f"{b}_stored", taken) for b in self.buffers}
-        #: The name of each buffer's array: its value's own where the two are the same.
-        self.arrays = {b: stored[b] if self._is_converted(b) else self.values[b] for b in self.buffers}
+        self.stage = program.stages[index]
+        self.name = "step" if len(program.stages) == 1 else f"stage_{index}"
+        taken = {dialect.module, *dialect.parameters, self.name, "real", "inf", "nan", *dialect.functions}
+        values = buffer_names(program, taken)
+        taken |= set(values.values())
+        self.values = values | {name: unique_name(name, taken) for name in self.stage.reads}
         self.printer = StagePrinter(
-            dialect.backend, program, program.stages[0], operations(dialect, layout.compute), repr,
-            self.values.__getitem__, frozenset(taken),
+            dialect.backend, program, self.stage, operations(dialect, layout.compute), repr,
+            self.values.__getitem__, frozenset(taken), self.values.__getitem__,
         )  # fmt: skip
-        taken |= {*self.printer.names.values(), *map(self.printer.column, range(len(program.scalars.columns)))}
-        self.results = {b: unique_name(f"{b}_new", taken) for b in self.stores}
+        stored = [s.buffer for s in self.stage.stores]
+        used = {*stored, *self.printer.loads()}
+        #: The buffers and vectors that the function takes, in the order of its parameters.
+        self.buffers = [b.name for b in program.buffers if b.name in used]
+        self.vectors = list(self.stage.reads)
+        taken |= {*self.printer.names.values(), *map(self.printer.column, range(len(program.columns)))}
+        #: The name of each array: its value's own where the two are the same.
+        self.arrays = {
+            b: unique_name(f"{b}_stored", taken) if self._is_converted(b) else self.values[b]
+            for b in [*self.buffers, *self.vectors]
+        }
+        self.results = {b: unique_name(f"{b}_new", taken) for b in stored}
+        self.reductions = {r.name: unique_name(r.name, taken) for r in self.stage.reduces}
 
-    def _is_converted(self, buffer: str) -> bool:
-        other_dtype = self.layout.dtype(buffer) != self.layout.compute
-        return other_dtype or buffer in self.copied or (self.layout.maximize and buffer == "g")
+    @property
+    def sees_matrices(self) -> bool:
+        """Whether the stage's rows and columns are those of matrices: else arrays keep their own shapes."""
+        read = [self.program.result(name).axes for name in self.vectors]
+        axes = [*read, *(r.axes for r in self.stage.reduces)]
+        return any({"b", "i", "j"} & set(a.letters) and not a.elementwise for a in axes)
 
-    def _load(self, buffer: str) -> str:
-        """The value of a buffer before the step as an expression of its array."""
-        text = self.arrays[buffer]
-        if self.layout.dtype(buffer) != self.layout.compute:
+    def _is_converted(self, name: str) -> bool:
+        if name in self.vectors:
+            return is_boolean(self.program.result(name).value)
+        other_dtype = self.layout.dtype(name) != self.layout.compute
+        return other_dtype or name in self.copied or (self.layout.maximize and name == "g")
+
+    def _load(self, name: str) -> str:
+        """The value of a buffer before the stage, or of a vector, as an expression of its array."""
+        text = self.arrays[name]
+        if name in self.vectors:
+            return f"{text} != 0"
+        if self.layout.dtype(name) != self.layout.compute:
             text = self.dialect.cast.format(text, self.layout.compute)
-        elif buffer in self.copied:
+        elif name in self.copied:
             text = self.dialect.copy.format(text)
-        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+        return f"-{text}" if self.layout.maximize and name == "g" else text
 
     def columns(self) -> list[int]:
         """The columns of the scalar table that the function takes, in the order of its parameters."""
         return self.printer.columns_used()
 
     def source(self, summary: str, ending: Callable[[Mapping[str, str]], Sequence[str]]) -> str:
-        """The whole file. `summary` says what the function does; `ending` ends it, given each stored buffer's value."""
-        scalars = {self.printer.column(i): self.program.scalars.columns[i].value for i in self.columns()}
+        """The function. `summary` says what it does; `ending` ends it, given each stored buffer's value."""
+        scalars = {self.printer.column(i): self.program.columns[i].value for i in self.columns()}
         parameters = [*self.dialect.parameters, *self.arrays.values(), *scalars]
-        loads = self.printer.loads()
+        loads = [*self.printer.loads(), *self.vectors]
         body = [f"{self.values[b]} = {self._load(b)}" for b in loads if self._is_converted(b)]
         body += [f"{name} = {name} != 0" for name, value in scalars.items() if is_boolean(value)]
         body += [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
         written = {}
         # Every value comes before the first write, which may change what another value is made of.
-        for buffer, value in self.stores.items():
+        for buffer, value in ((s.buffer, s.value) for s in self.stage.stores):
             text = bare(self.printer.text(value))
             if value not in self.printer.names and value.op.kind is not Kind.LEAF:
                 body.append(f"{self.results[buffer]} = {text}")
                 text = self.results[buffer]
             written[buffer] = text
-        lines = [_signature(parameters), f'    """{summary}"""', *(f"    {x}" for x in [*body, *ending(written)])]
-        return self._file("\n".join(lines))
-
-    def _file(self, step: str) -> str:
-        title = f"{self.program.name} by the {self.dialect.backend} backend: {self.layout.text()}. Printed by rulec."
-        words = set(re.findall(r"\w+", step))
-        floats = [name for name in ("inf", "nan") if name in words]
-        imports = [f"from math import {', '.join(floats)}"] if floats else []
-        imports += [*self.dialect.imports, *(line for name, line in self.dialect.functions.items() if name in words)]
-        head = [f'"""{title}"""', *(["", *imports] if imports else [])]
-        return "\n".join([*head, "", "", step, ""])
+        head = _signature(self.name, parameters)
+        return "\n".join([head, f'    """{summary}"""', *(f"    {x}" for x in [*body, *ending(written)])])
 
 
-def _signature(parameters: Sequence[str]) -> str:
-    """`def step(...)`, on as many lines as it needs."""
-    line = f"def step({', '.join(parameters)}):"
+def print_file(dialect: Dialect, program: Program, layout: Layout, functions: Sequence[str]) -> str:
+    """The whole file of a program's printed functions."""
+    title = f"{program.name} by the {dialect.backend} backend: {layout.text()}. Printed by rulec."
+    words = set(re.findall(r"\w+", "\n".join(functions)))
+    floats = [name for name in ("inf", "nan") if name in words]
+    imports = [f"from math import {', '.join(floats)}"] if floats else []
+    imports += [*dialect.imports, *(line for name, line in dialect.functions.items() if name in words)]
+    head = [f'"""{title}"""', *(["", *imports] if imports else [])]
+    return "\n".join([*head, *(line for text in functions for line in ("", "", text)), ""])
+
+
+def _signature(name: str, parameters: Sequence[str]) -> str:
+    """`def name(...)`, on as many lines as it needs."""
+    line = f"def {name}({', '.join(parameters)}):"
     if len(line) <= 120:
         return line
     wrapped = textwrap.wrap(", ".join(parameters), 112, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(["def step(", *(f"    {x}" for x in wrapped[:-1]), f"    {wrapped[-1]},", "):"])
+    return "\n".join([f"def {name}(", *(f"    {x}" for x in wrapped[:-1]), f"    {wrapped[-1]},", "):"])

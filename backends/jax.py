@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rulec.backend.layout import Layout
+from rulec.backend.printer import elementwise_buffers
 from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, BackendUnsupported
 
-from .array_print import ArrayPrinter, Dialect
+from .array_print import Dialect, StageFunction, print_file
 from .printed import run_source
 
 _DIALECT = Dialect(
@@ -48,13 +49,13 @@ class JaxBackend:
 
     def emit(self, program: Program, layout: Layout) -> str:
         """A function `step` that gives one tensor's new values. BackendUnsupported for what is not elementwise."""
-        printer = ArrayPrinter(_DIALECT, program, layout)
+        printer = _printer(program, layout)
 
         def returns(values: Mapping[str, str]) -> list[str]:
             return [f"return {{{', '.join(f'{b!r}: {text}' for b, text in values.items())}}}"]
 
         summary = f"New values of one tensor's buffers, in {layout.compute}. Arrays are of one shape, scalars 0-d."
-        return printer.source(summary, returns)
+        return print_file(_DIALECT, program, layout, [printer.source(summary, returns)])
 
     def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
         """The kernel of a source text. BackendUnavailable for float64 where JAX is kept to 32 bits."""
@@ -65,10 +66,15 @@ class JaxBackend:
                 f"{program.name} on float64 needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before the "
                 "arrays are made, or use float32"
             )
-        printer = ArrayPrinter(_DIALECT, program, layout)
+        printer = _printer(program, layout)
         return JaxKernel(
             program.name, layout.compute, printer.columns(), _bucket_step(program.name, source, tuple(printer.buffers))
         )
+
+
+def _printer(program: Program, layout: Layout) -> StageFunction:
+    elementwise_buffers(_DIALECT.backend, program)
+    return StageFunction(_DIALECT, program, layout)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,31 +9,22 @@ work where the library has them.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rulec.backend.layout import Layout
-from rulec.backend.protocol import Rows, Written
+from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
-from rulec.language.node import Op
 
-from .array_print import ArrayPrinter, Dialect
+from .array_print import print_file
+from .numpy_print import DIALECT, NumpyFunction
+from .numpy_views import TensorViews
 from .printed import run_source
-
-_DIALECT = Dialect(
-    backend="numpy",
-    module="xp",
-    parameters=("xp", "real"),
-    imports=(),
-    functions={name: f"from rulec_backends.numpy_words import {name}" for name in ("cbrt", "erf", "power", "sigmoid")},
-    cast="real({})",
-    number="real({})",
-    copy="xp.asarray({}, copy=True)",
-)
 
 
 class NumpyBackend:
@@ -46,52 +37,35 @@ class NumpyBackend:
         return None
 
     def emit(self, program: Program, layout: Layout) -> str:
-        """A function `step` that updates one tensor. BackendUnsupported for a program that is not elementwise."""
-        printer = _printer(program, layout)
+        """A function for each stage, `step` or `stage_0` and so on, that does it for one tensor.
 
-        def writes(values: Mapping[str, str]) -> list[str]:
-            return [f"{printer.arrays[b]}[...] = {_stored(printer, b, text)}" for b, text in values.items()]
-
-        summary = (
-            f"Update one tensor in place. Arrays are of one shape, scalars 0-d; computed in {layout.compute}.\n\n"
-            f"    `xp` is the arrays' namespace, `real` makes {layout.compute} of a number or an array.\n    "
-        )
-        return printer.source(summary, writes)
+        Raises BackendUnsupported for an operation that array libraries have no function for.
+        """
+        return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
 
     def build(self, program: Program, layout: Layout, source: str) -> NumpyKernel:
         """The kernel of a source text."""
-        return NumpyKernel(_printer(program, layout), _step(program.name, source))
+        return NumpyKernel(program, layout, source)
 
 
-def _printer(program: Program, layout: Layout) -> ArrayPrinter:
-    stores = program.stages[-1].stores
-    written = {s.buffer for s in stores}
-    # A value that is a buffer as it was must be read before that buffer is written.
-    copied = [str(s.value.arg) for s in stores if s.value.op is Op.LOAD and s.value.arg in written]
-    return ArrayPrinter(_DIALECT, program, layout, copied)
-
-
-def _stored(printer: ArrayPrinter, buffer: str, text: str) -> str:
-    if printer.layout.dtype(buffer) == printer.layout.compute:
-        return text
-    return f"xp.asarray({text}, dtype={printer.arrays[buffer]}.dtype)"
+def _functions(program: Program, layout: Layout) -> list[NumpyFunction]:
+    return [NumpyFunction(program, layout, index) for index in range(len(program.stages))]
 
 
 @functools.lru_cache(maxsize=1024)
-def _step(name: str, source: str) -> Callable[..., None]:
-    step: Callable[..., None] = run_source("numpy", name, source)["step"]
-    return step
+def _printed(name: str, source: str) -> dict[str, Any]:
+    return run_source("numpy", name, source)
 
 
 class NumpyKernel:
-    """The function of one program and layout."""
+    """The functions of one program and layout."""
 
-    def __init__(self, printer: ArrayPrinter, step: Callable[..., None]) -> None:
-        self.step = step
-        self.buffers = printer.buffers
-        self.columns = printer.columns()
-        self.compute = printer.layout.compute
-        self.rule = printer.program.name
+    def __init__(self, program: Program, layout: Layout, source: str) -> None:
+        self.program, self.compute = program, layout.compute
+        self.functions = _functions(program, layout)
+        printed = _printed(program.name, source)
+        #: The Python function of each stage.
+        self.steps: list[Callable[..., dict[str, Any] | None]] = [printed[f.name] for f in self.functions]
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
@@ -100,37 +74,60 @@ class NumpyKernel:
 
         Raises BackendUnsupported for arrays that cannot be written in place.
         """
-        return NumpyCall(self, params, states)
+        return NumpyCall(self, params, states, views)
 
 
 class NumpyCall:
     """A kernel bound to the parameters and states of one bucket."""
 
-    def __init__(self, kernel: NumpyKernel, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
-        self._kernel = kernel
-        self._written = Written(params, states)
-        self._namespace: Any = _namespace(params[0], kernel.rule) if params else np
+    def __init__(
+        self, kernel: NumpyKernel, params: Sequence[Any], states: Sequence[dict[str, Any]],
+        views: Sequence[MatrixView] = (),
+    ) -> None:  # fmt: skip
+        self._kernel, self._params, self._states = kernel, params, states
+        self._namespace: Any = _namespace(params[0], kernel.program.name) if params else np
         self._real = functools.partial(self._namespace.asarray, dtype=getattr(self._namespace, kernel.compute))
-        self._buffers = [
-            [None if b == "g" else param if b == "p" else state[b] for b in kernel.buffers]
-            for param, state in zip(params, states, strict=True)
+        self._tensors = [
+            TensorViews(self._namespace, {"p": param, **state}, view)
+            for param, state, view in zip(params, states, views or itertools.repeat(None, len(params)), strict=True)
         ]
 
     def __call__(
-        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
-        fired = range(len(self._buffers)) if tensors is None else tensors
+        """Does a stage for every tensor of the bucket, or for `tensors` of it, in place."""
+        function, step = self._kernel.functions[stage], self._kernel.steps[stage]
+        columns = function.columns()
+        fired = range(len(self._tensors)) if tensors is None else tensors
         scalars: dict[int, list[Any]] = {}
+        results: list[dict[str, Any]] = []
         with np.errstate(all="ignore"):
-            for tensor, gradient in zip(fired, moving, strict=True):
+            for place, (tensor, gradient) in enumerate(zip(fired, moving, strict=True)):
                 row = int(rows.index[tensor])
                 if row not in scalars:
-                    scalars[row] = [self._real(x) for x in rows.table[row, self._kernel.columns].tolist()]
-                arrays = [gradient if b is None else b for b in self._buffers[tensor]]
-                self._kernel.step(self._namespace, self._real, *arrays, *scalars[row])
-        return self._written
+                    scalars[row] = [self._real(x) for x in rows.table[row, columns].tolist()]
+                given = {name: arrays[place] for name, arrays in (scratch or {}).items()}
+                arrays = self._arrays(function, self._tensors[tensor], {"g": gradient, **given})
+                results.append(step(self._namespace, self._real, *arrays, *scalars[row]) or {})
+        return Written(self._params, self._states, _reduced(function, results))
+
+    def _arrays(self, function: NumpyFunction, tensor: TensorViews, given: Mapping[str, Any]) -> list[Any]:
+        """What the function of a stage takes: bound arrays, those `given` for this call, and vectors."""
+        viewed = function.sees_matrices
+        found = [tensor.given(given[b], viewed) if b in given else tensor.bound(b, viewed) for b in function.buffers]
+        axes = (self._kernel.program.result(name).axes for name in function.vectors)
+        return found + [tensor.vector(given[v], a, viewed) for v, a in zip(function.vectors, axes, strict=True)]
+
+
+def _reduced(function: NumpyFunction, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reductions of a stage: numbers per tensor in one array, rows and columns as they are."""
+    found: dict[str, Any] = {}
+    for reduction in function.stage.reduces:
+        values = [result[reduction.name] for result in results]
+        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+        found[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
+    return found
 
 
 def _namespace(array: Any, rule: str) -> Any:

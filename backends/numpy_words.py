@@ -47,3 +47,23 @@ def sigmoid(x: Any) -> Any:
     namespace = _namespace(x)
     small = namespace.exp(-namespace.abs(x))
     return namespace.where(x < 0, small, namespace.ones_like(x)) / (1.0 + small)
+
+
+def least(x: Any, axis: int | None = None) -> Any:
+    """The least element, or along an axis that is kept with size 1, as float64: infinity where there is none."""
+    return _extreme(x, axis, "min", math.inf)
+
+
+def greatest(x: Any, axis: int | None = None) -> Any:
+    """The greatest element, or along an axis that is kept with size 1, as float64: -infinity where there is none."""
+    return _extreme(x, axis, "max", -math.inf)
+
+
+def _extreme(x: Any, axis: int | None, function: str, none: float) -> Any:
+    namespace = _namespace(x)
+    kept = () if axis is None else tuple(1 if i == axis else size for i, size in enumerate(x.shape))
+    if 0 in x.shape:
+        # The standard leaves open what the extreme of nothing is.
+        return namespace.full(kept, none, dtype=namespace.float64)
+    found = getattr(namespace, function)(x, axis=axis, keepdims=axis is not None)
+    return namespace.asarray(found, dtype=namespace.float64)
