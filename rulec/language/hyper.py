@@ -117,12 +117,12 @@ def resolve_hyper(
             default = pending.pop(key)
             if default is None:
                 raise HyperError(f"{key} of {owner} has no default: give it a value")
-            number = _evaluate(default, values) if isinstance(default, Node) else default
+            number = number_of(default, values) if isinstance(default, Node) else default
             values[key] = resolved[key] = hyper[key].check(key, number, owner)
     return {key: resolved[key] for key in hyper}
 
 
-def _evaluate(value: Node, names: Mapping[str, float]) -> float:
+def number_of(value: Node, names: Mapping[str, float]) -> float:
     """An expression of numbers and names, in float64."""
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):

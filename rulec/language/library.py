@@ -26,10 +26,14 @@ def library_folder() -> Path:
 
 
 @functools.cache
-def rules() -> list[str]:
-    """The names of the library's rules, sorted; transforms begin with `transforms/`."""
+def rules(wrappers: bool = True) -> list[str]:
+    """The names of the library's rules, sorted; transforms begin with `transforms/`.
+
+    With `wrappers=False` only those that run by themselves, without the ones that are put around a rule.
+    """
     folder = library_folder()
-    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+    names = sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+    return [name for name in names if wrappers or not load(name).wraps]
 
 
 def _find(name: str, base: Path | None) -> Path:

@@ -25,6 +25,7 @@ from rulec.language.check import (
 from rulec.language.composition import compose_text, is_composition
 from rulec.language.document import Document, read_document
 from rulec.language.document import Path as Place
+from rulec.language.evaluation import check_evaluation
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
@@ -115,7 +116,7 @@ class _RuleReader:
         body = self._step_rule() if file.step is not None else self._composed_rule()
         given = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **given, **self._expressions(body))
-        return check_rule(rule)
+        return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
 
     def _check_keys(self) -> None:
         """RuleError at the first key that cannot be the name it is to be."""

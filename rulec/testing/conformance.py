@@ -87,7 +87,7 @@ def check_backend(
     """
     subject = _subject(backend, arrays, numerics)
     chosen = list(dtypes or subject.kind.dtypes)
-    names = list(rules) if rules is not None else rulec.rules()
+    names = list(rules) if rules is not None else rulec.rules(wrappers=False)
     report = Report(subject.backend.name, dtypes=chosen)
     check_emit_is_pure(subject.backend, names, chosen)
     check_refusal(subject.backend)

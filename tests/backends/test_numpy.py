@@ -57,7 +57,7 @@ def one_row(program: Any, value: float = 0.5) -> Rows:
 
 def test_it_is_a_backend() -> None:
     report = check_backend("numpy")
-    assert report.rules == rulec.rules()
+    assert report.rules == rulec.rules(wrappers=False)
     assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
     assert (report.refused, report.unmet) == ([], [])
 
@@ -134,7 +134,7 @@ class StrictKind(NumpyKind):
 
 
 def test_the_code_runs_on_arrays_that_only_follow_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = [name for name in rulec.rules() if "cbrt" not in str(compile(rulec.load(name)).stages)]
+    rules = [name for name in rulec.rules(wrappers=False) if "cbrt" not in str(compile(rulec.load(name)).stages)]
     monkeypatch.setattr(strict_arrays, "cbrt", strict_arrays.wrapped(np.cbrt), raising=False)
     monkeypatch.setattr(strict_arrays, "erf", strict_arrays.wrapped(strict_arrays.slow_erf), raising=False)
     report = check_backend("numpy", rules=rules[::3], arrays=StrictKind())

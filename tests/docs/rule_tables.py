@@ -44,7 +44,7 @@ def moved_bytes(rule: Rule) -> tuple[int, int]:
 def rules() -> str:
     """The library: where each rule comes from, what it remembers, and what a step of it moves."""
     rows = []
-    for name in rulec.rules():
+    for name in rulec.rules(wrappers=False):
         rule = rulec.load(name)
         source = f"[{rule.paper['authors']} {rule.paper['year']}]({rule.paper['url']})" if rule.paper else ""
         program = rulec.compile(rule)
