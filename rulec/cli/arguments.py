@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-import re
 from collections.abc import Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 RULE_HELP = (
     "A rule of the library (adamw), a rule file (my.yaml), a rule in a Python file (my.py:adam), "
-    "or some of these joined by ' + ' or ' >> '."
+    "or these composed: 'clip_by_value >> lookahead(adamw, k=5)'."
 )
 
 RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP)]
@@ -32,17 +29,26 @@ HyperOption = Annotated[
 
 
 def find_rule(text: str) -> Rule:
-    """The rule that an argument names; `a >> b + c` is read as Python would. RuleError where there is none.
+    """The rule that an argument names; `a >> wrapper(b) + c` is read as Python would. RuleError where there is none.
 
     What is joined keeps the interop section of the one part that has any, so that it can still be compared.
     """
     from dataclasses import replace
 
-    parts = [[_one_rule(name.strip()) for name in re.split(r"\s\+\s", part)] for part in re.split(r"\s>>\s", text)]
-    joined = reduce(operator.rshift, (reduce(operator.add, summed) for summed in parts))
-    every = [rule for summed in parts for rule in summed]
+    from rulec.language.composition import compose_text, is_composition
+
+    if not is_composition(text):
+        return _one_rule(text.strip())
+    every: list[Rule] = []
+
+    def find(name: str) -> Rule:
+        every.append(_one_rule(name))
+        return every[-1]
+
+    joined = compose_text(text, find)
     sections = [rule.interop for rule in every if rule.interop]
-    return replace(joined, interop=sections[0]) if len(every) > 1 and len(sections) == 1 else joined
+    joinable = len(every) > 1 and not any(rule.wraps for rule in every)
+    return replace(joined, interop=sections[0]) if joinable and len(sections) == 1 else joined
 
 
 def _one_rule(text: str) -> Rule:

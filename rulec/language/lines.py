@@ -21,6 +21,7 @@ class Lines:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
+        self.taken |= {trace.wraps} - {""}
         self.local = {n: self._free(key) for n, key in trace.locals.items()}
         self._name_large([value for _, value in trace.lines])
         self.old: dict[Node, str] = {}

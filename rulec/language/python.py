@@ -28,6 +28,7 @@ from rulec.language.prose import Text
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.trace import (
+    Inner,
     States,
     Trace,
     Value,
@@ -42,7 +43,7 @@ from rulec.language.trace import (
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "hyper", "name", "assigns", "paper")
+_OPTIONS = ("state", "hyper", "name", "assigns", "wraps", "paper")
 _PAPER = ("title", "authors", "year", "url")
 
 
@@ -69,7 +70,7 @@ def rule(function: Callable[..., Any], /) -> Rule: ...
 @overload
 def rule(
     *, state: Mapping[str, Any] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", paper: Mapping[str, Any] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str = "", paper: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -79,7 +80,9 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init` and `per`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`.
+    or a dict with `init` and `per`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `wraps` names the argument
+    that is a rule given later, which makes the rule a wrapper: `inner(g)`, or `inner(g, t=t)`, is that rule's direction
+    and, after that, `inner.p` the parameter it gives.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -115,7 +118,7 @@ def definition(function: FunctionType) -> Span:
 def _trace_rule(
     function: FunctionType, *, state: Mapping[str, Any] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    paper: Mapping[str, Any] | None = None,
+    wraps: str = "", paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
@@ -129,10 +132,12 @@ def _trace_rule(
         wanted = int if key == "year" else str
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
-    positional, hypers = _signature(function, rule_name, hyper or {})
+    positional, hypers = _signature(function, rule_name, hyper or {}, wraps)
+    if wraps and wraps not in positional:
+        raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
     states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
-    check_names(Rule(rule_name, (), hypers, states))
-    trace = Trace(rule_name, states, hypers)
+    check_names(Rule(rule_name, (), hypers, states, wraps=wraps))
+    trace = Trace(rule_name, states, hypers, wraps)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     made = Rule(
@@ -143,6 +148,7 @@ def _trace_rule(
         inputs=trace.inputs,
         summary=(inspect.getdoc(function) or "").partition("\n")[0],
         paper=paper or {},
+        wraps=wraps,
         path=Path(function.__code__.co_filename),
         function=function,
     )
@@ -162,10 +168,17 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
     values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers)}
     if "s" in values:
         values["s"] = States(trace)
+    if trace.wraps:
+        values[trace.wraps] = inner = Inner(trace)
     token = set_current(trace)
     try:
         with _noticing_locals(function, trace.locals):
-            return function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+            result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+        if trace.wraps and not inner.called:
+            raise RuleError(
+                f"{trace.wraps} is never called: write {trace.wraps}(g) in the function of {trace.rule_name}"
+            )
+        return result
     finally:
         reset_current(token)
 
@@ -202,13 +215,13 @@ def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
 
 
 def _signature(
-    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]]
+    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], wraps: str
 ) -> tuple[list[str], dict[str, Hyper]]:
     positional, hypers = [], {}
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             hypers[key] = _hyper(rule_name, key, parameter, ranges.get(key))
-        elif key in (*_ARGUMENTS, *FACTS) and parameter.kind is not parameter.VAR_KEYWORD:
+        elif key in (*_ARGUMENTS, *FACTS, wraps) and parameter.kind is not parameter.VAR_KEYWORD:
             positional.append(key)
         else:
             known = ", ".join(_ARGUMENTS)

@@ -177,8 +177,9 @@ class Trace:
     same wherever it stands. `locals` are the names that the author, or a called rule, gave to values.
     """
 
-    def __init__(self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper]) -> None:
+    def __init__(self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "") -> None:
         self.rule_name = rule_name
+        self.wraps = wraps
         self.state = dict(state)
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
@@ -260,6 +261,34 @@ class States:
 
     def __setattr__(self, state: str, value: Any) -> None:
         _checked(self, state).assign(state, as_traced(value))
+
+
+class Inner:
+    """The rule that a traced wrapper wraps: it is called once, and then has a parameter of its own."""
+
+    __slots__ = ("_trace", "called")
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.called = False
+
+    def __call__(self, value: Any, t: Any = None) -> Value:
+        """The rule's direction for this input, at its own count of updates `t`."""
+        wraps = self._trace.wraps
+        if self.called:
+            raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
+        self.called = True
+        count = name("t") if t is None else as_traced(t)
+        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, wraps)))
+        return Value(name(f"{wraps}.direction"))
+
+    @property
+    def p(self) -> Value:
+        """The parameter that the rule alone would give."""
+        if not self.called:
+            wraps = self._trace.wraps
+            raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
+        return Value(name(f"{self._trace.wraps}.p"))
 
 
 def _checked(states: States, state: str) -> Trace:

@@ -49,7 +49,8 @@ def test_it_is_a_backend_in_the_interpreter() -> None:
 
 
 def test_every_rule_in_the_interpreter() -> None:
-    assert in_the_interpreter("rulec.rules(wrappers=False)", "['float32']") == [rulec.rules(wrappers=False), ["float32"], [], []]
+    found = in_the_interpreter("rulec.rules(wrappers=False)", "['float32']")
+    assert found == [rulec.rules(wrappers=False), ["float32"], [], []]
 
 
 COMPILE = """
