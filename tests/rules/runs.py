@@ -66,6 +66,15 @@ class OracleRun:
     def params(self) -> list[Array]:
         return [np.array(p, dtype=np.float64) for p in self.optimizer.params]
 
+    def state(self, index: int) -> dict[str, Array]:
+        """The states of the parameter of that index, without those that several parameters share."""
+        return {name: np.array(value, dtype=np.float64) for name, value in self.optimizer.state(index).items()}
+
+
+def our_run(rule: rulec.Rule, params: Sequence[Array], hyper: Hyper, run: str) -> OurRun | OracleRun:
+    """Our side by the float64 reference, where `run` is that word, or on the backend of that name."""
+    return OracleRun(rule, params, "float64") if run == "reference" else OurRun(rule, params, hyper, run)
+
 
 @contextmanager
 def float64_scalars() -> Iterator[None]:
@@ -149,7 +158,23 @@ class OptaxRun:
         return [np.array(p) for p in self.now]
 
     def state(self, index: int) -> dict[str, Array]:
-        """What it stores for the parameter of that index: fields that are lists, one item for each parameter."""
-        parts = jax.tree.leaves(self.optax_state, is_leaf=lambda part: hasattr(part, "_asdict"))
-        fields = {k: v for part in parts if hasattr(part, "_asdict") for k, v in part._asdict().items()}
-        return {name: np.array(value[index]) for name, value in fields.items() if isinstance(value, list)}
+        """What it stores for the parameter of that index, or for all of them together, by the names of the fields.
+
+        A list has one item for each parameter, and one number is for all; what counts steps is left out.
+        """
+        found = {}
+        for name, value in _fields(self.optax_state):
+            if isinstance(value, list):
+                found[name] = np.array(value[index])
+            elif jax.numpy.issubdtype(jax.numpy.asarray(value).dtype, jax.numpy.floating):
+                found[name] = np.array(value)
+        return found
+
+
+def _fields(state: Any) -> Iterator[tuple[str, Any]]:
+    """Every field in a nest of named tuples, by name."""
+    for name, part in zip(getattr(state, "_fields", [""] * len(state)), state, strict=True):
+        if isinstance(part, tuple):
+            yield from _fields(part)
+        else:
+            yield name, part
