@@ -52,7 +52,8 @@ class Entry:
         """Keyword of theirs to hyper-parameters of ours: `args`, and those called the same."""
         mapped = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
         lr = {"learning_rate": "lr"} if self.package == "optax" else {}
-        same = {name: name for name in self.our_defaults if name in self.signature}
+        fixed = {name for name, value in self.when.items() if value != "nonzero"}
+        same = {name: name for name in self.our_defaults if name in self.signature and name not in fixed}
         return {**lr, **{k: v for k, v in same.items() if v not in mapped}, **self.args}
 
     def keywords(self, hyper: Hyper) -> dict[str, Any]:

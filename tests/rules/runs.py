@@ -56,9 +56,11 @@ class OracleRun:
     """A rule of ours as its formulas say, in float64 or in 50 digits, whatever the dtype of the parameters."""
 
     def __init__(
-        self, rule: rulec.Rule, params: Sequence[Array], arithmetic: Literal["float64", "mpmath"] = "mpmath"
-    ) -> None:
-        self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], arithmetic=arithmetic)
+        self, rule: rulec.Rule, params: Sequence[Array], arithmetic: Literal["float64", "mpmath"] = "mpmath",
+        hyper: Hyper | None = None,
+    ) -> None:  # fmt: skip
+        wide = [p.astype(np.float64) for p in params]
+        self.optimizer = ReferenceOptimizer(rule, wide, dict(hyper or {}), arithmetic=arithmetic)
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
         self.optimizer.step([g.astype(np.float64) for g in grads], hyper)
@@ -73,7 +75,9 @@ class OracleRun:
 
 def our_run(rule: rulec.Rule, params: Sequence[Array], hyper: Hyper, run: str) -> OurRun | OracleRun:
     """Our side by the float64 reference, where `run` is that word, or on the backend of that name."""
-    return OracleRun(rule, params, "float64") if run == "reference" else OurRun(rule, params, hyper, run)
+    if run == "reference":
+        return OracleRun(rule, params, "float64", hyper)
+    return OurRun(rule, params, hyper, run)
 
 
 @contextmanager

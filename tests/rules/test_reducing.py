@@ -7,7 +7,7 @@ import pytest
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
 from tests.rules.peers import Peer
 from tests.rules.reducing import REDUCING
-from tests.rules.runs import OracleRun, OurRun, Run
+from tests.rules.runs import our_run
 
 pytestmark = pytest.mark.peer
 
@@ -17,16 +17,10 @@ RUNS = ("reference",)
 RELATIVE_FLOAT64 = 1e-12
 
 
-def ours(peer: Peer, trial: Trial, run: str) -> Run:
-    """Our side of a row, by the reference or on a backend."""
-    if run == "reference":
-        return OracleRun(peer.ours(), trial.params, "float64")
-    return OurRun(peer.ours(), trial.params, peer.hyper, run)
-
-
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("peer", REDUCING, ids=str)
 def test_float64(peer: Peer, run: str) -> None:
     trial = Trial("float64", shapes=ALL_DIMENSIONS)
+    ours = our_run(peer.ours(), trial.params, peer.hyper, run)
     theirs = peer.start(trial.params, peer.hyper)
-    assert largest_difference(ours(peer, trial, run), theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+    assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
