@@ -21,11 +21,12 @@ def show(
     passes: Annotated[bool, typer.Option("--passes", help="Show the program after each pass instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
+    analysis: Annotated[bool, typer.Option("--analysis", help="Show what is proved about the rule instead.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
 
-    Or the program after each pass, the mathematics as LaTeX, the rule as a rule file.
+    Or the program after each pass, the mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
     found = find_rule(rule)
     if passes:
@@ -34,6 +35,8 @@ def show(
         kind, text, language = "latex", found.latex(), "latex"
     elif yaml:
         kind, text, language = "yaml", found.to_yaml(), "yaml"
+    elif analysis:
+        kind, text, language = "analysis", str(found.analysis), "text"
     else:
         kind, text, language = "source", _source(found, backend, check_dtype(dtype), state_dtype), "python"
     if json:

@@ -17,6 +17,8 @@ from rulec.language.source import Span
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rulec.analysis import Analysis
+
 __all__ = [
     "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Routing", "Rule", "State", "Statement",
     "assignments", "conditions", "well_known_range",
@@ -138,7 +140,8 @@ class Rule:
 
     def __getstate__(self) -> dict[str, Any]:
         # The function of a Python rule cannot be pickled: its module knows it by the rule's name.
-        return {k: v for k, v in self.__dict__.items() if k not in ("names_read", "rest")} | {"function": None}
+        derived = ("names_read", "rest", "analysis")
+        return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None}
 
     @property
     def key(self) -> str:
@@ -230,6 +233,13 @@ class Rule:
         from rulec.language.routing import all_hyper
 
         return all_hyper(self)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What the rule does, proved from its expressions: see `rulec.analysis`."""
+        from rulec.analysis import analyse
+
+        return analyse(self)
 
     def bind(self, **bindings: float | str) -> Rule:
         """The rule with hyper-parameters bound: a number sets the default, an expression takes the parameter's place.

@@ -1,0 +1,63 @@
+"""What a rule does, proved from its expressions: `rule.analysis`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rulec.analysis.accumulate import Accumulation, accumulation
+from rulec.analysis.fact import Fact, Line
+from rulec.analysis.flow import Flow, flow_of
+from rulec.analysis.linear import LinearForms
+from rulec.analysis.report import Analysis
+from rulec.analysis.scale import changing_scale, constant_scale
+from rulec.analysis.structure import (
+    bytes_text,
+    cost_of,
+    is_random,
+    reads_parameter,
+    reads_step,
+    scope_of,
+    state_bytes,
+    uses_matrices,
+)  # fmt: skip
+from rulec.analysis.witness import Witness
+from rulec.analysis.zero import AtZero, Rest, at_zero
+from rulec.language.rule import Rule
+
+__all__ = ["Accumulation", "Analysis", "AtZero", "Fact", "Line", "Rest", "analyse"]
+
+
+def analyse(rule: Rule) -> Analysis:
+    """The analysis of a rule; RuleError for a wrapper around nothing, and where a hyper-parameter has no default."""
+    flow = flow_of(rule)
+    forms, witness = LinearForms(), Witness(flow)
+    found = accumulation(flow, forms)
+    exact = replace(found, fact=_refuted(found.fact, lambda: witness.accumulation_fails(found.adds)))
+    one, many = constant_scale(flow), changing_scale(flow)
+    return Analysis(
+        name=rule.name, scope=scope_of(flow), matrices=uses_matrices(flow),
+        linear={key: _linear(flow, forms, witness, key) for key in flow.rule.state}, accumulates=exact,
+        constant_scale=_refuted(one, lambda: witness.scale_matters(changing=False)),
+        changing_scale=_refuted(many, lambda: witness.scale_matters(changing=True)),
+        at_zero=at_zero(flow, witness.changes_at_zero), reads_parameter=reads_parameter(flow),
+        assigns_parameter=rule.assigns_parameter, reads_step=reads_step(flow), random=is_random(flow),
+        inputs=tuple(rule.inputs), routes=rule.applies_to is not None, evaluates=rule.evaluate is not None,
+        skips=rule.skip is not None, state_bytes=state_bytes(flow.rule), state_text=bytes_text(flow.rule),
+        cost=cost_of(rule),
+    )  # fmt: skip
+
+
+def _refuted(fact: Fact, counterexample: Callable[[], bool]) -> Fact:
+    """What is not proved, as refuted where a counterexample is seen."""
+    return replace(fact, answer="no") if fact.answer == "unknown" and counterexample() else fact
+
+
+def _linear(flow: Flow, forms: LinearForms, witness: Witness, key: str) -> Fact:
+    form, line = forms.form(flow.new[key]), flow.assigned.get(key)
+    if form.free:
+        return Fact("yes", "free of g", line=line)
+    if form.broken is None:
+        return Fact("yes", "homogeneous at" if form.homogeneous else "affine at", line=line)
+    fact = Fact("unknown", "linearity ends at", line=flow.line(form.broken))
+    return _refuted(fact, lambda: witness.nonlinear(key))

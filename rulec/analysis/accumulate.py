@@ -1,0 +1,117 @@
+"""Exact accumulation of gradients into the states that a rule keeps anyway.
+
+A rule accumulates where it has states, here called linear, of which all of this holds:
+
+1. Their new value is `A + L(g)`: `A` is free of `g`, and `L` is linear in `g` and reads none of these states.
+2. The new value of `p`, and of every other state, depends on `g` and on these states through their new values alone.
+
+Then one step with `g1 + g2` equals two calls that share one count `t`. The first sets each linear state to
+`A + L(g1)`, once: that is where a decay such as `beta*m` is applied. The second adds `L(g2)` to it, and so would any
+further call. After the last call `p` and the other states are computed from the linear states as they then stand.
+Between the calls no buffer of gradients is kept: what each adds is `Accumulation.adds`, an expression of `g`, `t`,
+hyper-parameters, `p` and states that stay as they are until the last call. Where condition 1 or 2 fails something
+else than the sum reaches `p`: Nesterov's momentum and Lion read `g` beside the moment, Adam its square, and gradient
+descent has nothing to add to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rulec.analysis.fact import Fact, Line
+from rulec.analysis.flow import Flow, reads
+from rulec.analysis.linear import LinearForms
+from rulec.language.node import Node, Op, const, name, node, rewrite, walk
+from rulec.language.rule import Assign, Rule
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """Whether a rule accumulates exactly, and what a call after the first adds to each linear state."""
+
+    fact: Fact
+    adds: Mapping[str, Node] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.fact)
+
+    def __str__(self) -> str:
+        return str(self.fact)
+
+
+def accumulation(flow: Flow, forms: LinearForms) -> Accumulation:
+    """What is proved of a rule; the answer is `unknown` where nothing is."""
+    members = linear_members(flow, forms)
+    adds = {key: part for key in members if (part := forms.form(flow.new[key]).part) is not None}
+    for key in ("p", *flow.rule.state):
+        if key not in members and (found := _read_beside(flow, flow.new[key], members)):
+            who = "p" if key == "p" else f"state {key}"
+            line = found[0] or flow.assigned.get(key)
+            return Accumulation(Fact("unknown", f"{who} depends on g through", line=line), adds)
+    read = {key for key in flow.rule.inputs if any(reads(value, [key]) for value in flow.new.values())}
+    if read:
+        return Accumulation(Fact("unknown", f"every call has its own {min(read)}"), adds)
+    first = next(iter(adds), None)
+    line = flow.assigned.get(first) if first else None
+    why = f"g reaches p through {' and '.join(adds)} alone:" if adds else "g is not read"
+    return Accumulation(Fact("yes", why, line=line), adds)
+
+
+def linear_members(flow: Flow, forms: LinearForms) -> list[str]:
+    """The linear states: those that are affine in `g`, less those whose old value something else reads."""
+    found = [key for key in flow.rule.state if not forms.form(flow.new[key]).free and _affine(flow, forms, key)]
+    while True:
+        adds = [part for key in found if (part := forms.form(flow.new[key]).part) is not None]
+        ends = {flow.new[key] for key in found}
+        rest = [value for key, value in flow.new.items() if key not in found]
+        old = {n for n in (*walk(rest, ends), *walk(adds)) if n.op is Op.NAME}
+        kept = [key for key in found if name(key) not in old]
+        if kept == found:
+            return found
+        found = kept
+
+
+def _affine(flow: Flow, forms: LinearForms, key: str) -> bool:
+    return forms.form(flow.new[key]).broken is None
+
+
+def _read_beside(flow: Flow, value: Node, members: list[str]) -> tuple[Line | None] | None:
+    """The line where `value` reads `g` past the new values of the linear states, if it does."""
+    g, ends = name("g"), {flow.new[key] for key in members}
+    if value is g:
+        return (None,)
+    own = {flow.line(end) for end in ends}
+    seen: list[Node] = [] if g in ends else [g]
+    found: list[Line | None] = []
+    for part in walk([value], ends):
+        if any(a in seen for a in part.args):
+            seen.append(part)
+            found.append(flow.line(part))
+    # What a linear state's line computes too is first met there: the line that reads it elsewhere says more.
+    return (next((line for line in found if line not in own), found[0]),) if found else None
+
+
+def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
+    """The rule with its step taken apart: what the input `phase` says is done, for the step number `step`.
+
+    At 0 the linear states get their new value; at 1 what a further gradient adds is added; at 2 `p` and the other
+    states get theirs, from the linear states as they stand.
+    """
+    now = {name("t"): name("step"), **{flow.new[key]: name(key) for key in adds}}
+    lines, late = [], []
+    for key, value in flow.new.items():
+        if key in adds:
+            first, more = (rewrite([x], lambda n: name("step") if n is name("t") else n)[0] for x in (value, adds[key]))
+            added = node(Op.WHERE, _is(1), node(Op.ADD, name(key), more), name(key))
+            lines.append(Assign(f"{key}_now", node(Op.WHERE, _is(0), first, added)))
+        else:
+            finished = rewrite([value], lambda n: now.get(n, n), dict(now))[0]
+            late.append(Assign(f"{key}_now", node(Op.WHERE, _is(2), finished, name(key))))
+    stores = [Assign(line.target.removesuffix("_now"), name(line.target)) for line in (*lines, *late)]
+    inputs = {**flow.rule.inputs, "phase": "scalar", "step": "scalar"}
+    return replace(flow.rule, step=(*lines, *late, *stores), inputs=inputs, skip=None, interop={})
+
+
+def _is(phase: int) -> Node:
+    return node(Op.EQ, name("phase"), const(phase))

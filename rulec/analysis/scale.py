@@ -1,0 +1,266 @@
+"""Whether a rule's steps change when gradients are multiplied by positive numbers: a calculus of degrees.
+
+The run with scaled gradients is compared with the one without. A value has a degree where it is, in the one, that of
+the other times a product of powers of unknown positive scales. Two questions are asked of this calculus:
+
+- All gradients are scaled alike: there is one scale, `c`; a state that has degree k is `c**k` times as large.
+- Each step's gradient is scaled by another number: `c` is this step's, and every state has a scale of its own, which
+  is whatever the steps before made of it. Rprop keeps `g` itself, but asks for signs of it alone.
+
+Where what is added has another degree and is made of hyper-parameters that may be 0, such as `eps`, the answer is
+for where these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import cast
+
+from rulec.analysis.fact import Fact, Line
+from rulec.analysis.flow import Flow
+from rulec.language.node import Kind, Node, Op, name, walk
+
+#: The scale of this step's gradient.
+GRADIENT = "c"
+
+#: What newton_schulz divides by is the norm, or this where the norm is less.
+NORM_FLOOR = "no matrix given to newton_schulz has a norm below 1e-7"
+
+_SAME = (Op.NEG, Op.ABS, Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE)
+_ROOTS = {Op.SQRT: Fraction(1, 2), Op.CBRT: Fraction(1, 3), Op.RSQRT: Fraction(-1, 2)}
+_ALIKE = (Op.ADD, Op.SUB, Op.MINIMUM, Op.MAXIMUM, Op.MOD)
+_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR)
+_DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
+
+
+@dataclass(frozen=True)
+class Degree:
+    """The powers of each scale in a value; `any` for 0, infinity and NaN, which have every degree."""
+
+    powers: tuple[tuple[str, Fraction], ...] = ()
+    any: bool = False
+
+    def times(self, other: Degree, power: Fraction = Fraction(1)) -> Degree:
+        """The degree of a product with a power of the other value."""
+        if self.any or other.any:
+            return ANY
+        total = dict(self.powers)
+        for scale, k in other.powers:
+            total[scale] = total.get(scale, Fraction(0)) + k * power
+        return Degree(tuple(sorted((s, k) for s, k in total.items() if k)))
+
+    def agrees(self, other: Degree) -> bool:
+        """Whether values of the two degrees can be added."""
+        return self.any or other.any or self == other
+
+
+NONE, ANY = Degree(), Degree(any=True)
+
+
+class Broken(Exception):
+    """A value that has no degree: `value` is where it ends, `zero` the hyper-parameter that is in the way."""
+
+    def __init__(self, value: Node, zero: str | None = None) -> None:
+        super().__init__()
+        self.value, self.zero = value, zero
+
+
+class Degrees:
+    """The degrees of values, given those of states; hyper-parameters in `zero` are 0."""
+
+    def __init__(self, flow: Flow, states: Mapping[str, Degree], zero: Sequence[str]) -> None:
+        self.flow, self.zero = flow, zero
+        leaves = {name(key): degree for key, degree in states.items()}
+        self.known: dict[Node, Degree] = {**leaves, name("g"): Degree(((GRADIENT, Fraction(1)),))}
+        self.known |= {name(key): ANY for key in zero}
+        self.conditions: dict[str, None] = {}
+
+    def degree(self, value: Node) -> Degree:
+        """The degree of `value`; Broken where it has none."""
+        for part in walk([value], self.known):
+            self.known[part] = self._degree(part, [self.known[a] for a in part.args])
+        return self.known[value]
+
+    def kept(self, key: str, old: Degree) -> Degree:
+        """The degree of a state before and after the step; Broken where it has another after."""
+        new = self.degree(self.flow.new[key])
+        if not new.agrees(old):
+            raise Broken(self.flow.new[key], self._vanishes(name(key)))
+        return new if old.any else old
+
+    def _degree(self, value: Node, args: list[Degree]) -> Degree:
+        op = value.op
+        if op is Op.CONST:
+            number = cast(float, value.arg)
+            return ANY if number == 0 or number - number != 0 else NONE
+        if op is Op.NEWTON_SCHULZ and args[0] != NONE:
+            self.conditions[NORM_FLOOR] = None
+        if op in _SAME:
+            return args[0]
+        if op in _UNSCALED or op in _DIRECTIONS:
+            return NONE
+        if op in _ALIKE:
+            return self._alike(value, *args)
+        if op.kind is Kind.COMPARE or op is Op.FLOORDIV:
+            self._alike(value, *args)
+            return NONE
+        if op in (Op.MUL, Op.MATMUL):
+            return args[0].times(args[1])
+        if op is Op.DIV:
+            return args[0].times(args[1], Fraction(-1))
+        if op is Op.WHERE:
+            return self._alike(value, *args[1:])
+        return self._power(value, args)
+
+    def _power(self, value: Node, args: list[Degree]) -> Degree:
+        if value.op in _ROOTS:
+            return _power(args[0], _ROOTS[value.op])
+        if value.op is Op.POW and value.args[1].op is Op.CONST:
+            return _power(args[0], _exponent(value))
+        if all(a.any or a == NONE for a in args):
+            return NONE
+        if value.op is Op.INVERSE_ROOT and value.args[1].op is Op.CONST and cast(float, value.args[1].arg):
+            if len(args) == 3:
+                self._alike(value, args[0], args[2])
+            return _power(args[0], -1 / _exponent(value))
+        raise Broken(value)
+
+    def _alike(self, value: Node, left: Degree, right: Degree) -> Degree:
+        if not left.agrees(right):
+            operands = value.args[-2:] if value.op is not Op.INVERSE_ROOT else (value.args[0], value.args[2])
+            for degree, operand in zip((left, right), operands, strict=True):
+                if degree == NONE and (key := self._vanishes(operand)):
+                    raise Broken(value, key)
+            raise Broken(value)
+        return right if left.any else left
+
+    def _vanishes(self, value: Node) -> str | None:
+        """A hyper-parameter that may be 0 and makes this value 0 at first, whatever else stands in it."""
+        if value.op is Op.NAME and value.arg in self.flow.rule.state:
+            return self._vanishes(self.flow.rule.state[str(value.arg)].init)
+        if value.op is Op.NAME:
+            hyper = self.flow.rule.hyper.get(str(value.arg))
+            free = hyper is not None and value.arg != "lr" and not hyper.static and hyper.min <= 0 and hyper.above < 0
+            return str(value.arg) if free else None
+        if value.op in (Op.MUL, Op.MATMUL):
+            return self._vanishes(value.args[0]) or self._vanishes(value.args[1])
+        if value.op is Op.POW and value.args[1].op is Op.CONST and cast(float, value.args[1].arg) > 0:
+            return self._vanishes(value.args[0])
+        if value.op is Op.DIV or (value.op in (*_SAME, *_ROOTS) and value.op is not Op.RSQRT):
+            return self._vanishes(value.args[0])
+        return None
+
+
+def _exponent(value: Node) -> Fraction:
+    number = cast(float, value.args[1].arg)
+    if number - number != 0:
+        raise Broken(value)
+    return Fraction(number)
+
+
+def _power(degree: Degree, power: Fraction) -> Degree:
+    if not power:
+        return NONE
+    return ANY if degree.any else NONE.times(degree, power)
+
+
+def constant_scale(flow: Flow) -> Fact:
+    """Whether `p` moves the same when every gradient is multiplied by one positive number."""
+    fact = _prove(flow, _with_one_scale)
+    if fact.answer == "yes":
+        return fact
+    changing = changing_scale(flow)
+    return changing if changing.answer == "yes" else fact
+
+
+def changing_scale(flow: Flow) -> Fact:
+    """Whether `p` moves the same when each step's gradient is multiplied by a positive number of its own.
+
+    All parameters' gradients of one step by the same number, and none without a gradient.
+    """
+    return _prove(flow, _with_scales_of_steps)
+
+
+def _prove(flow: Flow, attempt: Callable[[Flow, Sequence[str]], Degrees]) -> Fact:
+    zero: list[str] = []
+    while True:
+        try:
+            degrees = attempt(flow, zero)
+        except Broken as broken:
+            if broken.zero is None or broken.zero in zero:
+                return Fact("unknown", "the scale stays in", line=flow.line(broken.value))
+            zero.append(broken.zero)
+            continue
+        where = (*(f"{key} = 0" for key in zero), *degrees.conditions)
+        gone = _where_gone(flow, degrees)
+        return Fact("yes", "the scale is gone after" if gone else "no gradient is read", where, gone)
+
+
+def _where_gone(flow: Flow, degrees: Degrees) -> Line | None:
+    for part in walk([flow.new["p"]]):
+        if degrees.known[part] == NONE and any(degrees.known[a].powers for a in part.args):
+            return flow.line(part)
+    return None
+
+
+def _with_one_scale(flow: Flow, zero: Sequence[str]) -> Degrees:
+    """The degrees with every state a power of the one scale; Broken where there are none."""
+    start = Degrees(flow, {}, zero)
+    read = states_read(flow)
+    states = {key: start.degree(flow.rule.state[key].init) for key in read}
+    while True:
+        degrees, broken, joined = Degrees(flow, states, zero), [], dict(states)
+        for key in read:
+            try:
+                joined[key] = degrees.kept(key, states[key])
+            except Broken as found:
+                broken.append(found)
+        if joined != states:
+            states = joined
+        elif broken:
+            raise next((x for x in broken if x.zero), broken[0])
+        else:
+            return _unscaled(flow, degrees)
+
+
+def _with_scales_of_steps(flow: Flow, zero: Sequence[str]) -> Degrees:
+    """The degrees with a scale for every state that needs one; Broken where there are none."""
+    read = states_read(flow)
+    states = dict.fromkeys(read, NONE)
+    while True:
+        degrees = Degrees(flow, states, zero)
+        scaled = {key for key in read if states[key] == NONE and not _stays_unscaled(degrees, flow.new[key])}
+        if not scaled:
+            break
+        states |= {key: Degree(((key, Fraction(1)),)) for key in scaled}
+    for key in read:
+        degrees.degree(flow.new[key])
+    return _unscaled(flow, degrees)
+
+
+def _stays_unscaled(degrees: Degrees, value: Node) -> bool:
+    try:
+        return degrees.degree(value).agrees(NONE)
+    except Broken:
+        return False
+
+
+def _unscaled(flow: Flow, degrees: Degrees) -> Degrees:
+    if not degrees.degree(flow.new["p"]).agrees(NONE):
+        raise Broken(flow.new["p"])
+    return degrees
+
+
+def states_read(flow: Flow) -> list[str]:
+    """The states that the parameter depends on, through other states too."""
+    found: dict[str, None] = {}
+    pending = [flow.new["p"]]
+    while pending:
+        names = {str(n.arg) for n in walk([pending.pop()]) if n.op is Op.NAME}
+        for key in flow.rule.state:
+            if key in names and key not in found:
+                found[key] = None
+                pending.append(flow.new[key])
+    return list(found)

@@ -1,0 +1,137 @@
+"""What a rule is made of, and what it costs: levels, inputs, bytes of state, kernel stages and the bytes they move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rulec.analysis.flow import Flow
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Program
+from rulec.compiler.pipeline import compile
+from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node, walk
+from rulec.language.rule import Rule, State
+from rulec.language.text import expression_text
+
+#: Bytes of a float32.
+ITEM = 4
+
+_PER = {
+    "row": "rows", "col": "cols", "matrix": "per matrix", "tensor": "per tensor", "group": "per group",
+    "model": "in all",
+}  # fmt: skip
+
+
+def scope_of(flow: Flow) -> str:
+    """What the update of one element depends on: `elementwise`, `tensor`, `group` or `model`."""
+    parts = list(walk(flow.new.values()))
+    widest = max((LEVELS.index(str(n.arg)) for n in parts if n.op.kind is Kind.REDUCE), default=0)
+    if widest > LEVELS.index("tensor"):
+        return LEVELS[widest]
+    return "tensor" if widest or any(n.op.kind is Kind.MATRIX for n in parts) else "elementwise"
+
+
+def uses_matrices(flow: Flow) -> bool:
+    """Whether matrix functions are part of the step."""
+    return any(n.op.kind is Kind.MATRIX for n in walk(flow.new.values()))
+
+
+def is_random(flow: Flow) -> bool:
+    """Whether random numbers are part of the step."""
+    return any(n.op.kind is Kind.RANDOM for n in walk(flow.new.values()))
+
+
+def reads_step(flow: Flow) -> bool:
+    """Whether the step, or a state's first value, reads `t`."""
+    return name("t") in set(walk(flow.new.values()))
+
+
+def reads_parameter(flow: Flow) -> bool:
+    """Whether how far `p` moves, or what a state becomes, depends on where `p` is."""
+    moved = [flow.new[key] for key in flow.rule.state] + _displacements(flow.new["p"])
+    starts = [state.init for state in flow.rule.state.values()]
+    return name("p") in set(walk([*moved, *starts]))
+
+
+def _displacements(value: Node) -> list[Node]:
+    """What is added to `p` and taken from it, where the new value is written so; else all of it."""
+    found: list[Node] = []
+    while value.op in (Op.ADD, Op.SUB):
+        found.append(value.args[1])
+        value = value.args[0]
+    return found if value is name("p") else [*found, value]
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of one state at float32: a formula, and the condition on the shape for there being such a state."""
+
+    formula: str
+    condition: str = ""
+
+
+def state_bytes(rule: Rule) -> dict[str, StateBytes]:
+    """The bytes of every state: for each element, or in the words of its level."""
+    found = {}
+    for key, state in rule.state.items():
+        condition = "" if state.condition is None else expression_text(state.condition)
+        found[key] = StateBytes(_formula(state), condition)
+    return found
+
+
+def _formula(state: State) -> str:
+    if state.shape is not None:
+        return expression_text(node(Op.MUL, const(ITEM), node(Op.MUL, *state.shape)))
+    if state.per == "element":
+        return f"{ITEM} per parameter"
+    return f"{ITEM}*{_PER[state.per]}" if state.per in ("row", "col") else f"{ITEM} {_PER[state.per]}"
+
+
+def bytes_text(rule: Rule) -> str:
+    """The bytes of all states at float32, those of one kind added: `8 per parameter`, `4*(rows + cols)`."""
+    groups: dict[str, list[State]] = {}
+    for key, state in rule.state.items():
+        groups.setdefault(state_bytes(rule)[key].condition, []).append(state)
+    parts = []
+    for condition, states in groups.items():
+        text = " + ".join(_summed(states))
+        parts.append(f"{text} where {condition}" if condition else text)
+    return "; ".join(parts) if parts else "none"
+
+
+def _summed(states: list[State]) -> list[str]:
+    counts = {level: sum(s.per == level and s.shape is None for s in states) for level in LEVELS}
+    found = [f"{ITEM * counts['element']} per parameter"] if counts["element"] else []
+    sides = [s for level, s in (("row", "rows"), ("col", "cols")) for _ in range(counts[level])]
+    if sides:
+        found.append(f"{ITEM}*({' + '.join(sides)})" if len(sides) > 1 else f"{ITEM}*{sides[0]}")
+    found += [_formula(s) for s in states if s.shape is not None]
+    for level in ("matrix", "tensor", "group", "model"):
+        found += [f"{ITEM * counts[level]} {_PER[level]}"] if counts[level] else []
+    return found
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step of a matrix of 64 by 64 takes at float32: stages of kernels, and the bytes these move per parameter.
+
+    What is narrower than the parameter counts nothing, and neither does what matrix functions move inside.
+    """
+
+    stages: int
+    read: int
+    written: int
+
+
+def cost_of(rule: Rule) -> Cost:
+    """The cost of the program a rule compiles to."""
+    program = compile(rule)
+    read = sum(len(_wide_reads(program, index)) for index in range(len(program.stages)))
+    written = sum(len(stage.stores) for stage in program.stages)
+    return Cost(len(program.stages), ITEM * read, ITEM * written)
+
+
+def _wide_reads(program: Program, index: int) -> set[str]:
+    """The buffers and results of the parameter's shape that one stage reads."""
+    inference = AxisInference(program)
+    leaves = [n for n in walk(program.stages[index].roots) if n.op in (Op.LOAD, Op.RESULT)]
+    return {str(n.arg) for n in leaves if inference.axes(n).elementwise}

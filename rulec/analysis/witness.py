@@ -1,0 +1,227 @@
+"""Counterexamples: what the proofs leave open is tried with numbers, run by the reference in float64.
+
+A difference that is seen refutes a property; that none is seen proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rulec.analysis.accumulate import accumulating
+from rulec.analysis.flow import Flow
+from rulec.compiler.lower import decide
+from rulec.compiler.pipeline import static_defaults
+from rulec.compiler.reference import ReferenceOptimizer
+from rulec.compiler.routing import applies
+from rulec.compiler.view import matrix_view
+from rulec.errors import RulecError
+from rulec.language.node import Node, Op, const, name, rewrite
+from rulec.language.rule import Assign, Branch, Rule, State, Statement
+
+Array = np.ndarray[Any, Any]
+Values = list[Array]
+
+#: The parameters that are tried, those of them that a rule applies to; the last of each shape is zero.
+_SHAPES = ((4, 6), (6, 4), (5,), (), (3, 2, 2), (4, 6), (5,))
+_WARM, _STEPS = 6, 8
+#: A difference that rounding cannot make, in parts of the values compared.
+_SEEN = 1e-6
+
+
+@dataclass
+class Witness:
+    """Tries the properties of one rule; every answer is whether a counterexample was seen."""
+
+    flow: Flow
+    tried: Sequence[tuple[int, ...]] = _SHAPES
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule as it runs by itself, for the tensors it applies to, without routing the others."""
+        return replace(self.flow.rule, applies_to=None, otherwise=None)
+
+    @cached_property
+    def watched(self) -> Rule:
+        """The same rule, with what its states were before the step, and those of groups and of the model after it."""
+        states, before, after = dict(self.rule.state), [], []
+        for key, state in self.rule.state.items():
+            shared = state.per in ("group", "model")
+            states[f"{key}.before"] = replace(state, init=const(0), per="tensor" if shared else state.per)
+            before.append(_where(state, Assign(f"{key}.before", name(key))))
+            if shared:
+                states[f"{key}.after"] = State(const(0), per="tensor")
+                after.append(Assign(f"{key}.after", name(key)))
+        return replace(self.rule, state=states, step=(*before, *self.rule.step, *after))
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes tried that the rule applies to."""
+        return [shape for shape in self.tried if applies(self.flow.rule, shape, ())]
+
+    @property
+    def params(self) -> Values:
+        """The parameters at the start: normal numbers, and zeros where a shape stands a second time."""
+        rng = np.random.default_rng(7)
+        return [rng.normal(size=s) * (s not in self.shapes[:i]) for i, s in enumerate(self.shapes)]
+
+    def grads(self, step: int) -> Values:
+        """The gradients of a step."""
+        rng = np.random.default_rng([7, step])
+        return [rng.normal(size=s) for s in self.shapes]
+
+    @cached_property
+    def hypers(self) -> list[dict[str, float]]:
+        """The values tried: the defaults; and others where these are 0 or as small as an eps."""
+        lifted = {}
+        for key, hyper in self.rule.hyper.items():
+            small = isinstance(hyper.default, float) and abs(hyper.default) <= 1e-2 and key != "lr" and not hyper.static
+            value = next((x for x in (0.3, 1.0, 3.0) if _allowed(self.rule, key, x)), None)
+            if small and value is not None:
+                lifted[key] = value
+        return [{}, lifted] if lifted else [{}]
+
+    def scale_matters(self, *, changing: bool) -> bool:
+        """Whether `p` was seen to move otherwise with gradients that are larger, all alike or each step by itself."""
+
+        def differ(hyper: Mapping[str, float]) -> bool:
+            runs = [self._path(hyper, lambda k: 1.0)]
+            if changing:
+                runs.append(self._path(hyper, lambda k: (8.0, 64.0, 1 / 64, 1.0, 512.0)[k % 5]))
+            else:
+                runs += [self._path(hyper, lambda k: 128.0), self._path(hyper, lambda k: 1 / 128)]
+            return any(_parted(runs[0], other, self.params) for other in runs[1:])
+
+        return self._seen(differ)
+
+    def nonlinear(self, state: str) -> bool:
+        """Whether the new value of a state was seen not to be affine in the gradient."""
+
+        def bent(hyper: Mapping[str, float]) -> bool:
+            one, two = self.grads(10), self.grads(11)
+            zero, both = [0 * g for g in one], [a + b for a, b in zip(one, two, strict=True)]
+            found = [self._state_after(hyper, state, g) for g in (one, two, both, zero)]
+            return any(_differs(a + b, c + d) for a, b, c, d in zip(*found, strict=True))
+
+        return self._seen(bent)
+
+    def accumulation_fails(self, adds: Mapping[str, Node]) -> bool:
+        """Whether two calls were seen to give something else than one with the sum of their gradients."""
+        return any(Witness(self.flow, (shape,))._accumulation_fails(adds) for shape in dict.fromkeys(self.shapes))
+
+    def _accumulation_fails(self, adds: Mapping[str, Node]) -> bool:
+        facts = {**matrix_view(self.tried[0], self.rule.view).facts, **static_defaults(self.rule)}
+        apart = accumulating(*_decided(replace(self.flow, rule=self.rule), adds, facts))
+
+        def fails(hyper: Mapping[str, float]) -> bool:
+            one, two = self.grads(10), self.grads(11)
+            sums = [a + b for a, b in zip(one, two, strict=True)]
+            at_once = self._after(self.rule, hyper, [*map(self.grads, range(_WARM)), sums])
+            in_two = self._optimizer(apart, hyper)
+            for k in range(_WARM):
+                self._step(in_two, self.grads(k), k, {"phase": 0})
+                self._step(in_two, self.grads(k), k, {"phase": 2})
+            for grads, phase in ((one, 0), (two, 1), (two, 2)):
+                self._step(in_two, grads, _WARM, {"phase": phase})
+            return _parted(at_once.params, in_two.params, self.params)
+
+        return self._seen(fails)
+
+    def changes_at_zero(self, key: str, first: bool) -> bool:
+        """Whether `p` or a state was seen to change in a step with a gradient of zeros."""
+
+        def changed(hyper: Mapping[str, float]) -> bool:
+            zero = [0 * g for g in self.grads(0)]
+            warm = [] if first else list(map(self.grads, range(_WARM)))
+            old = self._after(self.watched, hyper, warm).params
+            done = self._after(self.watched, hyper, [*warm, zero])
+            if key == "p":
+                return any(_differs(a, b) for a, b in zip(old, done.params, strict=True))
+            states = [done.state(i) for i in range(len(self.shapes))]
+            after = f"{key}.after" if f"{key}.after" in self.watched.state else key
+            return any(_differs(s[f"{key}.before"], s[after]) for s in states if after in s)
+
+        return self._seen(changed)
+
+    def _seen(self, test: Callable[[Mapping[str, float]], bool]) -> bool:
+        for hyper in self.hypers if self.shapes else ():
+            try:
+                if test(hyper):
+                    return True
+            except (RulecError, np.linalg.LinAlgError):
+                continue
+        return False
+
+    def _optimizer(self, rule: Rule, hyper: Mapping[str, float]) -> ReferenceOptimizer:
+        return ReferenceOptimizer(rule, self.params, dict(hyper))
+
+    def _step(self, run: ReferenceOptimizer, grads: Values, step: int, inputs: Mapping[str, Any]) -> None:
+        rng = np.random.default_rng([9, step])
+        given = {
+            key: 1 + rng.random() if kind == "scalar" else [rng.random(s) for s in self.shapes]
+            for key, kind in self.rule.inputs.items()
+        }
+        run.step(grads, inputs={**given, "step": step + 1, **inputs})
+
+    def _after(self, rule: Rule, hyper: Mapping[str, float], grads: Sequence[Values]) -> ReferenceOptimizer:
+        run = self._optimizer(rule, hyper)
+        for step, each in enumerate(grads):
+            self._step(run, each, step, {})
+        return run
+
+    def _path(self, hyper: Mapping[str, float], scale: Callable[[int], float]) -> Values:
+        return self._after(self.rule, hyper, [[g * scale(k) for g in self.grads(k)] for k in range(_STEPS)]).params
+
+    def _state_after(self, hyper: Mapping[str, float], state: str, grads: Values) -> Values:
+        done = self._after(self.watched, hyper, [*map(self.grads, range(_WARM)), grads])
+        key = f"{state}.after" if f"{state}.after" in self.watched.state else state
+        states = [done.state(i) for i in range(len(self.shapes))]
+        return [s[key] for s in states if key in s]
+
+
+def _decided(flow: Flow, adds: Mapping[str, Node], facts: Mapping[str, float]) -> tuple[Flow, dict[str, Node]]:
+    """The flow for tensors with these shape facts alone: other tensors may lack states that it reads."""
+
+    def chosen(value: Node) -> Node:
+        truth = decide(value.args[0], facts) if value.op is Op.WHERE else None
+        return value if truth is None else value.args[1 if truth else 2]
+
+    conditions = {key: state.condition for key, state in flow.rule.state.items()}
+    kept = {key for key, condition in conditions.items() if condition is None or decide(condition, facts)}
+    states = {key: replace(state, condition=None) for key, state in flow.rule.state.items() if key in kept}
+    new = {key: rewrite([value], chosen)[0] for key, value in flow.new.items() if key in kept or key == "p"}
+    parts = {key: rewrite([value], chosen)[0] for key, value in adds.items() if key in kept}
+    return replace(flow, rule=replace(flow.rule, state=states), new=new), parts
+
+
+def _where(state: State, line: Assign) -> Statement:
+    return line if state.condition is None else Branch(state.condition, (line,))
+
+
+def _allowed(rule: Rule, key: str, value: float) -> bool:
+    try:
+        return rule.hyper[key].check(key, value, rule.name) == value
+    except RulecError:
+        return False
+
+
+def _finite(*arrays: Array) -> Iterator[tuple[float, ...]]:
+    flat = [np.ravel(a) for a in np.broadcast_arrays(*arrays)]
+    return (values for values in zip(*flat, strict=True) if np.isfinite(values).all())
+
+
+def _differs(one: Array, two: Array) -> bool:
+    return any(abs(a - b) > _SEEN * max(abs(a), abs(b)) for a, b in _finite(one, two))
+
+
+def _parted(one: Values, two: Values, start: Values) -> bool:
+    """Whether two ways from `start` part by more than rounding can make."""
+    for a, b, s in zip(one, two, start, strict=True):
+        for x, y, z in _finite(a, b, s):
+            if abs(x - y) > _SEEN * max(abs(x - z), abs(y - z)) + 1e-13 * abs(z):
+                return True
+    return False
