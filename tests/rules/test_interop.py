@@ -10,6 +10,7 @@ import pytest
 
 import rulec
 from tests.rules.interop import Entry, entries
+from tests.rules.matrices import MATRICES
 from tests.rules.measure import Trial, largest_difference
 from tests.rules.peers import PEERS
 from tests.rules.reducing import REDUCING
@@ -18,11 +19,11 @@ from tests.rules.runs import Hyper, OptaxRun, TorchRun, our_run
 pytestmark = pytest.mark.peer
 
 ENTRIES = entries()
-ROWS = (*PEERS, *REDUCING)
+ROWS = (*PEERS, *REDUCING, *MATRICES)
 
 #: Who runs the rules that reduce; the others run on the numpy backend.
 REDUCING_RUN = "reference"
-RUNS = {peer.rule: REDUCING_RUN for peer in REDUCING}
+RUNS = {peer.rule: REDUCING_RUN for peer in (*REDUCING, *MATRICES)}
 
 FLAVOURS = [(entry, *flavour) for entry in ENTRIES for flavour in entry.decays()]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
-
 import pytest
 
 import rulec
+from tests.rules.matrices import MATRICES
 from tests.rules.measure import STEPS, Trial, against_peer, largest_difference
 from tests.rules.peers import FIRST, PEERS, Peer
+from tests.rules.reducing import REDUCING
 from tests.rules.runs import OracleRun, OurRun
 
 pytestmark = pytest.mark.peer
@@ -21,20 +20,13 @@ RELATIVE_FLOAT64 = 1e-12
 ULPS_FLOAT32 = STEPS / 2
 
 
-#: The tables of peers, each of which is a tuple in a module of its own.
-TABLES = {"peers": "PEERS", "reducing": "REDUCING", "matrices": "MATRICES"}
-
-
-def _rows() -> list[Peer]:
-    """The rows of every table there is."""
-    modules = {name: f"tests.rules.{name}" for name in TABLES}
-    present = {name: importlib.import_module(path) for name, path in modules.items() if find_spec(path)}
-    return [row for name, module in present.items() for row in getattr(module, TABLES[name])]
-
-
 def test_every_rule_has_a_peer() -> None:
     library = set(rulec.rules(wrappers=False))
-    named = {name if name in library else f"transforms/{name}" for row in _rows() for name in row.names}
+    named = {
+        name if name in library else f"transforms/{name}"
+        for row in (*PEERS, *REDUCING, *MATRICES)
+        for name in row.names
+    }
     assert named == library
 
 
