@@ -60,8 +60,12 @@ def _transposed_axes(_: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, operands[0].cols, operands[0].rows)
 
 
-def _square_axes(_: Node, operands: Sequence[Axes]) -> Axes:
-    return Axes(AXES, operands[0].rows, operands[0].rows)
+def _square_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first = operands[0]
+    if first.rows is not first.cols:
+        sides = " by ".join("1" if x is None else short_text(x) for x in (first.rows, first.cols))
+        raise RuleError(f"{value.op.symbol} needs a square matrix, and {short_text(value.args[0])!r} is {sides}")
+    return Axes(AXES, first.rows, first.rows)
 
 
 def _leading_axes(value: Node, operands: Sequence[Axes]) -> Axes:
