@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import TensorError
+from rulec.language.node import Op
 from rulec.runtime.arrays import Vector
+from rulec.runtime.matrix import NUMPY_MATRIX
 from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
 
 Array = np.ndarray[Any, Any]
@@ -104,22 +107,48 @@ class NumpyArrays:
                 raise TensorError(f"the gradient of {names[int(i)]} shares memory with {owner}: pass a copy of it")
 
     def allocate(
-        self, params: Sequence[Array], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
-        facts: Sequence[Mapping[str, float]],
+        self, params: Sequence[Array], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
+        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Array]]:  # fmt: skip
         """For each parameter its states: named views of one arena, disjoint and aligned, in its memory order."""
-        slots, size = plan_arena(specs, [p.size for p in params])
+        slots, size = plan_arena(specs, [[math.prod(shape) for shape in own] for own in shapes])
         arena = aligned_bytes(size)
         self.own([arena], ["the optimizer's state"])
-        by_name = {spec.name: spec for spec in specs}
+        by_name = {spec.name: (index, spec) for index, spec in enumerate(specs)}
         found: list[dict[str, Array]] = [{} for _ in params]
         for slot in slots:
-            spec, param = by_name[slot.name], params[slot.tensor]
+            (index, spec), param = by_name[slot.name], params[slot.tensor]
             flat = arena[slot.offset : slot.offset + slot.size].view(numpy_dtype(spec.dtype))
-            state = flat.reshape(param.shape, order="C" if param.flags.c_contiguous else "F")
+            order: Literal["C", "F"] = "C" if param.flags.c_contiguous or not spec.axes.elementwise else "F"
+            state = flat.reshape(shapes[slot.tensor][index], order=order)
             _initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
             found[slot.tensor][spec.name] = state
         return found
+
+    def scratch(self, like: Array, dtype: str) -> Array:
+        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
+        return np.empty_like(like, dtype=numpy_dtype(dtype))
+
+    def plain(self, array: Array) -> bool:
+        """Whether the array is in C order."""
+        return bool(array.flags.c_contiguous)
+
+    def numbers(self, array: Array) -> Array:
+        """The array itself, or a copy in float32 of one of 16 bits."""
+        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+    def wrapped(self, numbers: Array) -> Array:
+        """The same array."""
+        return numbers
+
+    def write(self, array: Array, numbers: Array) -> None:
+        """Gives the array these values, rounded to its dtype."""
+        array[...] = numbers.reshape(array.shape)
+
+    @property
+    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
+        """NumPy's, which are BLAS's and LAPACK's."""
+        return NUMPY_MATRIX
 
     def vector(self, values: Array) -> Vector:
         """A copy of the numbers, with a 0-d view of each."""

@@ -30,13 +30,13 @@ class Optimizer:
 
     def __init__(
         self, rule: Rule | str | Path, params: Any, backend: str | None = None, *,
-        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, **hyper: float,
+        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
         self.hyper = default_hyper(self.rule, hyper)
         arrays = NumpyArrays()
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
-        self._engine = Engine(self.rule, arrays, backend, dtypes, maximize)
+        self._engine = Engine(self.rule, arrays, backend, dtypes, maximize, seed)
         leaves = list(flatten(params))
         self.names = [name for name, _ in leaves]
         for name, array in leaves:

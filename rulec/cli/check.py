@@ -59,7 +59,7 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
     from rulec.backend.layout import layout_for
     from rulec.bench.traffic import traffic
     from rulec.compiler.pipeline import compile
-    from rulec.compiler.reference import route
+    from rulec.compiler.routing import route
     from rulec.compiler.view import matrix_view
     from rulec.language.text import expression_text
 

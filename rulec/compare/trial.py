@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.compiler.reference import route
+from rulec.compiler.routing import route
 from rulec.errors import RuleError
 from rulec.language.rule import Rule
 

@@ -14,15 +14,15 @@ import numpy as np
 from rulec.compiler import random
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program, Store
-from rulec.compiler.lower import decide
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
+from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
-from rulec.language.node import Kind, Node, Op, const, rewrite, walk
+from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
@@ -303,15 +303,14 @@ class ReferenceOptimizer:
         self.tensors: list[Tensor] = []
         self._parts: dict[Hashable, _Part] = {}
         self._shared: dict[int, dict[tuple[str, Key], Array]] = {}
-        routes: dict[int, tuple[Rule, list[Mapping[str, float]]]] = {}
+        router = Router(rule)
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
-            routed = route(rule, np.shape(param), words[index])
-            routes.setdefault(id(routed), (routed.standalone(), [_own(g, routed) for g in given]))
+            routed = router.choose(np.shape(param), words[index], f"parameter {index}")
             view = matrix_view(np.shape(param), routed.view)
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
-            self._add(index, *routes[id(routed)])
-        known = {key for routed, _ in routes.values() for key in routed.hyper} | set(rule.standalone().all_hyper)
+            self._add(index, routed, [_own(g, routed) for g in given])
+        known = rule.standalone().all_hyper
         for key in (key for group in given for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
@@ -420,17 +419,3 @@ def _own(given: Mapping[str, float], rule: Rule) -> dict[str, float]:
     """The given hyper-parameters that a routed rule has."""
     known = set(rule.standalone().hyper)
     return {k: v for k, v in given.items() if k in known}
-
-
-def route(rule: Rule, shape: Sequence[int], tags: set[str]) -> Rule:
-    """The rule that a tensor of this shape and with these tags goes to, its hyper-parameters bound."""
-    if rule.applies_to is None:
-        return rule
-    words = {n for n in walk([rule.applies_to]) if n.op is Op.FACT and str(n.arg).startswith("tagged(")}
-    values = {n: const(float(str(n.arg)[8:-2] in tags)) for n in words}
-    condition = rewrite([rule.applies_to], lambda n: values.get(n, n))[0]
-    if decide(condition, matrix_view(shape, rule.view).facts):
-        return rule
-    if rule.rest is None:
-        raise RuleError(f"{rule.name} does not apply to a tensor of shape {tuple(shape)}, and names no rule otherwise")
-    return route(rule.rest, shape, tags)

@@ -115,6 +115,11 @@ class ScalarTable:
         self.facts = {str(n.arg) for n in self.order if n.op is Op.FACT}
         self.loads = {str(n.arg) for n in self.order if n.op is Op.LOAD}
 
+    @classmethod
+    def of(cls, values: Sequence[Node]) -> ScalarTable:
+        """The table of these values, which have no name."""
+        return cls(ScalarProgram(columns=tuple(Column("", value) for value in values)))
+
     def evaluate(
         self, shape: tuple[int, ...], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any],
         states: Mapping[str, Any], levels: Mapping[str, Any] | None = None,

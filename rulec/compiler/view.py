@@ -35,6 +35,11 @@ class MatrixView:
             return array.reshape(self.batch, self.cols, self.rows).swapaxes(1, 2)
         return array.reshape(self.batch, self.rows, self.cols)
 
+    def kept_shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        """The shape in which something of `batch x rows x cols` is kept: the tensor's own, but for its matrices."""
+        lead = self.shape[:-2]
+        return (*lead, rows, cols) if math.prod(lead) == self.batch else (rows, cols)
+
     def tensor(self, matrices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The inverse of `matrices`."""
         return (matrices.swapaxes(1, 2) if self.transposed else matrices).reshape(self.shape)

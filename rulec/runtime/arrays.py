@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rulec.language.node import Op
 from rulec.runtime.state import StateSpec
 
 
@@ -48,10 +49,38 @@ class Arrays(Protocol):
         ...
 
     def allocate(
-        self, params: Sequence[Any], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
-        facts: Sequence[Mapping[str, float]],
+        self, params: Sequence[Any], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
+        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """For each parameter its initialised states by name: of its shape, contiguous in its memory order."""
+        """For each parameter its initialised states by name, of the shapes given.
+
+        Those of its own shape are contiguous in its memory order, others as their shape says.
+        """
+        ...
+
+    def scratch(self, like: Any, dtype: str) -> Any:
+        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
+        ...
+
+    def plain(self, array: Any) -> bool:
+        """Whether the elements lie in memory in the order that the shape says."""
+        ...
+
+    def numbers(self, array: Any) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array of float32 or float64: the same memory where that is the dtype, else a copy."""
+        ...
+
+    def wrapped(self, numbers: np.ndarray[Any, Any]) -> Any:
+        """A C-contiguous NumPy array of float32 or float64 as an array of this kind, of the same memory if possible."""
+        ...
+
+    def write(self, array: Any, numbers: np.ndarray[Any, Any]) -> None:
+        """Gives the array these values, rounded to its dtype."""
+        ...
+
+    @property
+    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
+        """The matrix functions, on NumPy arrays `(batch, rows, cols)`, by the library of these arrays."""
         ...
 
     def vector(self, values: np.ndarray[Any, Any]) -> Vector:

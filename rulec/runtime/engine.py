@@ -1,4 +1,4 @@
-"""The engine: tensors in buckets, the scalar table, and the loop `for stage: for bucket`.
+"""The engine: tensors in buckets, hyper-parameters, and steps.
 
 An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`, and `finish`. Nothing here knows a
 framework: what differs between arrays is behind `Arrays`, what differs between machines behind `Backend`.
@@ -6,133 +6,98 @@ framework: what differs between arrays is behind `Arrays`, what differs between 
 
 from __future__ import annotations
 
-import math
-import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import ITEM_SIZE, Layout, layout_for, traffic
-from rulec.backend.protocol import Call, Kernel, Rows
+from rulec.backend.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
-from rulec.compiler.scalars import evaluate_once, resolve_hyper
+from rulec.compiler.routing import Router
+from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
-from rulec.errors import BackendUnsupported, PartialUpdate, RuleError, TensorError
+from rulec.errors import HyperError, RuleError, TensorError
+from rulec.language.node import Op, walk
 from rulec.language.rule import Rule
-from rulec.runtime.arrays import Arrays, Vector
+from rulec.language.source import did_you_mean
+from rulec.runtime.arrays import Arrays
+from rulec.runtime.bucket import Bucket, Tensor, Version
 from rulec.runtime.counts import Counts
+from rulec.runtime.debug import LEVEL
+from rulec.runtime.launch import Launch, Part, run
+from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers, RowSource
 from rulec.runtime.state import state_specs
 
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+__all__ = ["Engine", "Launch", "default_hyper", "run"]
 
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-@dataclass
-class Tensor:
-    """A parameter as the engine knows it; in no bucket until its first gradient, and without state until then."""
-
-    array: Any
-    group: int
-    name: str
-    numel: int
-    bucket: Bucket | None = None
-    position: int = 0
-
-
-@dataclass
-class Bucket:
-    """Tensors that one kernel updates in one call: of one program, device and layout, whatever their group."""
-
-    program: Program
-    layout: Layout
-    device: str
-    backend: str
-    kernel: Kernel
-    tensors: list[Tensor] = field(default_factory=list)
-    params: list[Any] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-    counts: Counts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
-    scalar_states: dict[str, Vector] = field(default_factory=dict)
-    rows: RowSource | None = None
-    call: Call | None = None
-
-
-@dataclass
-class _Part:
-    """The tensors of one bucket that fire together: worked out once for each set of tensors, used in many steps.
-
-    `positions` are theirs in the bucket, None for all of it in order; `pick` takes their gradients out of those of the
-    whole step, None where they are all of it; `check` gives gradients as kernels can read them.
-    """
-
-    bucket: Bucket
-    positions: list[int] | None
-    fired: Any
-    pick: Callable[[Sequence[Any]], Sequence[Any]] | None
-    check: Callable[[Sequence[Any]], Sequence[Any]]
-
-
-@dataclass(slots=True)
-class Launch:
-    """One bucket's share of a step, checked and ready: nothing has been written yet."""
-
-    engine: Engine
-    part: _Part
-    grads: Sequence[Any]
-    rows: Rows
-    scalar_states: Mapping[str, Numbers]
+#: How many sets of tensors that fire together an engine remembers the partition of.
+_PLANS = 64
 
 
 class Engine:
     """Runs one rule over any number of tensors.
 
     `backend` names a backend for all tensors, else each device has its own default. `state_dtype` gives the storage
-    dtype of states by name (`""` for all of them); by default a state has its parameter's.
+    dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is that of the
+    rule's random numbers.
     """
 
     def __init__(
         self, rule: Rule, arrays: Arrays, backend: str | None = None, state_dtype: Mapping[str, str] | None = None,
-        maximize: bool = False,
+        maximize: bool = False, seed: int = 0,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
-        self.arrays, self.backend_name, self.maximize = arrays, backend, maximize
+        self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, seed
         self.state_dtype = dict(state_dtype or {})
+        self._router = Router(self.rule)
         self._check_state_dtypes()
-        check_runnable(rule)
+        self.hyper = self.rule.all_hyper
+        self.hyper_names = list(self.hyper)
         self.tensors: list[Tensor] = []
         self.buckets: dict[Any, Bucket] = {}
-        self.hyper_names = list(self.rule.hyper)
         self.shared: dict[str, Numbers] = {}
         self.group_t: Numbers = np.zeros(0)
         self.model_t = 0.0
         self.extensions = 0
+        #: How many updates of tensors were skipped so far, by the rule's own condition.
+        self.skipped = 0
+        self.named: dict[str, Numbers] = {}
+        self.pending: dict[str, dict[int, float]] = {}
         self._hyper: Numbers = np.zeros(0)
-        self._named: dict[str, Numbers] = {}
-        self._pending: dict[str, dict[int, float]] = {}
-        self._plans: dict[tuple[int, ...], list[_Part]] = {}
-        self._last: tuple[tuple[int, ...], list[_Part]] = ((), [])
+        self._model_hyper: set[str] = set()
+        self._plans: dict[tuple[int, ...], list[Part]] = {}
+        self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
+        self._scratch: dict[Any, Any] = {}
 
     def _check_state_dtypes(self) -> None:
-        from rulec.language.source import did_you_mean
-
+        known = self._router.states
         for state, dtype in self.state_dtype.items():
-            if state and state not in self.rule.state:
-                raise TensorError(f"{self.rule.name} has no state {state!r}{did_you_mean(state, self.rule.state)}")
+            if state and state not in known:
+                raise TensorError(f"{self.rule.name} has no state {state!r}{did_you_mean(state, known)}")
             if dtype not in ITEM_SIZE:
                 raise TensorError(f"state dtype {dtype!r} is none of {', '.join(ITEM_SIZE)}")
 
     # Tensors and buckets
 
-    def add(self, array: Any, group: int, name: str) -> int:
-        """Adds a parameter and returns its id; its state is allocated when it first gets a gradient."""
+    def add(
+        self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None
+    ) -> int:
+        """Adds a parameter and returns its id; its state is allocated when it first gets a gradient.
+
+        `tags` are its words for `tagged(...)`; `number`, its id by default, tells its random numbers from others'.
+        RuleError where the rule does not apply to it and names no other.
+        """
         self.arrays.dtype(array)
-        self.tensors.append(Tensor(array, group, name, math.prod(self.arrays.shape(array))))
+        shape = self.arrays.shape(array)
+        rule = self._router.choose(shape, tags, name)
+        number = len(self.tensors) if number is None else number
+        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number))
         if group >= self.group_t.size:
             self.group_t = np.concatenate([self.group_t, np.zeros(group + 1 - self.group_t.size)])
         return len(self.tensors) - 1
@@ -143,7 +108,7 @@ class Engine:
         tensor.array = array
         if tensor.bucket is not None:
             tensor.bucket.params[tensor.position] = array
-            tensor.bucket.call = None
+            tensor.bucket.rebind()
             self._forget_plans()
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
@@ -168,61 +133,86 @@ class Engine:
 
     def _bucket_key(self, tensor: Tensor, grad_dtype: str | None, hyper: Numbers) -> Any:
         dtype = self.arrays.dtype(tensor.array)
-        view = matrix_view(self.arrays.shape(tensor.array), self.rule.view)
-        static = {k: float(hyper[i, tensor.group]) for i, k in enumerate(self.hyper_names) if self.rule.hyper[k].static}
-        program = compile(self.rule, {**view.facts, "machine_eps": _EPS[dtype]}, static)
+        named = self._named_of(tensor, hyper)
+        static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
+        program = compile(tensor.rule, self._facts(tensor), static)
+        self._check_fits(program, tensor)
         every = self.state_dtype.get("", dtype)
         states = {b.name: self.state_dtype.get(b.name, every) for b in program.states}
-        layout = layout_for(program, dtype, grad_dtype, states, self.maximize)
-        return program, layout, self.arrays.device(tensor.array)
+        turned = tensor.view.transposed and is_shaped(program)
+        layout = layout_for(program, dtype, grad_dtype, states, self.maximize, turned)
+        return program, layout, self.arrays.device(tensor.array), tuple(sorted(static.items()))
+
+    def _check_fits(self, program: Program, tensor: Tensor) -> None:
+        function = needs_matrix(program)
+        if function and len(tensor.view.shape) < 2:
+            raise RuleError(
+                f"{function} needs a matrix, and {tensor.name} has {len(tensor.view.shape)} dimensions: give "
+                f"{tensor.rule.name} applies_to: ndim >= 2 and a rule for the others under otherwise"
+            )
+        if is_viewed(program) and not self.arrays.plain(tensor.array):
+            raise TensorError(
+                f"{tensor.name} does not lie in memory in the order of its shape, as the rows and columns of "
+                f"{tensor.rule.name} need: pass it contiguous"
+            )
 
     def _extend(self, key: Any, tensors: list[Tensor], hyper: Numbers) -> None:
+        program, layout, device, static = key
         bucket = self.buckets.get(key)
-        program, layout, device = key
         if bucket is None:
             backend = registry.usable(self.backend_name or self.arrays.backend(device))
             source = backend.emit(program, layout)
-            if _DEBUG >= 4:
+            if LEVEL >= 4:
                 print(source, file=sys.stderr)
-            bucket = Bucket(program, layout, device, backend.name, backend.build(program, layout, source))
-        named = [dict(zip(self.hyper_names, hyper[:, t.group].tolist(), strict=True)) for t in tensors]
+            bucket = Bucket(program, layout, device, backend, dict(static))
+        named = [self._named_of(t, hyper) for t in tensors]
         facts = [self._facts(t) for t in tensors]
         params = [t.array for t in tensors]
-        states = self.arrays.allocate(params, state_specs(program, layout), named, facts)
+        specs = state_specs(program, layout)
+        shapes = [[s.shape(t.view, h, f) for s in specs] for t, h, f in zip(tensors, named, facts, strict=True)]
+        states = self.arrays.allocate(params, specs, shapes, named, facts)
+        self._extend_numbers(bucket, named, facts)
         # From here on nothing can fail: the tensors join with their states or not at all.
         for position, tensor in enumerate(tensors, len(bucket.tensors)):
             tensor.bucket, tensor.position = bucket, position
-        first = len(bucket.tensors)
         bucket.tensors += tensors
         bucket.params += params
         bucket.states += states
-        counted = np.concatenate([bucket.counts.numbers, np.zeros(len(tensors))]).astype(np.int64)
-        bucket.counts = Counts(self.arrays.vector(counted))
-        self._extend_scalar_states(bucket, first, named, facts)
-        bucket.rows = RowSource(
-            program, np.array([t.group for t in bucket.tensors]), [self._facts(t) for t in bucket.tensors]
+        bucket.facts += facts
+        bucket.groups = np.array([t.group for t in bucket.tensors], np.int64)
+        bucket.counts = Counts(
+            self.arrays.vector(np.concatenate([bucket.counts.numbers, np.zeros(len(tensors))]).astype(np.int64))
         )
-        bucket.call = None
+        for version in bucket.versions.values():
+            version.rows = RowSource(version.program, bucket.groups, bucket.facts)
+        bucket.rebind()
         self.buckets[key] = bucket
+        nodes = walk([c.value for c in program.scalars.columns] + [s.value for s in program.scalars.stores])
+        self._model_hyper |= {str(n.arg) for n in nodes if n.op is Op.MODEL_HYPER}
 
-    def _extend_scalar_states(
-        self, bucket: Bucket, first: int, named: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]]
+    def _extend_numbers(
+        self, bucket: Bucket, named: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]]
     ) -> None:
+        """The first values of the states that are single numbers for a tensor, a group or the model."""
+        first = len(bucket.tensors)
         for buffer in bucket.program.states:
-            if buffer.init is None or {"i", "j"} & set(buffer.axes.letters):
+            letters = buffer.axes.letters
+            if buffer.init is None or {"b", "i", "j"} & set(letters):
                 continue
             initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in zip(named, facts, strict=True)])
-            if "n" in buffer.axes.letters:
+            if "n" in letters:
                 old = bucket.scalar_states[buffer.name].numbers if first else np.zeros(0)
                 bucket.scalar_states[buffer.name] = self.arrays.vector(np.concatenate([old, initial]))
                 continue
-            size = self.group_t.size if "k" in buffer.axes.letters else 1
+            size = self.group_t.size if "k" in letters else 1
             have = self.shared.get(buffer.name, np.zeros(0))
             self.shared[buffer.name] = np.concatenate([have, np.full(size - have.size, initial[0])])
 
     def _facts(self, tensor: Tensor) -> dict[str, float]:
-        view = matrix_view(self.arrays.shape(tensor.array), self.rule.view)
-        return {**view.facts, "machine_eps": _EPS[self.arrays.dtype(tensor.array)]}
+        return {**tensor.view.facts, "machine_eps": EPS[self.arrays.dtype(tensor.array)]}
+
+    def _named_of(self, tensor: Tensor, hyper: Numbers) -> dict[str, float]:
+        return dict(zip(self.hyper_names, hyper[:, tensor.group].tolist(), strict=True))
 
     # State, for checkpoints
 
@@ -241,45 +231,62 @@ class Engine:
         return np.array([[g[k] for g in groups] for k in self.hyper_names], np.float64).reshape(-1, len(groups))
 
     def check_hyper(self, hyper: Numbers) -> None:
-        """HyperError where a value lies outside its range."""
+        """HyperError where a value lies outside its range, or differs between groups where it must not."""
         if hyper.shape[1] == 0:
             return
         # The extremes are in range where all are; a NaN is both.
         for name, low, high in zip(self.hyper_names, hyper.min(axis=1), hyper.max(axis=1), strict=True):
             for value in (float(low), float(high)):
-                self.rule.hyper[name].check(name, value, self.rule.name)
+                self.hyper[name].check(name, value, self.rule.name)
+        self._check_model_hyper(hyper)
 
-    def step(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> None:
+    def _check_model_hyper(self, hyper: Numbers) -> None:
+        for name in sorted(self._model_hyper):
+            values = hyper[self.hyper_names.index(name)]
+            if not (values == values[0]).all():
+                raise HyperError(
+                    f"{name} of {self.rule.name} is part of a state of the whole model, so every group needs the same "
+                    f"value, not {', '.join(f'{v:g}' for v in np.unique(values))}"
+                )
+
+    def step(
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
+    ) -> None:
         """One step of these tensors with these gradients. Nothing is written where anything is wrong."""
         self.begin()
         try:
-            self.fire(ids, grads, hyper)
+            self.fire(ids, grads, hyper, inputs)
         finally:
             self.finish()
 
     def begin(self) -> None:
         """Opens a step: group- and model-wide values advance once in it, however many times tensors fire."""
-        self._pending = {}
+        self.pending = {}
 
     def finish(self) -> None:
         """Closes a step: what groups and the model remember takes its new value."""
-        for name, values in self._pending.items():
+        for name, values in self.pending.items():
             for group, value in values.items():
                 self.shared[name][group] = value
-        touched = {g for values in self._pending.values() for g in values}
-        if self._pending:
+        touched = {g for values in self.pending.values() for g in values}
+        if self.pending:
             self.group_t[list(touched)] += 1
             self.model_t += 1
-        self._pending = {}
+        self.pending = {}
 
-    def fire(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> None:
+    def fire(
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
+    ) -> None:
         """Updates these tensors, each once. Everything is checked, for all buckets, before anything is written."""
-        run(self.ready(ids, grads, hyper))
+        run(self.ready(ids, grads, hyper, inputs))
 
-    def ready(self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers) -> list[Launch]:
+    def ready(
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
+    ) -> list[Launch]:
         """What `run` needs to update these tensors; everything is checked and nothing written.
 
-        `hyper` is a table that is not changed afterwards: the same object stands for the same numbers.
+        `hyper` is a table that is not changed afterwards: the same object stands for the same numbers. `inputs` has
+        what the rule names under `inputs`: a number, or a list of one array for each of these tensors.
         """
         if hyper is not self._hyper:
             self._take(hyper)
@@ -287,148 +294,149 @@ class Engine:
         if before is not ids:
             parts = self._parts(ids, grads)
             self._last = (ids, parts)
-        return [self._launch(part, grads if part.pick is None else part.pick(grads)) for part in parts]
+        if self.rule.inputs or inputs:
+            self._check_inputs(inputs or {}, len(ids))
+        return [
+            launch
+            for part in parts
+            for launch in self._launches(part, grads if part.pick is None else part.pick(grads), inputs or {})
+        ]
+
+    def _check_inputs(self, inputs: Mapping[str, Any], count: int) -> None:
+        for name, kind in self.rule.inputs.items():
+            if name not in inputs:
+                raise TensorError(f"{self.rule.name} needs the input {name!r} at every step")
+            if kind == "like p" and len(inputs[name]) != count:
+                raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
+        for name in inputs:
+            if name not in self.rule.inputs:
+                raise TensorError(f"{self.rule.name} has no input {name!r}{did_you_mean(name, self.rule.inputs)}")
 
     def _take(self, hyper: Numbers) -> None:
-        if hyper.shape == self._hyper.shape and hyper.tobytes() == self._hyper.tobytes():
-            return
-        self.check_hyper(hyper)
+        """Checks hyper-parameters and keeps them, together with each name's values."""
+        if hyper.shape != self._hyper.shape or hyper.tobytes() != self._hyper.tobytes():
+            self.check_hyper(hyper)
         self._hyper = hyper
-        self._named = dict(zip(self.hyper_names, hyper, strict=True))
+        self.named = dict(zip(self.hyper_names, hyper, strict=True))
 
-    def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[_Part]:
+    def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
         parts = self._plans.get(ids)
         if parts is None:
             if any(self.tensors[i].bucket is None for i in ids):
                 self.prepare(ids, [self.arrays.dtype(g) for g in grads], self._hyper)
+                self._check_model_hyper(self._hyper)
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             parts = self._plans[ids] = self._partition(ids)
         return parts
 
-    def _partition(self, ids: Sequence[int]) -> list[_Part]:
+    def _partition(self, ids: Sequence[int]) -> list[Part]:
         places: dict[int, list[int]] = {}
         for place, i in enumerate(ids):
             places.setdefault(id(self.tensors[i].bucket), []).append(place)
         return [self._part([self.tensors[ids[p]] for p in at], at, len(ids)) for at in places.values()]
 
-    def _part(self, tensors: list[Tensor], places: list[int], total: int) -> _Part:
+    def _part(self, tensors: list[Tensor], places: list[int], total: int) -> Part:
         bucket = tensors[0].bucket
         assert bucket is not None
         positions = [t.position for t in tensors]
         if len(set(positions)) != len(positions):
             raise TensorError("a tensor is updated twice in one call: give each its whole gradient once")
-        dtype, names = bucket.layout.dtype("g"), [t.name for t in tensors]
-        check = self.arrays.gradient_check([t.array for t in tensors], dtype, names)
-        pick = None if len(places) == total else lambda grads: [grads[i] for i in places]
+        names = [t.name for t in tensors]
+        check = self.arrays.gradient_check([t.array for t in tensors], bucket.layout.dtype("g"), names)
+        pick: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        if len(places) != total:
+            pick = lambda found: [found[i] for i in places]  # noqa: E731
         if positions == list(range(len(bucket.tensors))):
-            return _Part(bucket, None, None, pick, check)
-        return _Part(bucket, positions, np.array(positions), pick, check)
+            return Part(bucket, None, None, pick, check)
+        return Part(bucket, positions, np.array(positions), pick, check)
 
-    def _launch(self, part: _Part, grads: Sequence[Any]) -> Launch:
+    # Launches
+
+    def _launches(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Iterator[Launch]:
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
-        if bucket.call is None:
-            bucket.call = bucket.kernel.bind(bucket.params, bucket.states)
-        rows = bucket.rows
-        assert rows is not None
+        given = self._inputs_of(part, inputs) if inputs else {}
+        if bucket.program.predicates:
+            yield from self._decided(part, grads, given)
+            return
+        version = bucket.version()
+        rows = version.rows
         if not (rows.own_rows or bucket.scalar_states or self.shared):
             common = bucket.counts.common(fired)
             if common is not None:
-                return Launch(self, part, grads, rows.shared(common + 1, self._named), {})
-        t = (bucket.counts.numbers if fired is None else bucket.counts.numbers[fired]) + 1
+                table = rows.shared(common + 1, self.named)
+                yield Launch(self, part, version, grads, table, {}, given)
+                return
+        yield self._separate(part, version, grads, given)
+
+    def _separate(self, part: Part, version: Version, grads: Sequence[Any], given: Mapping[str, Any]) -> Launch:
+        """A launch whose tensors have rows of their own in the scalar table."""
+        bucket, fired = part.bucket, part.fired
+        t = self._next_counts(part)
         states = {k: v.numbers for k, v in bucket.scalar_states.items()} | self.shared
         levels = {"group": self.group_t + 1, "model": np.array(self.model_t + 1)} if self.shared else {}
-        return Launch(self, part, grads, *rows.separate(t, fired, self._named, states, levels))
+        table, stored = version.rows.separate(t, fired, self.named, states, levels)
+        return Launch(self, part, version, grads, table, stored, given)
 
-    def run(self, launch: Launch) -> None:
-        """Writes one launch of this engine: the kernel's stages, counts and scalar states."""
-        bucket, part = launch.part.bucket, launch.part
-        call = bucket.call
-        assert call is not None
-        # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
-        bucket.counts.advance(part.fired)
-        begin = time.perf_counter() if _DEBUG else 0.0
-        try:
-            for stage in range(len(bucket.program.stages)):
-                written = call(stage, launch.grads, launch.rows, None, tensors=part.positions)
-                if written.params[0] is not bucket.params[0]:
-                    raise BackendUnsupported(
-                        bucket.backend, "an update in place of arrays of this kind", bucket.program.name
-                    )
-        except BaseException:
-            bucket.counts.advance(part.fired, -1)
-            raise
-        if launch.scalar_states:
-            self._keep(launch)
-        if _DEBUG:
-            _report(launch, time.perf_counter() - begin)
+    def _next_counts(self, part: Part) -> Any:
+        numbers = part.bucket.counts.numbers
+        return (numbers if part.fired is None else numbers[part.fired]) + 1
 
-    def _keep(self, launch: Launch) -> None:
-        bucket, fired = launch.part.bucket, launch.part.fired
-        at = slice(None) if fired is None else fired
-        for name, values in launch.scalar_states.items():
-            if name in bucket.scalar_states:
-                bucket.scalar_states[name].numbers[at] = values
-            else:
-                groups = bucket.rows.groups[at] if self.shared[name].size > 1 else [0] * len(values)  # type: ignore[union-attr]
-                self._pending.setdefault(name, {}).update(zip(map(int, groups), values.tolist(), strict=True))
+    def _inputs_of(self, part: Part, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs for the tensors of a part, those like parameters checked as gradients are."""
+        found: dict[str, Any] = {}
+        for name, value in inputs.items():
+            if self.rule.inputs[name] != "like p":
+                found[name] = float(value)
+                continue
+            chosen = value if part.pick is None else part.pick(value)
+            names = [f"{t.name} (its {name})" for t in part.tensors]
+            check = self.arrays.gradient_check([t.array for t in part.tensors], part.bucket.layout.dtype(name), names)
+            found[name] = check(chosen)
+        return found
 
+    def _decided(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Launch]:
+        """A launch for each outcome of the program's predicates among the tensors."""
+        bucket = part.bucket
+        outcomes = self._outcomes(part)
+        if len(set(outcomes)) == 1:
+            yield self._separate(part, bucket.version(outcomes[0]), grads, given)
+            return
+        positions = part.positions or list(range(len(bucket.tensors)))
+        for outcome in sorted(set(outcomes)):
+            mine = [i for i, found in enumerate(outcomes) if found == outcome]
+            own = [positions[i] for i in mine]
+            smaller = Part(bucket, own, np.array(own), None, part.check)
+            chosen = {k: v if isinstance(v, float) else [v[i] for i in mine] for k, v in given.items()}
+            yield self._separate(smaller, bucket.version(outcome), [grads[i] for i in mine], chosen)
 
-#: How many sets of tensors that fire together an engine remembers the partition of.
-_PLANS = 64
+    def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
+        bucket = part.bucket
+        groups = bucket.groups if part.fired is None else bucket.groups[part.fired]
+        facts = bucket.facts if part.positions is None else [bucket.facts[i] for i in part.positions]
+        table = ScalarTable.of([node for _, node in bucket.program.predicates])
+        chosen = {k: v[groups] for k, v in self.named.items()}
+        known = {f: np.array([x[f] for x in facts]) for f in table.facts}
+        t = np.asarray(self._next_counts(part), np.float64)
+        values, _ = table.evaluate((len(groups),), chosen, t, known, {})
+        return [tuple(row) for row in (values != 0).tolist()]
 
+    # Scratch
 
-def run(launches: Sequence[Launch]) -> None:
-    """Writes what is ready, of one engine or several. PartialUpdate where a later launch fails after an earlier one."""
-    for done, launch in enumerate(launches):
-        try:
-            launch.engine.run(launch)
-        except Exception as error:
-            if done == 0:
-                raise
-            names = [name for earlier in launches[:done] for name in _fired_names(earlier.part)]
-            raise PartialUpdate(
-                f"a step failed after {len(names)} tensors were updated ({', '.join(names[:5])}...): {error}"
-            ) from error
-
-
-def _fired_names(part: _Part) -> list[str]:
-    return [t.name for t in _fired(part)]
-
-
-def _fired(part: _Part) -> list[Tensor]:
-    return part.bucket.tensors if part.positions is None else [part.bucket.tensors[i] for i in part.positions]
-
-
-#: RULEC_DEBUG: 1 names each call's backend and bucket, 2 adds its time and bandwidth, 3 prints each pass as a rule is
-#: compiled, 4 the source of each kernel.
-_DEBUG = int(os.environ.get("RULEC_DEBUG") or 0)
-
-
-def _report(launch: Launch, seconds: float) -> None:
-    bucket = launch.part.bucket
-    where = f"{bucket.program.name} by {bucket.backend} on {bucket.device}, {bucket.layout.text()}"
-    line = f"rulec: {where}: {len(launch.grads)} tensors"
-    if _DEBUG >= 2:
-        moved = sum(t.numel for t in _fired(launch.part)) * sum(traffic(bucket.program, bucket.layout))
-        line += f", {seconds * 1e6:.1f} us, {moved / seconds / 1e9:.1f} GB/s"
-    print(line, file=sys.stderr)
-
-
-def check_runnable(rule: Rule) -> None:
-    """RuleError for a rule that engines cannot run."""
-    if rule.applies_to is not None or rule.skip is not None or rule.inputs:
-        raise RuleError(f"{rule.name} routes tensors, skips steps or has inputs, which only the reference runs so far")
+    def scratch(self, slot: Any, like: Any, dtype: str) -> Any:
+        """Memory for one step, like a parameter; the same again for the same slot and shape."""
+        key = (slot, self.arrays.shape(like), dtype)
+        found = self._scratch.get(key)
+        if found is None:
+            found = self._scratch[key] = self.arrays.scratch(like, dtype)
+        return found
 
 
 def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:
-    """Every hyper-parameter of a rule: given, or by default."""
-    from rulec.errors import HyperError
-    from rulec.language.source import did_you_mean
-
-    rule = rule.standalone()
+    """Every hyper-parameter of a rule, and of those it routes tensors to: given, or by default."""
+    hyper = rule.standalone().all_hyper
     for key in given:
-        if key not in rule.hyper:
-            raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, rule.hyper)}")
-    return resolve_hyper(rule.hyper, given, _EPS[dtype], rule.name)
+        if key not in hyper:
+            raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
+    return resolve_hyper(hyper, given, EPS[dtype], rule.name)

@@ -25,7 +25,7 @@ class RowSource:
     row of its own, and so do shape facts; otherwise rows are shared, however many tensors there are.
     """
 
-    def __init__(self, program: Program, groups: Numbers, facts: Sequence[Mapping[str, float]]) -> None:
+    def __init__(self, program: Program, groups: np.ndarray[Any, Any], facts: Sequence[Mapping[str, float]]) -> None:
         self.table = ScalarTable(program.scalars)
         self.groups = np.asarray(groups, np.int64)
         letters = {b.name: b.axes.letters for b in program.buffers}

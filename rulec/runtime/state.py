@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
-from rulec.compiler.ir import Program
+from rulec.backend.layout import ITEM_SIZE, Layout, array_buffers
+from rulec.compiler.ir import Axes, Program
 from rulec.compiler.scalars import evaluate_once
-from rulec.errors import InternalError
+from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError, RuleError
 from rulec.language.node import Node, Op, walk
+from rulec.language.text import expression_text
 
 #: Buffers begin at multiples of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
@@ -27,6 +29,17 @@ class StateSpec:
     name: str
     dtype: str
     init: Node
+    axes: Axes
+
+    def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
+        """The shape it is kept in: the tensor's own, or that with other rows or columns.
+
+        RuleError for an extent that is no whole number above 0, or, where the rule chose it, more than the matrix has.
+        """
+        if self.axes.elementwise:
+            return view.shape
+        rows, cols = (_extent(x, self.name, view, hyper, facts) for x in (self.axes.rows, self.axes.cols))
+        return view.kept_shape(rows, cols)
 
     @property
     def copies_parameter(self) -> bool:
@@ -47,14 +60,30 @@ class StateSpec:
         return evaluate_once(self.init, hyper, facts, {"p": parameter})
 
 
+def _extent(
+    value: Node | None, state: str, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]
+) -> int:
+    if value is None:
+        return 1
+    found = float(evaluate_once(value, hyper, facts, {}))
+    largest = min(view.rows, view.cols)
+    chosen = any(n.op is Op.HYPER for n in walk([value]))
+    if found != int(found) or (chosen and not 1 <= found <= largest):
+        raise RuleError(
+            f"state {state} is to have {expression_text(value)} = {found:g} rows or columns for a matrix of "
+            f"{view.rows} by {view.cols}: choose a whole number from 1 to {largest}"
+        )
+    return int(found)
+
+
 def state_specs(program: Program, layout: Layout) -> list[StateSpec]:
-    """The state buffers that a kernel has pointers to, in the program's order."""
+    """The states that are arrays for each tensor, in the program's order."""
     found = []
-    for buffer in kernel_buffers(program):
+    for buffer in array_buffers(program):
         if buffer.role == "state":
             if buffer.init is None:
                 raise InternalError(f"state {buffer.name} of {program.name} has no initial value")
-            found.append(StateSpec(buffer.name, layout.dtype(buffer.name), buffer.init))
+            found.append(StateSpec(buffer.name, layout.dtype(buffer.name), buffer.init, buffer.axes))
     return found
 
 
@@ -68,15 +97,16 @@ class Slot:
     size: int
 
 
-def plan_arena(specs: Sequence[StateSpec], element_counts: Sequence[int]) -> tuple[list[Slot], int]:
+def plan_arena(specs: Sequence[StateSpec], element_counts: Sequence[Sequence[int]]) -> tuple[list[Slot], int]:
     """Where each state of each tensor lies in one arena, tensor by tensor, and the arena's size in bytes.
 
-    Every slot is aligned and no two overlap, which is checked.
+    `element_counts` has for each tensor the number of elements of each state. Every slot is aligned and no two
+    overlap, which is checked.
     """
     slots: list[Slot] = []
     end = 0
-    for tensor, count in enumerate(element_counts):
-        for spec in specs:
+    for tensor, counts in enumerate(element_counts):
+        for spec, count in zip(specs, counts, strict=True):
             offset = math.ceil(end / ALIGNMENT) * ALIGNMENT
             slots.append(Slot(tensor, spec.name, offset, count * ITEM_SIZE[spec.dtype]))
             end = slots[-1].offset + slots[-1].size

@@ -24,7 +24,6 @@ from rulec.language.library import load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.runtime.engine import check_runnable
 from rulec.torch.lean import without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -261,7 +260,6 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
     entries = torch_entries(rule)
     whole = rule.standalone()
-    check_runnable(rule)
     for state, kept in rule.state.items():
         if kept.per in ("group", "model"):
             raise RuleError(

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from rulec.errors import TensorError
+from rulec.language.node import Op
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec
 from rulec.torch.guard import Guard, guard_for, never
+from rulec.torch.matrix import TORCH_MATRIX
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -107,15 +109,44 @@ class TorchArrays:
         return _GradientCheck(params, DTYPES[dtype], names)
 
     def allocate(
-        self, params: Sequence[Tensor], specs: Sequence[StateSpec], hyper: Sequence[Mapping[str, float]],
-        facts: Sequence[Mapping[str, float]],
+        self, params: Sequence[Tensor], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
+        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Tensor]]:  # fmt: skip
-        """For each parameter its states: tensors of their own, of its shape and in its memory order."""
+        """For each parameter its states: tensors of their own, those of its shape in its memory order."""
         with plain_memory():
             return [
-                {spec.name: _initial(spec, param, h, f) for spec in specs}
-                for param, h, f in zip(params, hyper, facts, strict=True)
+                {spec.name: _initial(spec, param, shape, h, f) for spec, shape in zip(specs, own, strict=True)}
+                for param, own, h, f in zip(params, shapes, hyper, facts, strict=True)
             ]
+
+    def scratch(self, like: Tensor, dtype: str) -> Tensor:
+        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
+        with plain_memory():
+            return torch.empty_like(like, dtype=DTYPES[dtype])
+
+    def plain(self, array: Tensor) -> bool:
+        """Whether the tensor is contiguous."""
+        return array.is_contiguous()
+
+    def numbers(self, array: Tensor) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array: the same memory, or a copy in float32 of 16 bits."""
+        array = array.detach()
+        return (array if array.dtype in (torch.float32, torch.float64) else array.float()).numpy()
+
+    def wrapped(self, numbers: np.ndarray[Any, Any]) -> Tensor:
+        """The same memory as a tensor."""
+        with plain_memory():
+            return torch.from_numpy(numbers)
+
+    def write(self, array: Tensor, numbers: np.ndarray[Any, Any]) -> None:
+        """Gives the tensor these values, rounded to its dtype."""
+        with plain_memory():
+            array.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).reshape(array.shape))
+
+    @property
+    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
+        """torch's own."""
+        return TORCH_MATRIX
 
     def vector(self, values: np.ndarray[Any, Any]) -> Vector:
         """A copy of the numbers, with a 0-d view of each: step counts in float32 as torch.optim has them."""
@@ -185,8 +216,14 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
         return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
 
 
-def _initial(spec: StateSpec, param: Tensor, hyper: Mapping[str, float], facts: Mapping[str, float]) -> Tensor:
-    state = torch.empty_like(param, dtype=DTYPES[spec.dtype])
+def _initial(
+    spec: StateSpec, param: Tensor, shape: tuple[int, ...], hyper: Mapping[str, float], facts: Mapping[str, float]
+) -> Tensor:
+    dtype = DTYPES[spec.dtype]
+    if spec.axes.elementwise:
+        state = torch.empty_like(param, dtype=dtype)
+    else:
+        state = torch.empty(shape, dtype=dtype, device=param.device)
     if spec.copies_parameter:
         return state.copy_(param)
     if spec.reads_parameter:

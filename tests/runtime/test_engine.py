@@ -13,6 +13,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import BackendUnsupported, InternalError, PartialUpdate, TensorError
 from rulec.language.node import const
 from rulec.runtime import state as state_module
+from rulec.compiler.stages import ELEMENT
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.runtime.state import StateSpec, plan_arena
 
@@ -159,13 +160,13 @@ def test_a_tensor_fires_once_in_a_call() -> None:
 
 
 def test_the_arena_is_aligned_and_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = [StateSpec("m", "float32", const(0)), StateSpec("v", "bfloat16", const(0))]
-    slots, size = plan_arena(specs, [3, 0, 1000])
+    specs = [StateSpec("m", "float32", const(0), ELEMENT), StateSpec("v", "bfloat16", const(0), ELEMENT)]
+    slots, size = plan_arena(specs, [(3, 3), (0, 0), (1000, 1000)])
     assert all(slot.offset % 64 == 0 for slot in slots)
     assert size >= 3 * 6 + 6000
     monkeypatch.setattr(state_module, "ALIGNMENT", -64)
     with pytest.raises(InternalError, match="overlap"):
-        plan_arena(specs, [300, 300])
+        plan_arena(specs, [(300, 300), (300, 300)])
 
 
 def test_group_states_advance_once_a_step_and_match_the_reference() -> None:

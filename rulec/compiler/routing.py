@@ -1,0 +1,56 @@
+"""Which rule a tensor goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from rulec.compiler.lower import decide
+from rulec.compiler.view import matrix_view
+from rulec.errors import RuleError
+from rulec.language.node import Op, const, rewrite, walk
+from rulec.language.rule import Rule
+
+
+def applies(rule: Rule, shape: Sequence[int], tags: Collection[str]) -> bool:
+    """Whether a rule applies to a tensor of this shape with these tags."""
+    if rule.applies_to is None:
+        return True
+    words = {n for n in walk([rule.applies_to]) if n.op is Op.FACT and str(n.arg).startswith("tagged(")}
+    values = {n: const(float(str(n.arg)[8:-2] in tags)) for n in words}
+    condition = rewrite([rule.applies_to], lambda n: values.get(n, n))[0]
+    return bool(decide(condition, matrix_view(shape, rule.view).facts))
+
+
+class Router:
+    """A rule and those it names for the tensors that it does not apply to, each as it runs by itself."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.rules = [found.standalone() for found in _chain(rule)]
+
+    def choose(self, shape: Sequence[int], tags: Collection[str], name: str = "a tensor") -> Rule:
+        """The first rule that applies; RuleError where none does."""
+        for rule in self.rules:
+            if applies(rule, shape, tags):
+                return rule
+        raise RuleError(
+            f"{self.rule.name} does not apply to {name}, of shape {tuple(shape)}, and names no rule for it: "
+            f"say otherwise, or leave it out"
+        )
+
+    @property
+    def states(self) -> set[str]:
+        """The names of the states of all the rules."""
+        return {state for rule in self.rules for state in rule.state}
+
+
+def route(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
+    """The rule that a tensor of this shape and with these tags goes to, as it runs by itself."""
+    return Router(rule).choose(shape, tags)
+
+
+def _chain(rule: Rule) -> Iterator[Rule]:
+    current: Rule | None = rule
+    while current is not None:
+        yield current
+        current = current.rest

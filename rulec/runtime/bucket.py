@@ -1,0 +1,93 @@
+"""Tensors and the buckets they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.protocol import Backend, Call, Kernel
+from rulec.compiler.ir import Program
+from rulec.compiler.pipeline import compile
+from rulec.compiler.view import MatrixView
+from rulec.language.rule import Rule
+from rulec.runtime.arrays import Vector
+from rulec.runtime.counts import Counts
+from rulec.runtime.plan import Plan
+from rulec.runtime.rows import RowSource
+
+
+@dataclass
+class Tensor:
+    """A parameter as the engine knows it; in no bucket until its first gradient, and without state until then.
+
+    `number` tells its random numbers from those of others; `rule` is the one it is routed to.
+    """
+
+    array: Any
+    group: int
+    name: str
+    rule: Rule
+    view: MatrixView
+    number: int
+    bucket: Bucket | None = None
+    position: int = 0
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return int(self.view.facts["numel"])
+
+
+@dataclass
+class Version:
+    """A program of a bucket for one outcome of its predicates: with its kernel, and the kernel bound to the tensors."""
+
+    program: Program
+    kernel: Kernel
+    rows: RowSource
+    plan: Plan
+    call: Call | None = None
+
+
+@dataclass
+class Bucket:
+    """Tensors that one kernel updates in one call: of one program, device and layout, whatever their group."""
+
+    program: Program
+    layout: Layout
+    device: str
+    backend: Backend
+    static: Mapping[str, float]
+    tensors: list[Tensor] = field(default_factory=list)
+    params: list[Any] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    counts: Counts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
+    scalar_states: dict[str, Vector] = field(default_factory=dict)
+    facts: list[dict[str, float]] = field(default_factory=list)
+    versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)
+    #: The groups of the tensors, in order.
+    groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def version(self, decided: tuple[bool, ...] = ()) -> Version:
+        """The version for this outcome of the program's predicates, in their order; compiled when first asked for."""
+        found = self.versions.get(decided)
+        if found is None:
+            program = self.program
+            if program.predicates:
+                assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
+                program = compile(program.rule, self.facts[0], self.static, assumed)
+            kernel = self.backend.build(program, self.layout, self.backend.emit(program, self.layout))
+            rows = RowSource(program, self.groups, self.facts)
+            found = self.versions[decided] = Version(program, kernel, rows, Plan(program))
+        if found.call is None:
+            found.call = found.kernel.bind(self.params, self.states, [t.view for t in self.tensors])
+        return found
+
+    def rebind(self) -> None:
+        """Forgets where tensors lie: they moved, or there are more of them."""
+        for version in self.versions.values():
+            version.call = None

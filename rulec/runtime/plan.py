@@ -1,0 +1,76 @@
+"""What is to be worked out between the stages of a program, and in what order: found once, followed at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rulec.backend.layout import is_viewed
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Axes, Program, Stage
+from rulec.language.node import Kind, Node, Op, walk
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The values worked out before a stage, or after the last one: each after those it is made of."""
+
+    values: tuple[Node, ...]
+
+
+class Plan:
+    """The gaps of a program, one before each stage and one after the last, and the axes of everything in them.
+
+    What is stored after the last stage is worked out before it wherever it can be: the stage's kernel overwrites what
+    it is made of, and what fails should fail before anything is written.
+
+    `alone` says that a tensor's update needs no other tensor's, so that a bucket can be updated part by part.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        inference = AxisInference(program)
+        done: set[Node] = set()
+        gaps = []
+        for stage in program.stages:
+            wanted = [program.columns[i].value for i in stage.columns]
+            wanted += [program.result(name).value for name in stage.vectors]
+            if stage is program.stages[-1]:
+                wanted += [program.skip] if program.skip is not None else []
+                wanted += [s.value for s in program.finish if not _needs(s.value, stage)]
+            gaps.append(_gap(wanted, done))
+        self.gaps = (*gaps, _gap([s.value for s in program.finish], done))
+        self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
+        self.alone = not self.joins
+        self.viewed = is_viewed(program)
+        self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
+        #: Whether anything as large as a parameter is made that is gone after the step.
+        self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
+        #: Whether there is more to a step than one kernel call.
+        self.staged = not program.elementwise or program.skip is not None or any(
+            b.role == "input" for b in program.buffers
+        )  # fmt: skip
+
+
+def _needs(value: Node, stage: Stage) -> bool:
+    """Whether a value is made of a reduction of this stage."""
+    names = {r.name for r in stage.reduces}
+    return any(n.op is Op.RESULT and n.arg in names for n in walk([value]))
+
+
+def _gap(wanted: Sequence[Node], done: set[Node]) -> Gap:
+    values = tuple(walk(wanted, done))
+    done.update(values)
+    return Gap(values)
+
+
+def needs_matrix(program: Program) -> str | None:
+    """The first matrix function that a program applies to something of the parameter's shape; None without one."""
+    roots = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    wide = {b.name for b in program.buffers if b.axes.elementwise}
+    for value in walk(roots):
+        reads = any(a.op is Op.LOAD and a.arg in wide for a in value.args)
+        if value.op.kind is Kind.MATRIX and reads:
+            return value.op.symbol
+    return None
