@@ -61,7 +61,7 @@ class _Called:
     """A wrapper and the rule it wraps, their names kept apart by prefixes."""
 
     def __init__(self, wrapper: Rule, inner: Rule) -> None:
-        self.wraps = wrapper.wraps
+        self.wraps, self.title = wrapper.wraps, wrapper.name
         self.keys = compose.keys_of([wrapper, inner])
         self.key = self.keys[1]
         self.original = inner
@@ -136,8 +136,8 @@ class _Called:
             return
         if not top:
             raise RuleError(
-                f"{self.original.name} skips steps, and this wrapper calls it only at some: put what skips before the "
-                f"wrapper, with >>"
+                f"{self.original.name} skips steps, and {self.title} calls it only at some: put what skips before it, "
+                f"with >>"
             )
         self.inner = replace(self.inner, skip=compose.replace_names(skip, values))
 
