@@ -12,7 +12,6 @@ import optax
 import torch
 
 import rulec
-from tests.rules.runs import Hyper
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class Entry:
         return inspect.signature(self.function).parameters
 
     @functools.cached_property
-    def our_defaults(self) -> dict[str, float]:
-        """Every hyper-parameter of our rule at its default."""
+    def our_defaults(self) -> dict[str, float | None]:
+        """Every hyper-parameter of our rule at its default; None where that is an expression."""
         defaults = {name: hyper.default for name, hyper in rulec.load(self.rule).standalone().hyper.items()}
-        return {name: value for name, value in defaults.items() if isinstance(value, float)}
+        return {name: value if isinstance(value, float) else None for name, value in defaults.items()}
 
     @functools.cached_property
     def names(self) -> dict[str, Any]:
@@ -56,11 +55,11 @@ class Entry:
         same = {name: name for name in self.our_defaults if name in self.signature and name not in fixed}
         return {**lr, **{k: v for k, v in same.items() if v not in mapped}, **self.args}
 
-    def keywords(self, hyper: Hyper) -> dict[str, Any]:
-        """Their keywords for hyper-parameters of ours."""
+    def keywords(self, hyper: Mapping[str, float | None]) -> dict[str, Any]:
+        """Their keywords for hyper-parameters of ours; None for one that has no number."""
         given = {k: v for k, v in self.when.items() if v != "nonzero"}
         for key, ours in self.names.items():
-            given[key] = tuple(hyper[name] for name in ours) if isinstance(ours, list) else hyper[ours]
+            given[key] = tuple(map(hyper.get, ours)) if isinstance(ours, list) else hyper.get(ours)
         return given
 
     def decays(self) -> Iterator[tuple[str, dict[str, Any]]]:

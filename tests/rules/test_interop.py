@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import rulec
 from tests.rules.interop import Entry, entries
@@ -32,7 +33,14 @@ def values(entry: Entry) -> dict[str, float]:
     """Hyper-parameters that are not the defaults, where theirs has them; the rest at our defaults."""
     chosen = {name: value for peer in reversed(ROWS) if peer.rule == entry.rule for name, value in peer.hyper.items()}
     theirs = {name for value in entry.names.values() for name in (value if isinstance(value, list) else [value])}
-    return {k: chosen.get(k, default) if k in theirs else default for k, default in entry.our_defaults.items()}
+    values = {k: chosen.get(k, default) if k in theirs else default for k, default in entry.our_defaults.items()}
+    return {k: value for k, value in values.items() if value is not None}
+
+
+def trial_of(entry: Entry, steps: int) -> Trial:
+    """A trial with tensors that the rule applies to."""
+    matrices = rulec.load(entry.rule).applies_to is not None
+    return Trial("float64", steps, ((5, 4), (3, 4), (2, 6))) if matrices else Trial("float64", steps)
 
 
 def start(entry: Entry, trial: Trial, hyper: Hyper, extra: dict[str, Any]) -> TorchRun | OptaxRun:
@@ -45,27 +53,33 @@ def start(entry: Entry, trial: Trial, hyper: Hyper, extra: dict[str, Any]) -> To
     def from_zero(state: Any) -> Any:
         return (state[0]._replace(**{entry.state[k]: [np.zeros_like(p) for p in trial.params] for k in entry.start}),)
 
+    def make(tensors: Any, foreach: bool, **given: Any) -> Any:
+        return entry.function(tensors, **given, **({"foreach": foreach} if "foreach" in entry.signature else {}))
+
     if entry.package == "torch":
-        return TorchRun(entry.function, keywords, trial.params, hyper)
+        return TorchRun(make, keywords, trial.params, hyper)
     prepare = (lambda state: (*from_zero(state), *state[1:])) if entry.start else None
     return OptaxRun(lambda now: entry.function(**keywords(now)), trial.params, hyper, prepare=prepare)
 
 
 @pytest.mark.parametrize(("entry", "decay", "extra"), FLAVOURS, ids=lambda x: str(x) if isinstance(x, Entry) else None)
-def test_same_numbers(entry: Entry, decay: str, extra: dict[str, Any]) -> None:
+def test_same_numbers(entry: Entry, decay: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch orthogonalizes in bfloat16, whatever the parameter's type: here in the parameter's.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     rule = rulec.load(entry.rule)
     hyper = values(entry)
     if decay:
         rule = rulec.load("l2") >> rule if decay == "l2" else rule + rulec.load("decay")
         hyper["weight_decay"] = 0.07
-    trial = Trial("float64", steps=12)  # ASGD begins to average in the ninth
+    trial = trial_of(entry, steps=12)  # ASGD begins to average in the ninth
     ours = our_run(rule, trial.params, hyper, RUNS.get(entry.rule, "numpy"))
     theirs = start(entry, trial, hyper, extra)
     assert largest_difference(ours, theirs, trial, hyper).relative <= 1e-12
     for index in range(len(trial.params)):
         mine, stored = ours.state(index), theirs.state(index)
         for name in entry.state.keys() & mine.keys():
-            np.testing.assert_allclose(mine[name], stored[entry.state[name]], rtol=1e-12, atol=1e-14, err_msg=name)
+            value = stored[entry.state[name]]
+            np.testing.assert_allclose(mine[name].reshape(value.shape), value, rtol=1e-12, atol=1e-14, err_msg=name)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
@@ -102,17 +116,21 @@ def _means(entry: Entry, given: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_state_names(entry: Entry) -> None:
     """Every state of ours has a key of theirs, and every key of theirs is named."""
-    trial = Trial("float64", steps=2)
+    trial = trial_of(entry, steps=2)
     hyper = {**values(entry), "weight_decay": 0.07}
     theirs = start(entry, trial, hyper, {})
     for grads, now in trial.moves(hyper):
         theirs.step(grads, now)
     states = rulec.load(entry.rule).state
     assert set(entry.state) == set(states)
+    found = set()
     for index, param in enumerate(trial.params):
         stored = theirs.state(index)
         if entry.package == "torch":
             assert ("step" in stored) == (entry.step == "step")
-        assert set(stored) - {"step", *entry.signature} == set(entry.state.values())
+        found |= set(stored) - {"step", *entry.signature}
         for ours, key in entry.state.items():
-            assert stored[key].shape == (param.shape if states[ours].per == "element" else ())
+            assert key in stored or states[ours].condition is not None
+            if states[ours].per not in ("row", "col") and key in stored:
+                assert stored[key].shape == (param.shape if states[ours].per == "element" else ())
+    assert found == set(entry.state.values())
