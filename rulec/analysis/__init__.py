@@ -54,10 +54,11 @@ def _refuted(fact: Fact, counterexample: Callable[[], bool]) -> Fact:
 
 
 def _linear(flow: Flow, forms: LinearForms, witness: Witness, key: str) -> Fact:
-    form, line = forms.form(flow.new[key]), flow.assigned.get(key)
+    form, line = forms.form(flow.taken[key]), flow.assigned.get(key)
     if form.free:
         return Fact("yes", "free of g", line=line)
     if form.broken is None:
-        return Fact("yes", "homogeneous at" if form.homogeneous else "affine at", line=line)
-    fact = Fact("unknown", "linearity ends at", line=flow.line(form.broken))
+        where = ("the step is not skipped",) if flow.rule.skip is not None else ()
+        return Fact("yes", "homogeneous at" if form.homogeneous else "affine at", where, line)
+    fact = Fact("unknown", "linearity ends at", line=flow.line(form.broken, key))
     return _refuted(fact, lambda: witness.nonlinear(key))

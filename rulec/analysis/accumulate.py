@@ -7,11 +7,11 @@ A rule accumulates where it has states, here called linear, of which all of this
 
 Then one step with `g1 + g2` equals two calls that share one count `t`. The first sets each linear state to
 `A + L(g1)`, once: that is where a decay such as `beta*m` is applied. The second adds `L(g2)` to it, and so would any
-further call. After the last call `p` and the other states are computed from the linear states as they then stand.
-Between the calls no buffer of gradients is kept: what each adds is `Accumulation.adds`, an expression of `g`, `t`,
-hyper-parameters, `p` and states that stay as they are until the last call. Where condition 1 or 2 fails something
-else than the sum reaches `p`: Nesterov's momentum and Lion read `g` beside the moment, Adam its square, and gradient
-descent has nothing to add to.
+further call. After the last call `p` and the other states are computed from the linear states as they then stand. A
+call that is skipped adds nothing, and whether the sum would have been skipped is not known. Between the calls no buffer
+of gradients is kept: what each adds is `Accumulation.adds`, an expression of `g`, `t`, hyper-parameters, `p` and states
+that stay as they are until the last call. Where condition 1 or 2 fails something else than the sum reaches `p`:
+Nesterov's momentum and Lion read `g` beside the moment, Adam its square, and gradient descent has nothing to add to.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ class Accumulation:
 def accumulation(flow: Flow, forms: LinearForms) -> Accumulation:
     """What is proved of a rule; the answer is `unknown` where nothing is."""
     members = linear_members(flow, forms)
-    adds = {key: part for key in members if (part := forms.form(flow.new[key]).part) is not None}
+    adds = {key: part for key in members if (part := forms.form(flow.taken[key]).part) is not None}
     for key in ("p", *flow.rule.state):
-        if key not in members and (found := _read_beside(flow, flow.new[key], members)):
+        if key not in members and (found := _read_beside(flow, key, members)):
             who = "p" if key == "p" else f"state {key}"
             line = found[0] or flow.assigned.get(key)
             return Accumulation(Fact("unknown", f"{who} depends on g through", line=line), adds)
-    read = {key for key in flow.rule.inputs if any(reads(value, [key]) for value in flow.new.values())}
+    read = {key for key in flow.rule.inputs if any(reads(value, [key]) for value in flow.taken.values())}
     if read:
         return Accumulation(Fact("unknown", f"every call has its own {min(read)}"), adds)
     first = next(iter(adds), None)
     line = flow.assigned.get(first) if first else None
     why = f"g reaches p through {' and '.join(adds)} alone:" if adds else "g is not read"
-    return Accumulation(Fact("yes", why, line=line), adds)
+    where = ("no call is skipped",) if flow.rule.skip is not None else ()
+    return Accumulation(Fact("yes", why, where, line), adds)
 
 
 def linear_members(flow: Flow, forms: LinearForms) -> list[str]:
     """The linear states: those that are affine in `g`, less those whose old value something else reads."""
-    found = [key for key in flow.rule.state if not forms.form(flow.new[key]).free and _affine(flow, forms, key)]
+    found = [key for key in flow.rule.state if not forms.form(flow.taken[key]).free and _affine(flow, forms, key)]
     while True:
-        adds = [part for key in found if (part := forms.form(flow.new[key]).part) is not None]
-        ends = {flow.new[key] for key in found}
-        rest = [value for key, value in flow.new.items() if key not in found]
+        adds = [part for key in found if (part := forms.form(flow.taken[key]).part) is not None]
+        ends = {flow.taken[key] for key in found}
+        rest = [value for key, value in flow.taken.items() if key not in found]
         old = {n for n in (*walk(rest, ends), *walk(adds)) if n.op is Op.NAME}
         kept = [key for key in found if name(key) not in old]
         if kept == found:
@@ -73,23 +74,25 @@ def linear_members(flow: Flow, forms: LinearForms) -> list[str]:
 
 
 def _affine(flow: Flow, forms: LinearForms, key: str) -> bool:
-    return forms.form(flow.new[key]).broken is None
+    return forms.form(flow.taken[key]).broken is None
 
 
-def _read_beside(flow: Flow, value: Node, members: list[str]) -> tuple[Line | None] | None:
-    """The line where `value` reads `g` past the new values of the linear states, if it does."""
-    g, ends = name("g"), {flow.new[key] for key in members}
+def _read_beside(flow: Flow, key: str, members: list[str]) -> tuple[Line | None] | None:
+    """The line where the new value of `key` reads `g` past the new values of the linear states, if it does."""
+    g, value, ends = name("g"), flow.taken[key], {flow.taken[member] for member in members}
     if value is g:
         return (None,)
-    own = {flow.line(end) for end in ends}
     seen: list[Node] = [] if g in ends else [g]
-    found: list[Line | None] = []
+    found: list[Node] = []
     for part in walk([value], ends):
         if any(a in seen for a in part.args):
             seen.append(part)
-            found.append(flow.line(part))
-    # What a linear state's line computes too is first met there: the line that reads it elsewhere says more.
-    return (next((line for line in found if line not in own), found[0]),) if found else None
+            found.append(part)
+    if not found:
+        return None
+    # A part of what a linear state adds may stand elsewhere too: what makes something else of it says more.
+    shared = set(walk(ends))
+    return (flow.line(next((part for part in found if part not in shared), found[0]), key),)
 
 
 def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
@@ -98,9 +101,9 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
     At 0 the linear states get their new value; at 1 what a further gradient adds is added; at 2 `p` and the other
     states get theirs, from the linear states as they stand.
     """
-    now = {name("t"): name("step"), **{flow.new[key]: name(key) for key in adds}}
+    now = {name("t"): name("step"), **{flow.taken[key]: name(key) for key in adds}}
     lines, late = [], []
-    for key, value in flow.new.items():
+    for key, value in flow.taken.items():
         if key in adds:
             first, more = (rewrite([x], lambda n: name("step") if n is name("t") else n)[0] for x in (value, adds[key]))
             added = node(Op.WHERE, _is(1), node(Op.ADD, name(key), more), name(key))

@@ -16,8 +16,8 @@ from rulec.language.text import expression_text
 ITEM = 4
 
 _PER = {
-    "row": "rows", "col": "cols", "matrix": "per matrix", "tensor": "per tensor", "group": "per group",
-    "model": "in all",
+    "element": "per parameter", "row": "rows", "col": "cols", "matrix": "per matrix", "tensor": "per tensor",
+    "group": "per group", "model": "in all",
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def reads_step(flow: Flow) -> bool:
 
 def reads_parameter(flow: Flow) -> bool:
     """Whether how far `p` moves, or what a state becomes, depends on where `p` is."""
-    moved = [flow.new[key] for key in flow.rule.state] + _displacements(flow.new["p"])
+    moved = [flow.taken[key] for key in flow.rule.state] + _displacements(flow.taken["p"])
     starts = [state.init for state in flow.rule.state.values()]
     return name("p") in set(walk([*moved, *starts]))
 
@@ -78,36 +78,30 @@ def state_bytes(rule: Rule) -> dict[str, StateBytes]:
     return found
 
 
-def _formula(state: State) -> str:
+def _formula(state: State, count: int = 1) -> str:
+    """The bytes of so many states that are alike."""
+    size = ITEM * count
     if state.shape is not None:
-        return expression_text(node(Op.MUL, const(ITEM), node(Op.MUL, *state.shape)))
-    if state.per == "element":
-        return f"{ITEM} per parameter"
-    return f"{ITEM}*{_PER[state.per]}" if state.per in ("row", "col") else f"{ITEM} {_PER[state.per]}"
+        rows, cols = state.shape
+        return expression_text(node(Op.MUL, node(Op.MUL, const(size), rows), cols))
+    return f"{size}*{_PER[state.per]}" if state.per in ("row", "col") else f"{size} {_PER[state.per]}"
 
 
 def bytes_text(rule: Rule) -> str:
-    """The bytes of all states at float32, those of one kind added: `8 per parameter`, `4*(rows + cols)`."""
-    groups: dict[str, list[State]] = {}
+    """The bytes of all states at float32, those that are alike added: `8 per parameter`, `4*(rows + cols)`."""
+    kinds: dict[str, dict[tuple[str, object], list[State]]] = {}
     for key, state in rule.state.items():
-        groups.setdefault(state_bytes(rule)[key].condition, []).append(state)
+        same = kinds.setdefault(state_bytes(rule)[key].condition, {})
+        same.setdefault((state.per, state.shape), []).append(state)
     parts = []
-    for condition, states in groups.items():
-        text = " + ".join(_summed(states))
+    for condition, alike in kinds.items():
+        rows, cols = len(alike.get(("row", None), ())), len(alike.get(("col", None), ()))
+        if rows == cols > 0:
+            del alike["row", None], alike["col", None]
+        terms = [f"{ITEM * rows}*(rows + cols)"] if rows == cols > 0 else []
+        text = " + ".join([*(_formula(states[0], len(states)) for states in alike.values()), *terms])
         parts.append(f"{text} where {condition}" if condition else text)
     return "; ".join(parts) if parts else "none"
-
-
-def _summed(states: list[State]) -> list[str]:
-    counts = {level: sum(s.per == level and s.shape is None for s in states) for level in LEVELS}
-    found = [f"{ITEM * counts['element']} per parameter"] if counts["element"] else []
-    sides = [s for level, s in (("row", "rows"), ("col", "cols")) for _ in range(counts[level])]
-    if sides:
-        found.append(f"{ITEM}*({' + '.join(sides)})" if len(sides) > 1 else f"{ITEM}*{sides[0]}")
-    found += [_formula(s) for s in states if s.shape is not None]
-    for level in ("matrix", "tensor", "group", "model"):
-        found += [f"{ITEM * counts[level]} {_PER[level]}"] if counts[level] else []
-    return found
 
 
 @dataclass(frozen=True)

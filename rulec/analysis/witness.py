@@ -193,9 +193,9 @@ def _decided(flow: Flow, adds: Mapping[str, Node], facts: Mapping[str, float]) -
     conditions = {key: state.condition for key, state in flow.rule.state.items()}
     kept = {key for key, condition in conditions.items() if condition is None or decide(condition, facts)}
     states = {key: replace(state, condition=None) for key, state in flow.rule.state.items() if key in kept}
-    new = {key: rewrite([value], chosen)[0] for key, value in flow.new.items() if key in kept or key == "p"}
+    new = {key: rewrite([value], chosen)[0] for key, value in flow.taken.items() if key in kept or key == "p"}
     parts = {key: rewrite([value], chosen)[0] for key, value in adds.items() if key in kept}
-    return replace(flow, rule=replace(flow.rule, state=states), new=new), parts
+    return replace(flow, rule=replace(flow.rule, state=states), taken=new), parts
 
 
 def _where(state: State, line: Assign) -> Statement:

@@ -40,7 +40,7 @@ class Rest:
     def __str__(self) -> str:
         text: str = self.what
         if self.what in ("changes", "unknown") and self.by:
-            text += f" by {', '.join(self.by)}"
+            text += f" with {', '.join(self.by)}"
         text += f" where {' and '.join(self.where)}" if self.where else ""
         return f"{text}: {self.line}" if self.what == "NaN" and self.line else text
 
