@@ -58,7 +58,7 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     values: dict[str, Node] = {}
     for key, bound in bindings.items():
         if key not in rule.hyper:
-            raise RuleError(f"{rule.name} has no hyper-parameter {short(key)}{did_you_mean(key, rule.hyper)}")
+            raise RuleError(f"{rule.name} has no hyper-parameter {short(key)}{did_you_mean(key, rule.all_hyper)}")
         value = _expression(rule, key, bound) if isinstance(bound, str | Text) else bound
         if isinstance(value, Node) and value.op is not Op.CONST:
             values[key] = value
