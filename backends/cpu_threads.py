@@ -22,7 +22,7 @@ from rulec.errors import RulecError
 
 #: Positions in a job, in 64-bit words. What threads write has a cache line of its own.
 NEXT_SPAN, ACTIVE = 0, 8
-SPANS, SPAN_TABLE, CHUNK_TABLE, POINTERS, TENSORS, ROW_INDEX, ROWS = range(16, 23)
+SPANS, SPAN_TABLE, CHUNK_TABLE, POINTERS, TENSORS, ROW_INDEX, ROWS, STAGE = range(16, 24)
 
 Job = ctypes.c_int64 * 24
 

@@ -38,11 +38,13 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "remainder": cpu_math.remainder,
 }
 _BINARY = ("power", "minimum", "maximum", "remainder")
+#: Words that take one more number into a reduction, with LLVM's names for those that are an intrinsic.
+_EXTREMES = {"lowest": "minimum", "highest": "maximum"}
 
 #: Every word, so that printing needs no Numba.
 NAMES = (
     frozenset(FUNCTIONS)
-    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add"}
+    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add", "accumulate", *_EXTREMES}
     | {f"{way}_{storage}" for way in ("load", "store", "load_bits", "store_bits") for storage in cpu_storage.STORAGES}
 )
 
@@ -67,7 +69,8 @@ def words() -> dict[str, Any]:
     found = {"compiled": compiled, "float32": float32, "float64": float64}
     found |= {"where": _where(), "fetch_add": _fetch_add()}
     found |= {name: _function(formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()}
-    found |= {"word": _peek("int64"), "number": _peek("float64")}
+    found |= {"word": _peek("int64"), "number": _peek("float64"), "accumulate": _accumulate()}
+    found |= {name: _extreme(intrinsic) for name, intrinsic in _EXTREMES.items()}
     for storage in cpu_storage.STORAGES:
         found |= {f"load_{storage}": _load(storage), f"store_{storage}": _store(storage)}
         found |= {f"load_bits_{storage}": _load_bits(storage), f"store_bits_{storage}": _store_bits(storage)}
@@ -139,6 +142,44 @@ def _peek(name: str) -> Any:
         return builder.load(_pointer(builder, values[0], values[1], element))
 
     return _intrinsic(2, lambda at, index: getattr(types, name), generate)
+
+
+def _accumulate() -> Any:
+    """`accumulate(total, x)`: a float64 sum and one number more, in whatever order makes a loop of them vectors.
+
+    The one operation that LLVM may reassociate: which partial sums a loop has depends on its length alone.
+    """
+    from llvmlite import ir
+    from numba import types
+
+    def signature(total: Any, value: Any) -> Any:
+        return total if total == types.float64 and isinstance(value, types.Float) else None
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        wide = values[1] if given[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
+        return builder.fadd(values[0], wide, flags=("reassoc",))
+
+    return _intrinsic(2, signature, generate)
+
+
+def _extreme(name: str) -> Any:
+    """`lowest(best, x)` and `highest(best, x)`: the better of two, NaN where either is; as wide as `best`."""
+    from llvmlite import ir
+    from numba import types
+
+    def signature(best: Any, value: Any) -> Any:
+        floats = isinstance(best, types.Float) and isinstance(value, types.Float)
+        return best if floats and value.bitwidth <= best.bitwidth else None
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        best, value = values
+        kind = best.type
+        if given[0] != given[1]:
+            value = builder.fpext(value, kind)
+        function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, [best, value])
+
+    return _intrinsic(2, signature, generate)
 
 
 def _fetch_add() -> Any:

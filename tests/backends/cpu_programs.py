@@ -17,7 +17,8 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Node, Op, is_boolean, walk
-from rulec_backends.cpu import CpuBackend, CpuCall, CpuKernel
+from rulec_backends.cpu import CpuBackend, CpuKernel
+from rulec_backends.cpu_call import ElementwiseCall
 from tests.backends.cpu_functions import Array, elementary
 
 #: The words that are no single IEEE operation; test_cpu_math.py says how exact they are.
@@ -55,8 +56,10 @@ class Bucket:
     states: list[dict[str, Array]]
     rows: Rows
 
-    def call(self) -> CpuCall:
-        return kernel_of(self.program, self.layout).bind(self.params, self.states)
+    def call(self) -> ElementwiseCall:
+        call = kernel_of(self.program, self.layout).bind(self.params, self.states)
+        assert isinstance(call, ElementwiseCall)
+        return call
 
     def buffers(self, tensor: int) -> dict[str, Array]:
         return {"p": self.params[tensor], "g": self.grads[tensor], **self.states[tensor]}
@@ -113,14 +116,15 @@ def interpret(program: Program, layout: Layout, buffers: dict[str, Array], row: 
                 loaded = buffers[str(part.arg)].astype(compute)
                 values[part] = -loaded if layout.maximize and part.arg == "g" else loaded
             else:
-                values[part] = _operation(part.op, [values[a] for a in part.args], layout.compute)
+                values[part] = operation(part.op, [values[a] for a in part.args], layout.compute)
         return {
             s.buffer: np.broadcast_to(values[s.value], buffers[s.buffer].shape).astype(buffers[s.buffer].dtype)
             for s in stores
         }
 
 
-def _operation(op: Op, operands: list[Any], compute: str) -> Any:
+def operation(op: Op, operands: list[Any], compute: str) -> Any:
+    """One operation of NumPy in the precision of its operands; the cpu backend's where NumPy has ulps of its own."""
     if op not in INEXACT:
         return NUMPY[op](*operands)
     arrays = [np.ascontiguousarray(a) for a in np.broadcast_arrays(*operands)]

@@ -1,0 +1,88 @@
+"""A kernel of several stages, or of one that reduces or reads more than buffers, bound to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+
+from . import cpu_threads
+from .cpu_address import address_of, array_address, element_count
+from .cpu_machine import Machine
+from .cpu_threads import Job
+from .cpu_work import Planner, Work
+
+
+class StagedCall:
+    """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
+
+    def __init__(
+        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
+    ) -> None:  # fmt: skip
+        plan = Planner(program, layout, [element_count(p) for p in params], views, flat)
+        self._machine = machine
+        self._params, self._states = params, states
+        self._everything = range(len(params))
+        self._works = [plan.work(stage) if stage.roots else None for stage in program.stages]
+        self._pointers = np.zeros((len(plan.lines), len(params)), np.int64)
+        self._gradients = plan.lines.index("g")
+        self._address = address_of(params)
+        self._fired: tuple[Any, tuple[int, ...] | None] = (None, None)
+        for buffer in program.buffers:
+            if buffer.name in plan.lines and buffer.role in ("param", "state"):
+                arrays = params if buffer.role == "param" else [s[buffer.name] for s in states]
+                self._pointers[plan.lines.index(buffer.name)] = [*map(self._address, arrays)]
+        for work in filter(None, self._works):
+            for name, slots in work.slots.items():
+                self._pointers[plan.lines.index(name)] = [*map(array_address, slots.arrays())]
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Runs a stage over every tensor of the bucket, or `tensors` of it, in place.
+
+        Reductions per row and column hold until their tensor's next pass through the stage: some are the kernel's own.
+        """
+        work = self._works[stage]
+        if work is None:
+            return Written(self._params, self._states)
+        fired = None if tensors is None else tuple(tensors)
+        self._point(work, stage, moving, scratch or {}, fired)
+        self._run(work, stage, rows, fired)
+        reduced = {name: slots.finished(fired) for name, slots in work.slots.items()}
+        return Written(self._params, self._states, reduced)
+
+    def _point(
+        self, work: Work, stage: int, moving: Sequence[Any], scratch: Scratch, fired: tuple[int, ...] | None
+    ) -> None:
+        """Fills in the addresses that come with a call."""
+        at = slice(None) if fired is None else list(fired)
+        last_moving, last_fired = self._fired
+        # The stages of a step are called with one list of gradients: its addresses are read at the first.
+        if not stage or last_moving is not moving or last_fired != fired:
+            self._pointers[self._gradients, at] = [*map(self._address, moving)]
+        self._fired = (moving, fired) if stage + 1 < len(self._works) else (None, None)
+        for line in work.moving:
+            arrays = line.take(scratch, self._everything if fired is None else fired)
+            self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
+
+    def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+        spans = work.spans
+        if fired is not None:
+            if work.part[0] != fired:
+                work.part = (fired, work.chunks.spans(fired))
+            spans = work.part[1]
+        job = Job()
+        job[cpu_threads.SPANS :] = [
+            len(spans), array_address(spans), array_address(work.chunks.table), array_address(self._pointers),
+            len(self._everything), array_address(rows.index), array_address(rows.table), stage,
+        ]  # fmt: skip
+        cpu_threads.run(self._machine.run, self._machine.address, job)
