@@ -70,7 +70,8 @@ class _Reader:
         if isinstance(tree, ast.Name):
             return self.resolve(self.text.piece(tree))
         if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
-            return self.resolve(tree.value)
+            # As it stands between its quotes: a path is no place for escapes.
+            return self.resolve(self.text.piece(tree)[1:-1])
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
             return self._rule(tree.left) + self._rule(tree.right)
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.RShift):

@@ -121,6 +121,11 @@ class Document:
         value = str(self.at(path))
         return Text(value, self.source, _positions(self.source.text, self.places[path], value))
 
+    def key_text(self, path: Path) -> Text:
+        """The key at `path` as rule text that knows where each of its characters stands."""
+        value = str(path[-1])
+        return Text(value, self.source, _positions(self.source.text, self.keys[path], value))
+
 
 def _positions(source: str, at: yaml.Node, value: str) -> list[Position]:
     """Where each character of a scalar's value, and its end, stands in the source: line and column from 1.

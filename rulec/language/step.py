@@ -142,6 +142,10 @@ class StepParser:
         self.scope.called[called] = span
         if rule is None:
             count = keywords.pop("t", name("t"))
+            for keyword in keywords:
+                raise rule_error(
+                    f"{called} has no argument {keyword!r}: write {called}(g), or {called}(g, t=t/2)", span
+                )
             self.blocks[-1].append(Assign(called, node(Op.CALL, args[0], count, called), span))
             self.known |= {f"{called}.direction", f"{called}.p"}
             return name(f"{called}.direction")

@@ -33,7 +33,16 @@ from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
 from rulec.language.prose import Text
 from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import HyperEntry, PaperEntry, RuleFile, StateEntry, ViewEntry, is_rule_file, wanted
+from rulec.language.schema import (
+    HyperEntry,
+    PaperEntry,
+    RuleFile,
+    StateEntry,
+    ViewEntry,
+    WrapEntry,
+    is_rule_file,
+    wanted,
+)
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
@@ -77,6 +86,7 @@ def _explain(document: Document, problem: Any) -> RuleError:
     if kind == "extra_forbidden":
         parts: dict[Any, type[BaseModel]] = {
             "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
+            "wraps": WrapEntry,
         }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]
@@ -166,7 +176,7 @@ class _RuleReader:
             text = self.document.text(place)
             return self._placed(lambda: self._named(text), span)
         component = next(iter(entry))
-        rule = self._placed(lambda: self._named(Text(component, self.document.source)), span)
+        rule = self._placed(lambda: self._named(self.document.key_text((*place, component))), span)
         bindings = {key: self._binding((*place, component, key)) for key in entry[component]}
         for key, bound in bindings.items():
             # One by one first, so that what is wrong with one is an error at its place.
