@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rulec.compiler.ir import Buffer, Program
+from rulec.compiler.rereads import choose_rereads
 from rulec.language.node import Op, walk
 
 #: The dtypes that parameters, gradients and states may be stored in, by our names, with their size in bytes.
@@ -33,6 +34,12 @@ class Layout:
         """The dtype arithmetic is done in, and of scratch and vectors: float64 where any storage is, else float32."""
         return "float64" if any(d == "float64" for _, d in self.dtypes) else "float32"
 
+    def of(self, program: Program) -> Layout:
+        """The layout of another version of the program: with the same states, and scratch of its own."""
+        known = dict(self.dtypes)
+        dtypes = tuple((b.name, known.get(b.name, self.compute)) for b in array_buffers(program))
+        return replace(self, dtypes=dtypes)
+
     def text(self) -> str:
         """The layout in one line, for messages and file names."""
         short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
@@ -55,6 +62,13 @@ def layout_for(
     compute = Layout(tuple(dtypes)).compute
     dtypes += [(b.name, compute) for b in kernel_buffers(program) if b.role == "scratch"]
     return Layout(tuple(dtypes), maximize, transposed)
+
+
+def scheduled(program: Program, layout: Layout) -> tuple[Program, Layout]:
+    """The program that moves the fewest bytes in this layout, and the layout with the scratch it takes."""
+    sizes = {buffer: ITEM_SIZE[dtype] for buffer, dtype in layout.dtypes}
+    best = choose_rereads(program, sizes, ITEM_SIZE[layout.compute])
+    return best, layout.of(best)
 
 
 def traffic(program: Program, layout: Layout) -> tuple[int, int]:

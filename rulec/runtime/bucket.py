@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
+from rulec.backend.layout import Layout, scheduled
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
@@ -33,6 +33,7 @@ class Tensor:
     rule: Rule
     view: MatrixView
     number: int
+    maximize: bool = False
     bucket: Bucket | None = None
     position: int = 0
 
@@ -47,6 +48,7 @@ class Version:
     """A program of a bucket for one outcome of its predicates: with its kernel, and the kernel bound to the tensors."""
 
     program: Program
+    layout: Layout
     kernel: Kernel
     rows: RowSource
     plan: Plan
@@ -80,9 +82,10 @@ class Bucket:
             if program.predicates:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed)
-            kernel = self.backend.build(program, self.layout, self.backend.emit(program, self.layout))
+            program, layout = scheduled(program, self.layout.of(program))
+            kernel = self.backend.build(program, layout, self.backend.emit(program, layout))
             rows = RowSource(program, self.groups, self.facts)
-            found = self.versions[decided] = Version(program, kernel, rows, Plan(program))
+            found = self.versions[decided] = Version(program, layout, kernel, rows, Plan(program))
         if found.call is None:
             found.call = found.kernel.bind(self.params, self.states, [t.view for t in self.tensors])
         return found

@@ -86,18 +86,20 @@ class Engine:
     # Tensors and buckets
 
     def add(
-        self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None
-    ) -> int:
+        self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None,
+        maximize: bool | None = None,
+    ) -> int:  # fmt: skip
         """Adds a parameter and returns its id; its state is allocated when it first gets a gradient.
 
-        `tags` are its words for `tagged(...)`; `number`, its id by default, tells its random numbers from others'.
-        RuleError where the rule does not apply to it and names no other.
+        `tags` are its words for `tagged(...)`; `number`, its id by default, tells its random numbers from others';
+        `maximize` is the engine's by default. RuleError where the rule does not apply to it and names no other.
         """
         self.arrays.dtype(array)
         shape = self.arrays.shape(array)
         rule = self._router.choose(shape, tags, name)
         number = len(self.tensors) if number is None else number
-        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number))
+        maximize = self.maximize if maximize is None else maximize
+        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize))
         if group >= self.group_t.size:
             self.group_t = np.concatenate([self.group_t, np.zeros(group + 1 - self.group_t.size)])
         return len(self.tensors) - 1
@@ -131,16 +133,28 @@ class Engine:
     def _forget_plans(self) -> None:
         self._plans, self._last = {}, ((), [])
 
-    def _bucket_key(self, tensor: Tensor, grad_dtype: str | None, hyper: Numbers) -> Any:
-        dtype = self.arrays.dtype(tensor.array)
+    def needs_copy(self, tensor_id: int, hyper: Numbers) -> bool:
+        """Whether a parameter lies in memory in another order than its shape's, and its rule looks at its matrices.
+
+        `prepare` refuses it then: a contiguous copy must take its place.
+        """
+        tensor = self.tensors[tensor_id]
+        return not self.arrays.plain(tensor.array) and is_viewed(self._program(tensor, hyper)[0])
+
+    def _program(self, tensor: Tensor, hyper: Numbers) -> tuple[Program, dict[str, float]]:
+        """The program of a tensor's rule for its shape, and the static hyper-parameters that it was made for."""
         named = self._named_of(tensor, hyper)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
-        program = compile(tensor.rule, self._facts(tensor), static)
+        return compile(tensor.rule, self._facts(tensor), static), static
+
+    def _bucket_key(self, tensor: Tensor, grad_dtype: str | None, hyper: Numbers) -> Any:
+        dtype = self.arrays.dtype(tensor.array)
+        program, static = self._program(tensor, hyper)
         self._check_fits(program, tensor)
         every = self.state_dtype.get("", dtype)
         states = {b.name: self.state_dtype.get(b.name, every) for b in program.states}
         turned = tensor.view.transposed and is_shaped(program)
-        layout = layout_for(program, dtype, grad_dtype, states, self.maximize, turned)
+        layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned)
         return program, layout, self.arrays.device(tensor.array), tuple(sorted(static.items()))
 
     def _check_fits(self, program: Program, tensor: Tensor) -> None:

@@ -180,6 +180,7 @@ class _Staged:
             scratch |= {n: self._vector(program.result(n), between, positions) for n in stage.vectors}
             if index == last:
                 break
+            self.written = self.written or any(s.buffer not in self.plan.scratch for s in stage.stores)
             between.reduced.update(launch.kernel(index, rows, fired, grads, scratch))
         stays = self._stays(between)
         if stays is not None:
@@ -218,7 +219,7 @@ class _Staged:
         """Scratch buffers and inputs of these tensors."""
         params = [self.bucket.params[self.positions[i]] for i in places]
         found: dict[str, Any] = {
-            name: [self.engine.scratch((name, i), p, self.bucket.layout.dtype(name)) for i, p in enumerate(params)]
+            name: [self.engine.scratch((name, i), p, self.version.layout.dtype(name)) for i, p in enumerate(params)]
             for name in self.plan.scratch
         }
         arrays = {k: v for k, v in self.launch.inputs.items() if not isinstance(v, float)}
@@ -373,16 +374,16 @@ def run(launches: Sequence[Launch]) -> None:
 
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     """Runs launches that share reductions, each from one of these to the next."""
+    shared = {tuple((n.op, n.arg) for n in launch.version.program.joins) for launch in launches}
+    if len(shared) > 1:
+        raise _differ(launches)
     running = [launch.run() for launch in launches]
     waiting: list[Join | None] = [next(steps, None) for steps in running]
     try:
         while any(waiting):
             joins = [join for join in waiting if join is not None]
             if len(joins) < len(waiting) or len({(j.place, j.op, j.level) for j in joins}) > 1:
-                raise RuleError(
-                    f"the tensors of {launches[0].name} do not all have the same values across the model: "
-                    f"reduce per group and per model outside of branches on the shape"
-                )
+                raise _differ(launches)
             results = joined(joins)
             waiting = []
             for launch, steps, result in zip(launches, running, results, strict=True):
@@ -394,6 +395,13 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     finally:
         for steps in running:
             steps.close()
+
+
+def _differ(launches: Sequence[Launch]) -> RuleError:
+    return RuleError(
+        f"the tensors of {launches[0].name} do not all have the same values across the model: reduce per group and per "
+        f"model outside of branches on the shape"
+    )
 
 
 def _report(launch: Launch, seconds: float) -> None:

@@ -12,9 +12,8 @@ from rulec.language.node import Op
 
 
 def _newton_schulz(x: Any, *numbers: Any, dtype: str) -> Any:
-    """In float32 where fewer bits are asked for: NumPy has no product of matrices of 16 bits."""
-    wanted = np.dtype("float64" if dtype == "float64" else "float32")
-    return newton_schulz(np.asarray(x, wanted), *numbers)
+    """In the matrix's own dtype where 16 bits are asked for: NumPy has no product of such matrices."""
+    return newton_schulz(np.asarray(x, dtype if dtype in ("float32", "float64") else None), *numbers)
 
 
 #: The matrix functions by NumPy.

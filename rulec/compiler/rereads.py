@@ -1,0 +1,200 @@
+"""Decides, by the bytes moved, what a later stage does with a value that an earlier one has computed already.
+
+It may compute it again from what it was made of; read a new state back, stored by the earlier stage; or read a spilled
+value from scratch memory. A state is read back only where it is stored in the dtype of arithmetic: else it would come
+back rounded. Where a step may be skipped, no state is stored before that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from rulec.compiler.ir import Buffer, Program, Stage, Store
+from rulec.compiler.names import free_name
+from rulec.compiler.stages import ELEMENT
+from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
+
+#: Most states stored early, and most values considered for spilling, that are tried in all combinations.
+_MOST = 6
+
+#: The size of an element of a buffer, in bytes.
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """States that an earlier stage stores, and a value spilled, each with that stage."""
+
+    early: tuple[tuple[Store, int], ...] = ()
+    spill: tuple[Node, int] | None = None
+
+
+def choose_rereads(program: Program, sizes: Sizes, compute: int) -> Program:
+    """The program that moves the fewest bytes, with a line in `decisions` that says what was chosen and why.
+
+    `sizes` are the stored sizes of the buffers' elements and `compute` that of the dtype of arithmetic.
+    """
+    if len(program.stages) == 1:
+        return program
+    before = moved(program, sizes, compute)
+    best, least, chosen = program, before, _Choice()
+    for choice in _choices(program, sizes, compute):
+        made = _apply(program, choice)
+        if made is not None and (found := moved(made, sizes, compute)) < least:
+            best, least, chosen = made, found, choice
+    return replace(best, decisions=(_reason(program, chosen, before, least, sizes, compute),))
+
+
+def moved(program: Program, sizes: Sizes, compute: int) -> int:
+    """The bytes that all stages read and write for each element."""
+    total = 0
+    for stage in program.stages:
+        loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
+        total += sum(sizes.get(b, compute) for b in loads | {s.buffer for s in stage.stores})
+        total += sum(sizes.get(b, compute) for b in loads & {s.buffer for s in stage.stores})
+        total += compute * sum(program.result(r).axes.elementwise for r in stage.reads)
+    return total
+
+
+def _choices(program: Program, sizes: Sizes, compute: int) -> Iterator[_Choice]:
+    states = _storable(program, sizes, compute)[:_MOST]
+    sets = [found for count in range(len(states) + 1) for found in combinations(states, count)]
+    for early in sets:
+        yield _Choice(early)
+        for spill in _spillable(program):
+            yield _Choice(early, spill)
+
+
+def _computed(stage: Stage) -> set[Node]:
+    return set(walk(stage.roots))
+
+
+def _at_hand(program: Program, index: int) -> set[Node]:
+    """The leaves that a stage can have without loading more than it does: its buffers, and what was worked out."""
+    known = len(program.scalars.columns)
+    late = {column for stage in program.stages[: index + 1] for column in stage.columns}
+    vectors = {name for stage in program.stages[: index + 1] for name in stage.vectors}
+    loaded = {n for n in _computed(program.stages[index]) if n.op is Op.LOAD}
+    scalars = {node(Op.SCALAR, i) for i in (*range(known), *late)}
+    reads = {n for n in _computed(program.stages[index]) if n.op is Op.RESULT}
+    return loaded | scalars | reads | {node(Op.RESULT, v) for v in vectors if not program.result(v).axes.elementwise}
+
+
+def _computable(value: Node, leaves: set[Node]) -> bool:
+    return all(n in leaves or n.op is Op.CONST for n in walk([value]) if n.op.kind is Kind.LEAF)
+
+
+def _storable(program: Program, sizes: Sizes, compute: int) -> list[tuple[Store, int]]:
+    """The states whose new value an earlier stage can compute from what it has, with the last such stage."""
+    last = program.stages[-1]
+    found: list[tuple[Store, int]] = []
+    if program.skip is not None:
+        return found
+    leaves = [_at_hand(program, i) for i in range(len(program.stages) - 1)]
+    read_between = {n.arg for n in walk(_between(program)) if n.op is Op.LOAD}
+    for store in last.stores:
+        earlier = [i for i, own in enumerate(leaves) if _computable(store.value, own)]
+        same = sizes.get(store.buffer) == compute
+        if earlier and same and store.buffer not in read_between and store.value.op.kind is not Kind.LEAF:
+            found.append((store, earlier[-1]))
+    return found
+
+
+def _between(program: Program) -> list[Node]:
+    values = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    return values
+
+
+def _spillable(program: Program) -> list[tuple[Node, int]]:
+    """Values of the last stage that an earlier one can compute from what it has, the largest first."""
+    last = [n for n in _computed(program.stages[-1]) if n.op.kind is not Kind.LEAF and not n.boolean]
+    found: dict[Node, int] = {}
+    for index in range(len(program.stages) - 1):
+        leaves = _at_hand(program, index)
+        loads = (n for n in last if any(x.op is Op.LOAD for x in walk([n])) and _computable(n, leaves))
+        found |= dict.fromkeys(loads, index)
+    return sorted(found.items(), key=lambda pair: (-pair[0].size, repr(pair[0])))[: 2 * _MOST]
+
+
+def _apply(program: Program, choice: _Choice) -> Program | None:
+    """The program with that choice; None where a later stage needs what would be overwritten."""
+    stages = list(program.stages)
+    buffers: tuple[Buffer, ...] = program.buffers
+    if choice.spill is not None:
+        value, at = choice.spill
+        buffer = free_name(program.labels.get(value) or "spilled", {b.name for b in buffers} | _names(program))
+        buffers = (*buffers, Buffer(buffer, "scratch", ELEMENT))
+        stages = [
+            stage if index <= at else _with_roots(stage, {value: node(Op.LOAD, buffer)})
+            for index, stage in enumerate(stages)
+        ]
+        stages[at] = replace(stages[at], stores=(*stages[at].stores, Store(buffer, value)))
+    for store, at in choice.early:
+        moved_stages = _stored_early(stages, store, at)
+        if moved_stages is None:
+            return None
+        stages = moved_stages
+    return replace(program, buffers=buffers, stages=tuple(_used(program, stages)))
+
+
+def _names(program: Program) -> set[str]:
+    reduces = {r.name for s in program.stages for r in s.reduces}
+    return reduces | {c.name for c in program.columns} | {v.name for v in program.vectors}
+
+
+def _stored_early(stages: Sequence[Stage], store: Store, at: int) -> list[Stage] | None:
+    marker = name(f"\0{store.buffer}")
+    done = list(stages)
+    for index in range(at + 1, len(stages)):
+        kept = replace(stages[index], stores=tuple(s for s in stages[index].stores if s.buffer != store.buffer))
+        changed = _with_roots(kept, {store.value: marker})
+        if any(n.op is Op.LOAD and n.arg == store.buffer for n in walk(changed.roots)):
+            return None
+        done[index] = _with_roots(changed, {marker: node(Op.LOAD, store.buffer)})
+    done[at] = replace(done[at], stores=(*done[at].stores, store))
+    return done
+
+
+def _with_roots(stage: Stage, memo: Mapping[Node, Node]) -> Stage:
+    known = dict(memo)
+    stores = tuple(Store(s.buffer, rewrite([s.value], lambda n: n, known)[0]) for s in stage.stores)
+    reduces = tuple(
+        replace(r, value=node(r.value.op, *rewrite(r.value.args, lambda n: n, known), r.value.arg))
+        for r in stage.reduces
+    )
+    return replace(stage, stores=stores, reduces=reduces)
+
+
+def _used(program: Program, stages: Sequence[Stage]) -> Iterator[Stage]:
+    """The stages, each reading the vectors and columns that it still uses; they are worked out when first needed."""
+    known = len(program.scalars.columns)
+    seen_columns: set[int] = set()
+    seen_vectors: set[str] = set()
+    for stage in stages:
+        values = list(walk(stage.roots))
+        columns = {int(n.arg) for n in values if n.op is Op.SCALAR and int(n.arg) >= known}  # type: ignore[call-overload]
+        names = {str(n.arg) for n in values if n.op is Op.RESULT}
+        reads = tuple(v.name for v in program.vectors if v.name in names)
+        fresh = tuple(r for r in reads if r not in seen_vectors)
+        yield replace(stage, columns=tuple(sorted(columns - seen_columns)), vectors=fresh, reads=reads)
+        seen_columns |= columns
+        seen_vectors |= set(reads)
+
+
+def _reason(program: Program, choice: _Choice, before: int, after: int, sizes: Sizes, compute: int) -> str:
+    last = len(program.stages) - 1
+    words = []
+    if choice.early:
+        states = " and ".join(store.buffer for store, _ in choice.early)
+        words.append(f"stage {choice.early[0][1]} stores {states}, which later stages read back")
+    if choice.spill is not None:
+        value, at = choice.spill
+        words.append(f"stage {at} spills {program.labels.get(value) or 'a value'} for stage {last}")
+    if words:
+        return f"{' and '.join(words)}: {after} bytes an element, {before} where all is computed again"
+    shared = set().union(*(_computed(s) for s in program.stages[:-1])) & _computed(program.stages[-1])
+    if not any(n.op.kind is not Kind.LEAF for n in shared):
+        return f"no stage computes what another has: {before} bytes an element"
+    return f"stage {last} computes again what earlier ones did: {before} bytes an element, and no way moves fewer"
