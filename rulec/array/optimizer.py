@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 
 from rulec.array.arrays import NumpyArrays
 from rulec.array.tree import flatten, matching_leaves
-from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
+from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.runtime.engine import Engine, default_hyper
@@ -45,11 +46,13 @@ class Optimizer:
         self._params = dict(leaves)
         self._ids = {name: self._engine.add(array, 0, name) for name, array in leaves}
         self._open: set[str] | None = None
+        self._training = True
 
     def step(self, grads: Any) -> None:
         """One step in place. `grads` has the structure of the parameters; None leaves an array as it is."""
         if self._open is not None:
             raise RulecError("step() inside partial(): use update(layer, grad) there, or close it first")
+        self._check_training()
         self._fire(matching_leaves(grads, self.names, "the gradient"))
 
     @contextmanager
@@ -60,6 +63,7 @@ class Optimizer:
         """
         if self._open is not None:
             raise RulecError("partial() is open already: close it first")
+        self._check_training()
         self._open = set()
         self._engine.begin()
         try:
@@ -82,6 +86,28 @@ class Optimizer:
         self._fire(leaves, in_step=True)
         self._open |= leaves.keys()
 
+    def eval(self) -> None:
+        """Moves the parameters to where the rule says that they are to be evaluated; once there, does nothing.
+
+        RuleError for a rule without `evaluate`.
+        """
+        self._move(to_evaluation, training=False)
+
+    def train(self) -> None:
+        """Takes back what `eval()` did; in training, does nothing."""
+        self._move(to_training, training=True)
+
+    def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
+        if self.rule.evaluate is None:
+            raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
+        if self._training is not training:
+            self._engine.change(way, self._engine.hyper_table([self.hyper]))
+            self._training = training
+
+    def _check_training(self) -> None:
+        if not self._training:
+            raise RulecError(f"the parameters are where {self.rule.name} is evaluated: call train() before a step")
+
     def _fire(self, leaves: Mapping[str, Any], in_step: bool = False) -> None:
         ids = tuple(self._ids[name] for name in leaves)
         table = self._engine.hyper_table([self.hyper])
@@ -101,6 +127,7 @@ class Optimizer:
             "hyper": dict(self.hyper),
             "state": {k: v for k, v in state.items() if v},
             "shared": shared,
+            "training": self._training,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -125,6 +152,7 @@ class Optimizer:
         for key, value in saved.get("shared", {}).items():
             self._engine.shared[key][...] = value
         self.hyper = hyper
+        self._training = bool(saved.get("training", True))
 
 
 def _check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,11 @@ class Bucket:
         if found.call is None:
             found.call = found.kernel.bind(self.params, self.states, [t.view for t in self.tensors])
         return found
+
+    def under(self, program: Program) -> Bucket:
+        """The same tensors and states under another program of them, whose `t` in the next step is the count so far."""
+        counts = Counts(Vector(self.counts.numbers - 1, []))
+        return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={})
 
     def rebind(self) -> None:
         """Forgets where tensors lie: they moved, or there are more of them."""

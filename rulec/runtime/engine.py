@@ -74,6 +74,7 @@ class Engine:
         self._plans: dict[tuple[int, ...], list[Part]] = {}
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
         self._scratch: dict[Any, Any] = {}
+        self._ways: dict[Any, Rule | None] = {}
 
     def _check_state_dtypes(self) -> None:
         known = self._router.states
@@ -364,6 +365,25 @@ class Engine:
         if positions == list(range(len(bucket.tensors))):
             return Part(bucket, None, None, pick, check)
         return Part(bucket, positions, np.array(positions), pick, check)
+
+    def change(self, way: Callable[[Rule], Rule | None], hyper: Numbers) -> None:
+        """Runs one step of another rule over every tensor that has states, without gradients. Nothing is counted.
+
+        `way` gives, for the rule of a tensor, one of the same hyper-parameters and states, whose `t` is the count of
+        updates so far; None leaves the tensor as it is.
+        """
+        if hyper is not self._hyper:
+            self._take(hyper)
+        launches: list[Launch] = []
+        for bucket in self.buckets.values():
+            key = way, id(bucket.program.rule)
+            if key not in self._ways:
+                self._ways[key] = way(bucket.program.rule)
+            rule = self._ways[key]
+            if rule is not None:
+                other = bucket.under(compile(rule, bucket.facts[0], bucket.static))
+                launches += self._launches(Part(other, None, None, None, list), other.params, {})
+        run(launches)
 
     # Launches
 
