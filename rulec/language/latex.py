@@ -47,8 +47,7 @@ _CALLED = {
 
 def rule_to_latex(rule: Rule) -> str:
     """The step as an aligned block: new states with subscript t, old ones with t-1, and the update of p last."""
-    step = rule.standalone().step
-    lines = _Lines(rule).block(step, ())
+    lines = _Lines(rule).block(rule.whole_step, ())
     if rule.evaluate is not None:
         last = {key: _name(key, "t") for key in (*rule.state, "p")}
         lines.append(rf"\text{{evaluated at}}\quad & {_Printer(last).latex(rule.evaluate)}")
@@ -84,6 +83,8 @@ class _Lines:
 
     def _assign(self, line: Assign, later: tuple[Statement, ...]) -> str:
         value = _Printer(self.names).latex(line.value)
+        if line.value.op is Op.CALL:
+            return rf"{_name(f'{line.target}.direction')}, {_name(f'{line.target}.p')} &= {value}"
         self.count[line.target] = number = self.count.get(line.target, 0) + 1
         final = all(other.target != line.target for other in assignments(later))
         self.names[line.target] = _name(line.target, "t", 0 if final else number)
@@ -191,6 +192,9 @@ class _Printer:
 
     def _call(self, value: Node) -> _Piece:
         args = [self.latex(a) for a in value.args]
+        if value.op is Op.CALL:
+            given = args[:1] if args[1] == "t" else args
+            return rf"\operatorname{{{_escaped(str(value.arg))}}}\left({', '.join(given)}\right)", _ATOM
         if value.op in _AROUND:
             return _AROUND[value.op] % args[0], _ATOM
         if value.op is Op.RSQRT:

@@ -192,12 +192,18 @@ class Rule:
                 hyper["lr"] = Hyper(DEFAULT_LR, **well_known_range("lr"))
             elif hyper["lr"].default is None:
                 hyper["lr"] = replace(hyper["lr"], default=DEFAULT_LR)
-            last = Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction"))))
-            rule = replace(self, hyper=hyper, step=(*self.step, last))
+            rule = replace(self, hyper=hyper, step=self.whole_step)
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
                 raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
         return rule
+
+    @property
+    def whole_step(self) -> tuple[Statement, ...]:
+        """The lines of the step, and the one that moves the parameter along the direction."""
+        if self.assigns_parameter:
+            return self.step
+        return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction")))))
 
     def __add__(self, other: Rule) -> Rule:
         from rulec.language.compose import plus

@@ -30,7 +30,8 @@ def rule_to_sympy(rule: Rule) -> dict[str, Any]:
     """The new value of each state, and of `direction` or `p`, in symbols of the values before the step.
 
     Every symbol is real, `t` a positive integer. What sympy has no function for (reductions, matrix functions, cbrt,
-    isfinite) is an undefined function, such as `norm_tensor(x)`; `where` is a Piecewise.
+    isfinite) is an undefined function, such as `norm_tensor(x)`; `where` is a Piecewise. Those of a wrapper are in the
+    symbols `inner.direction` and `inner.p` as well.
     """
     walker = _ToSympy()
     values = {key: walker.symbol(key) for key in (*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs)}

@@ -30,7 +30,8 @@ SEEDS = [*VALID, *(row["text"] for row in TABLE)]
 
 #: What a rule file is made of, so that nonsense is not all of one kind.
 TOKENS = [
-    "name:", "hyper:", "state:", "step: |", "plus:", "chain:", "uses:", "paper:", "interop:", "evaluate:", "skip:",
+    "name:", "hyper:", "state:", "step: |", "wraps:", "inner", "inner(g)",
+    "plus:", "chain:", "uses:", "paper:", "interop:", "evaluate:", "skip:",
     "view:", "if:", "init:", "per:", "shape:", "default:", "min:", "static:", "R", "adam", "decay", "lr", "m", "g", "p",
     "t", "direction", "= ", "+", "-", "*", "/", "**", "%", "//", "@", "(", ")", "[", "]", "{", "}", ",", ":", "<", "<=",
     "==", "!=", ">", "and", "or", "not", "if ", "else:", "elif ", "where(", "sqrt(", "norm(", 'per="row"', "normal(",
@@ -65,7 +66,10 @@ def use(rule: Rule | None) -> None:
     if rule is None:
         return
     assert rulec.parse(rule.to_yaml()) == rule
-    take(lambda: rulec.compile(rule))
+    if not rule.wraps:
+        take(lambda: rulec.compile(rule))
+    wrapped = take(lambda: rule(rulec.load("adam"))) if rule.wraps else None
+    assert wrapped is None or rulec.parse(wrapped.to_yaml()) == wrapped
     rule.latex()
     repr(rule)
 
@@ -169,6 +173,32 @@ def test_valid_rules_with_a_word_changed(text: str) -> None:
 @settings(QUICK, max_examples=250)
 def test_valid_rules_with_something_changed(text: str) -> None:
     use(take(lambda: rulec.parse(text)))
+
+
+PIECES = [
+    "adam", "decay", "l2", "lookahead", "ema", "accumulate", "low_rank", "schedule_free", "(", ")", "(", ")", " + ",
+    " >> ", ",", "lr=", "k=", "0.1", "2*lr", "rank", "'", "**", "-", "x.yaml", "transforms/l2", "=", "[", "\n", "é",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+@QUICK
+def test_any_composition(text: str) -> None:
+    use(take(lambda: rulec.load(text)))
+
+
+@given(st.recursive(
+    st.sampled_from(["adam", "sgd", "decay", "l2", "sign", "rprop", "adamw"]),
+    lambda inner: st.tuples(inner, inner).map(" + ".join)
+    | st.tuples(inner, inner).map(lambda x: f"({x[0]}) >> ({x[1]})")
+    | st.tuples(st.sampled_from(["lookahead", "ema", "accumulate", "low_rank", "schedule_free"]), inner).map(
+        lambda x: f"{x[0]}({x[1]})"
+    ),
+    max_leaves=4,
+))  # fmt: skip
+@QUICK
+def test_any_composition_that_reads_well(text: str) -> None:
+    use(take(lambda: rulec.load(text)))
 
 
 words = st.sampled_from(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import rulec
 from rulec import Rule, RuleError
-from rulec.language.node import Node, Op, walk
+from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Assign, Hyper
 from tests.compiler.plain import PlainRun
 from tests.language.expressions import arithmetic
@@ -86,7 +86,21 @@ def there_and_back(rule: Rule) -> Rule:
     )
 
 
-@pytest.mark.parametrize("rule_name", rulec.rules())
+def is_plain(rule: Rule) -> bool:
+    """Whether the lines can be run on one tensor at a time, without matrix functions and random numbers."""
+    parts = list(walk(rule.expressions))
+    wide = {state.per for state in rule.state.values()} | {n.arg for n in parts if n.op.kind is Kind.REDUCE}
+    shaped = any(state.shape or state.condition for state in rule.state.values())
+    return not (shaped or wide & {"group", "model"} or any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts))
+
+
+@pytest.mark.parametrize("rule_name", rulec.rules(wrappers=False))
+def test_every_state_has_a_new_value(rule_name: str) -> None:
+    rule = rulec.load(rule_name)
+    assert rule.sympy().keys() == {*rule.state, "p" if rule.assigns_parameter else "direction"}
+
+
+@pytest.mark.parametrize("rule_name", [name for name in rulec.rules(wrappers=False) if is_plain(rulec.load(name))])
 def test_there_and_back(rule_name: str) -> None:
     rule = rulec.load(rule_name)
     again = there_and_back(rule)
