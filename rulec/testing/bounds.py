@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.compiler.ir import Program
+from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
 from rulec.testing.interval import Array, Range, Truth, apply, between, hull, point, widen
 from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
@@ -16,25 +18,65 @@ from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
 _EXACT = (Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.MINIMUM, Op.MAXIMUM, Op.WHERE, Op.ISFINITE)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the elements of a stage are made of, in float64 and for each element.
+
+    `loads` are buffers, `columns` each element's row of the scalar table (elements x columns), `vectors` what else the
+    stage reads.
+    """
+
+    loads: Mapping[str, Array]
+    columns: Array
+    vectors: Mapping[str, Array] = field(default_factory=dict)
+
+
 class Bounds:
-    """The ranges of one elementwise program's stored values, computed in `compute` on a machine of these numerics."""
+    """The ranges of what a stage stores and reduces, computed in `compute` on a machine of these numerics."""
 
-    def __init__(self, program: Program, compute: str, numerics: Numerics) -> None:
+    def __init__(self, program: Program, compute: str, numerics: Numerics, stage: int = 0) -> None:
         self.program, self.compute, self.numerics = program, compute, numerics
-        self.stores = program.stages[0].stores
-        self.order = list(walk([s.value for s in self.stores]))
+        self.stage = program.stages[stage]
+        self.order = list(walk(self.stage.roots))
 
-    def stored(self, loads: Mapping[str, Array], columns: Array) -> dict[str, Range]:
-        """The range of each stored buffer, before it is rounded to the buffer's dtype.
-
-        `loads` are the buffers' elements in float64; `columns` (elements x columns of the scalar table, float64) is
-        each element's row.
-        """
+    def ranges(self, given: Given) -> tuple[dict[str, Range], dict[str, Range]]:
+        """The range of each stored buffer, before it is rounded to the buffer's dtype, and of what is reduced."""
         values: dict[Node, Any] = {}
         with np.errstate(all="ignore"):
             for node in self.order:
-                values[node] = self._value(node, values, loads, columns)
-        return {s.buffer: self._subnormal_zero(values[s.value]) for s in self.stores}
+                values[node] = self._value(node, values, given)
+        stored = {s.buffer: self._subnormal_zero(values[s.value]) for s in self.stage.stores}
+        reduced = {r.name: self._subnormal_zero(values[r.value.args[0]]) for r in self.stage.reduces}
+        return stored, reduced
+
+    def exact(self, given: Given) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The same values in float64, as the language defines them."""
+        values: dict[Node, Any] = {}
+        with np.errstate(all="ignore"):
+            for node in self.order:
+                values[node] = self._exact(node, values, given)
+        stored = {s.buffer: values[s.value] for s in self.stage.stores}
+        return stored, {r.name: values[r.value.args[0]] for r in self.stage.reduces}
+
+    def _exact(self, node: Node, values: Mapping[Node, Any], given: Given) -> Any:
+        if node.op is Op.CONST:
+            return np.float64(node.arg)  # type: ignore[arg-type]
+        if node.op is Op.LOAD:
+            return given.loads[str(node.arg)]
+        if node.op in (Op.SCALAR, Op.RESULT):
+            value = self._leaf(node, given)
+            return value != 0 if self._is_truth(node) else value
+        return NUMPY[node.op](*(values[a] for a in node.args))
+
+    @staticmethod
+    def _leaf(node: Node, given: Given) -> Array:
+        return given.columns[:, node.arg] if node.op is Op.SCALAR else given.vectors[str(node.arg)]  # type: ignore[index]
+
+    def _is_truth(self, node: Node) -> bool:
+        """Whether a column of the scalar table or a vector is true or false rather than a number."""
+        if node.op is Op.SCALAR:
+            return is_boolean(self.program.columns[node.arg].value)  # type: ignore[call-overload]
+        return is_boolean(self.program.result(str(node.arg)).value)
 
     def _subnormal_zero(self, r: Range) -> Range:
         """Where subnormal numbers count as zero, any of them may stand for it."""
@@ -44,17 +86,14 @@ class Bounds:
         low, high = np.where(zero, np.minimum(r.low, -least), r.low), np.where(zero, np.maximum(r.high, least), r.high)
         return Range(low, high, r.nan)
 
-    def _value(self, node: Node, values: Mapping[Node, Any], loads: Mapping[str, Array], columns: Array) -> Any:
+    def _value(self, node: Node, values: Mapping[Node, Any], given: Given) -> Any:
         if node.op is Op.CONST:
             return self._given(np.float64(node.arg))  # type: ignore[arg-type]
         if node.op is Op.LOAD:
-            return self._given(loads[str(node.arg)])
-        if node.op is Op.SCALAR:
-            index = int(node.arg)  # type: ignore[call-overload]
-            column = columns[:, index]
-            if is_boolean(self.program.scalars.columns[index].value):
-                return Truth(column != 0, column == 0)
-            return self._given(column)
+            return self._given(given.loads[str(node.arg)])
+        if node.op in (Op.SCALAR, Op.RESULT):
+            value = self._leaf(node, given)
+            return Truth(value != 0, value == 0) if self._is_truth(node) else self._given(value)
         return self._operation(node.op, [values[a] for a in node.args])
 
     def _operation(self, op: Op, operands: Sequence[Any]) -> Any:

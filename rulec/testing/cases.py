@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 import rulec
+from rulec.backend.layout import is_viewed
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
+from rulec.compiler.routing import Router
 from rulec.compiler.view import matrix_view
-from rulec.errors import HyperError
+from rulec.errors import HyperError, RuleError
 from rulec.language.node import Kind, Op
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 
 #: A scalar, empty and one-element tensors, two alike, and some that end within a vector or a block.
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (64, 3), (0,), (7,), (1000,), (33, 65))
+
+#: More for what sees matrices: batches of them, tall and wide ones, and such as have no elements.
+MATRIX_SHAPES: tuple[tuple[int, ...], ...] = (*SHAPES, (3, 5, 2), (4, 3, 2, 5), (0, 4), (3, 0), (2, 9, 40))
+
+#: One that a kernel may cut into chunks, and a small one after it.
+LARGE_SHAPES: tuple[tuple[int, ...], ...] = ((301, 250), (7,))
 
 #: Where operations misbehave: zeros, infinities, NaN, the ends of the formats, halves, and ordinary numbers.
 SPECIAL: tuple[float, ...] = (
@@ -25,13 +34,43 @@ SPECIAL: tuple[float, ...] = (
 )  # fmt: skip
 
 
-def bucket_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Program, list[tuple[int, ...]]]]:
-    """The programs of a rule for tensors of these shapes, each with its shapes."""
-    found: dict[int, tuple[Program, list[tuple[int, ...]]]] = {}
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that one kernel serves: the rule they are routed to, its program, and how their matrices lie."""
+
+    rule: Rule
+    program: Program
+    transposed: bool
+    shapes: list[tuple[int, ...]]
+
+
+def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
+    """The buckets of a rule for tensors of these shapes, those left out that the rule does not run on.
+
+    Where a branch of the rule is decided before each step, there are the programs with all of them taken and with none.
+    """
+    router = Router(rule)
+    found: dict[tuple[int, bool], Bucket] = {}
     for shape in shapes:
-        program = compile(rule, matrix_view(shape, rule.view).facts)
-        found.setdefault(id(program), (program, []))[1].append(shape)
+        try:
+            routed = router.choose(shape, ())
+            view = matrix_view(shape, routed.view)
+            program = compile(routed, view.facts)
+        except RuleError:
+            continue
+        for version in versions(program, view.facts):
+            transposed = view.transposed and is_viewed(version)
+            bucket = found.setdefault((id(version), transposed), Bucket(routed, version, transposed, []))
+            bucket.shapes.append(shape)
     return list(found.values())
+
+
+def versions(program: Program, facts: Mapping[str, float]) -> list[Program]:
+    """A program, or where branches of it are decided before a step, those for all of them taken and for none."""
+    if not program.predicates:
+        return [program]
+    outcomes = [{place: taken for place, _ in program.predicates} for taken in (True, False)]
+    return [compile(program.rule, facts, assumed=outcome) for outcome in outcomes]
 
 
 def parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Array]:
@@ -91,6 +130,71 @@ def hostile_rules() -> list[Rule]:
         "  start = m_ - xp\n  self = start*0.5\n  out = self + p_stored\n  direction = self*out\n"
     )
     return [rulec.parse(exchange), rulec.parse(names)]
+
+
+#: Steps with reductions at every level, of every kind, of what is stored too; vectors of numbers and of truth; memory
+#: for matrix functions; inputs; and names that a printed source may use for itself.
+_STAGED = {
+    "Tensors": """\
+state: {m: 0, low: {init: 0, per: tensor}}
+step: |
+  m = 0.9*m + g
+  size = norm(m)
+  low = min(m*p) + 0.5*low
+  high = max(p)
+  bold = where(size > high, m/size, g*low)
+  direction = bold*(1 + sum(abs(bold)))
+""",
+    "Rows": """\
+state: {r: {init: 0, per: row}, w: 0}
+step: |
+  r = 0.5*r + sum(g*p, per="row")
+  c = max(g, per="col") - min(p*p, per="col")
+  w = w*min(p, per="row") + r
+  u = g*sum(g, per="col") - max(g - p, per="row") + c
+  wide = r > mean(u, per="matrix")
+  direction = where(wide, u, p) + w*rms(u, per="row")
+""",
+    "Matrices": """\
+state: {m: 0}
+inputs: {h: like p}
+step: |
+  m = 0.5*m + g*h
+  o = newton_schulz(m + p, steps=5)
+  noise = normal([rows, cols], at=t)
+  direction = o*max(o, per="row") + noise*h
+""",
+    "Last": """\
+state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}
+step: |
+  old = p
+  p = p - 0.1*g*n - a*r
+  a = old
+  n = norm(p)
+  r = max(abs(p), per="row")
+""",
+    "Words": """\
+hyper: {lr: 0.1, xp: 2}
+state: {least: 0}
+step: |
+  axis = sum(g)
+  real = min(p - axis)
+  greatest = max(g*real, per="row")
+  keepdims = greatest*xp + least
+  least = least + keepdims*g
+  direction = least - axis
+""",
+}
+
+_VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
+
+
+def staged_rules() -> list[Rule]:
+    """Rules of several stages, those that see matrices under every view."""
+    viewed = [name for name in _STAGED if name not in ("Tensors", "Words")]
+    texts = [f"name: {name}\n{_STAGED[name]}" for name in ("Tensors", "Words")]
+    texts += [f"name: {name}{i}\n{view}{_STAGED[name]}" for name in viewed for i, view in enumerate(_VIEWS)]
+    return [rulec.parse(text) for text in texts]
 
 
 def _expression(op: Op) -> str:

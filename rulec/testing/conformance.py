@@ -10,43 +10,52 @@ A backend MUST
 - compute every rule it prints, in every dtype, for tensors of any shape, empty and 0-d ones included, wherever their
   elements begin in memory, each with the row of the scalar table that the index gives it;
 - compute every value of a step before it stores one, and let a rule use any names;
-- update all tensors, or those named by `tensors` in that order, and leave every bit of the others, and of the
-  gradients, as it was;
+- do a stage for all tensors, or for those named by `tensors` in that order, and leave every bit of the others, of the
+  gradients, and of whatever the stage does not store, as it was;
+- reduce per tensor, row and column as the rule sees its matrices, in float64, and give 0 for a sum of nothing and
+  infinities for its extremes;
+- read scratch, inputs, vectors and late columns as they come with a call, and keep none of them;
+- give the same bits for the reductions of a tensor whatever its neighbours are, and every time;
 - store parameters, gradients and each state in dtypes of their own;
 - propagate NaN and infinity as IEEE 754 says;
 - negate gradients where the layout says `maximize`;
 - serve several sets of tensors with one kernel;
 - return `(params, states)`: the bound arrays where arrays are mutable, new ones where not.
 
-It SHOULD give the same bits for a tensor whatever its neighbours are, and every time. It MAY refuse rules, as
-BackendUnsupported.
+It SHOULD give the same bits for a tensor whatever its neighbours are, and every time, for what it stores as well. It
+MAY refuse rules, as BackendUnsupported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import Layout, kernel_buffers, layout_for
+from rulec.backend.layout import Layout, array_buffers, layout_for
 from rulec.backend.protocol import Backend, Kernel
-from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
 from rulec.testing.cases import (
+    LARGE_SHAPES,
+    MATRIX_SHAPES,
     SHAPES,
     SPECIAL,
-    bucket_of,
+    Bucket,
+    buckets_of,
     gradients,
     hostile_rules,
     hyper_values,
     operation_rules,
     parameters,
+    staged_rules,
 )
+from rulec.testing.interval import Array
 from rulec.testing.kinds import ArrayKind, kind_named
 from rulec.testing.numerics import IEEE, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
@@ -104,6 +113,11 @@ def check_backend(
     for rule in hostile_rules():
         for dtype in {chosen[0]: 0, chosen[-1]: 0}:
             check_rule(subject, rule, dtype)
+    for rule in staged_rules():
+        try:
+            check_stages(subject, rule, chosen)
+        except BackendUnsupported:
+            report.refused.append(rule.name)
     accepted = sorted((rulec.load(n) for n in report.rules), key=lambda r: len(r.state))
     for rule in accepted[-1:]:
         check_mixed_dtypes(subject, rule, chosen)
@@ -158,51 +172,98 @@ def check_operations(subject: Subject, dtype: str) -> None:
         trial.step({0: g})
 
 
-def check_rule(subject: Subject, rule: Rule, dtype: str) -> None:
+def check_rule(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
     """MUST run a rule on tensors of many shapes, some of them, and with values that are no numbers."""
-    for program, shapes in bucket_of(rule, SHAPES):
-        run(trial_of(subject, rule, program, layout_for(program, dtype), shapes))
+    for bucket in buckets_of(rule, shapes):
+        run(trial_of(subject, bucket, layout_of(bucket, dtype)))
+
+
+def layout_of(bucket: Bucket, param: str, **options: Any) -> Layout:
+    """The layout of a bucket, with what `layout_for` takes more."""
+    return layout_for(bucket.program, param, transposed=bucket.transposed, **options)
 
 
 def trial_of(
-    subject: Subject, rule: Rule, program: Program, layout: Layout, shapes: Sequence[tuple[int, ...]],
-    kernel: Kernel | None = None, seed: int = 0,
+    subject: Subject, bucket: Bucket, layout: Layout, kernel: Kernel | None = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> Trial:  # fmt: skip
-    """A trial on tensors of these shapes, with parameters drawn from `seed`."""
-    return Trial(subject, rule, program, layout, parameters(shapes, seed), hyper_values(rule, len(shapes)), kernel)
+    """A trial on the tensors of a bucket, or on others that belong to it, with parameters drawn from a seed."""
+    chosen = bucket.shapes if shapes is None else shapes
+    hyper = hyper_values(bucket.rule, len(chosen))
+    return Trial(subject, bucket.rule, bucket.program, layout, parameters(chosen, 0), hyper, kernel)
 
 
 def run(trial: Trial, seed: int = 0) -> None:
-    """Steps of all tensors, of some, of one, and of gradients that are no numbers."""
+    """Steps of all tensors, of some, of one, with some skipped, and of gradients that are no numbers."""
     shapes = trial.shapes
     for step, special in enumerate((False, False, False, False, True, False)):
         given = gradients(shapes, 10 * seed + step, special)
-        fired = {1: list(given)[1::2], 3: list(given)[::-3]}.get(step, list(given))
-        trial.step({i: given[i] for i in fired})
+        everything = list(given)
+        fired = {1: everything[1::2], 3: everything[::-3]}.get(step) or everything
+        trial.step({i: given[i] for i in fired}, skipped=fired[1::3] if step in (2, 3) else ())
+
+
+def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
+    """MUST run every stage of a program, whatever is reduced in it, in all dtypes, views and sizes."""
+    for dtype in {dtypes[0]: 0, dtypes[-1]: 0} if rule.view else dtypes:
+        check_rule(subject, rule, dtype, MATRIX_SHAPES)
+    for bucket in buckets_of(rule, LARGE_SHAPES):
+        trial = trial_of(subject, bucket, layout_of(bucket, dtypes[0]))
+        trial.step(gradients(bucket.shapes, 0))
+    bucket = buckets_of(rule, MATRIX_SHAPES[6:])[0]
+    run(trial_of(subject, bucket, layout_of(bucket, dtypes[-1], grad=dtypes[0], maximize=True)))
+    check_neighbours(subject, rule, dtypes[0])
+
+
+def check_neighbours(subject: Subject, rule: Rule, dtype: str) -> None:
+    """MUST give the same bits for the reductions of a tensor alone and among others, and every time."""
+    for bucket in buckets_of(rule, [(33, 65), (2, 9, 40), (33, 65), (301, 250)]):
+        first, again, alone = (
+            [x.tobytes() for x in _first_reductions(subject, bucket, dtype, shapes)]
+            for shapes in (bucket.shapes, bucket.shapes, bucket.shapes[:1])
+        )
+        title = f"backend {subject.backend.name!r}, {rule.name} in {dtype}:"
+        if first != again:
+            raise AssertionError(f"{title} a second run gives other bits of a reduction")
+        if first != alone:
+            raise AssertionError(f"{title} the bits of a tensor's reductions depend on its neighbours")
+
+
+def _first_reductions(subject: Subject, bucket: Bucket, dtype: str, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """What the first tensor is reduced to in a step."""
+    trial = trial_of(subject, bucket, layout_of(bucket, dtype), shapes=shapes)
+    trial.step(gradients(shapes, 1))
+    return [arrays[0] for arrays in trial.reductions.values()]
+
+
+def _main_bucket(rule: Rule) -> Bucket:
+    """The bucket of a rule that most shapes share."""
+    return max(buckets_of(rule, MATRIX_SHAPES), key=lambda bucket: len(bucket.shapes))
 
 
 def check_mixed_dtypes(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
     """MUST store parameters, gradients and each state in dtypes of their own."""
-    program = compile(rule)
-    states = [b.name for b in kernel_buffers(program) if b.role == "state"]
+    bucket = _main_bucket(rule)
+    states = [b.name for b in array_buffers(bucket.program) if b.role == "state"]
     for turn, dtype in enumerate(dtypes):
         others = [*dtypes[turn + 1 :], *dtypes[:turn], dtype]
         chosen = {name: others[i % len(others)] for i, name in enumerate(states)}
-        run(trial_of(subject, rule, program, layout_for(program, dtype, others[-2 % len(others)], chosen), SHAPES[:4]))
+        layout = layout_of(bucket, dtype, grad=others[-2 % len(others)], states=chosen)
+        run(trial_of(subject, bucket, layout, shapes=bucket.shapes[:4]))
 
 
 def check_maximize(subject: Subject, rule: Rule, dtype: str) -> None:
     """MUST negate gradients where the layout says so."""
-    program = compile(rule)
-    run(trial_of(subject, rule, program, layout_for(program, dtype, maximize=True), SHAPES[:4]))
+    bucket = _main_bucket(rule)
+    run(trial_of(subject, bucket, layout_of(bucket, dtype, maximize=True), shapes=bucket.shapes[:4]))
 
 
 def check_one_kernel_for_two(subject: Subject, rule: Rule, dtype: str) -> None:
     """MUST serve several sets of tensors with one kernel, turn by turn."""
-    program = compile(rule)
-    layout = layout_for(program, dtype)
-    kernel = subject.kernel(program, layout)
-    trials = [trial_of(subject, rule, program, layout, shapes, kernel) for shapes in (SHAPES[2:5], SHAPES[:3])]
+    bucket = _main_bucket(rule)
+    layout = layout_of(bucket, dtype)
+    kernel = subject.kernel(bucket.program, layout)
+    trials = [trial_of(subject, bucket, layout, kernel, shapes) for shapes in (bucket.shapes[-3:], bucket.shapes[:2])]
     for step in range(2):
         for trial in trials:
             trial.step(gradients(trial.shapes, step))
@@ -210,14 +271,14 @@ def check_one_kernel_for_two(subject: Subject, rule: Rule, dtype: str) -> None:
 
 def unmet(subject: Subject, rule: Rule, dtype: str) -> list[str]:
     """SHOULD give a tensor the same bits alone as among others, and every time: what does not hold, in words."""
-    program = compile(rule)
-    layout = layout_for(program, dtype)
+    bucket = _main_bucket(rule)
+    shapes = bucket.shapes[::-1]
 
-    def bits(shapes: Sequence[tuple[int, ...]]) -> list[bytes]:
-        trial = trial_of(subject, rule, program, layout, shapes)
-        trial.step(gradients(shapes, 1))
+    def bits(count: int) -> list[bytes]:
+        trial = trial_of(subject, bucket, layout_of(bucket, dtype), shapes=shapes[:count])
+        trial.step(gradients(trial.shapes, 1))
         return [value.tobytes() for value in trial.values(0).values()]
 
-    first, again, alone = bits(SHAPES[5:]), bits(SHAPES[5:]), bits(SHAPES[5:6])
+    first, again, alone = bits(3), bits(3), bits(1)
     found = [] if first == again else ["a second run gives other bits"]
     return found + ([] if first == alone else ["a tensor's bits depend on its neighbours"])

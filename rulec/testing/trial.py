@@ -1,13 +1,14 @@
-"""One backend running one rule over some tensors, step by step, beside the reference.
+"""One backend running the stages of one program over some tensors, step by step, beside their definition.
 
-Before every step the reference takes over what the backend has stored, so that each step is judged alone: what may
-differ is the rounding of one step, whose bounds are derived in `bounds`, and errors do not add up.
+Each stage is judged alone: it is given what lies in the backend's own arrays, and for what the runtime works out
+between stages, numbers that are drawn. What may differ is the rounding of one stage, whose bounds are derived in
+`bounds`, and errors do not add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from rulec.array.arrays import numpy_dtype
 from rulec.backend.layout import Layout, kernel_buffers
 from rulec.backend.protocol import Backend, Kernel, Rows
 from rulec.compiler.ir import Program
-from rulec.compiler.reference import Run, Tensor, arithmetic
-from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
-from rulec.compiler.view import matrix_view
+from rulec.compiler.scalars import evaluate_once, resolve_hyper
+from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import InternalError
+from rulec.language.node import is_boolean
 from rulec.language.rule import Rule
-from rulec.testing.bounds import Bounds, rounded_to
+from rulec.testing.bounds import Bounds, Given, rounded_to
 from rulec.testing.interval import Array, Range
 from rulec.testing.kinds import ArrayKind
 from rulec.testing.numerics import EPS, Numerics
+from rulec.testing.scalars import ScalarRows
+from rulec.testing.totals import exact, reduced
 
 #: What the buffers of each tensor hold.
 Values = Sequence[Mapping[str, Array]] | Mapping[int, Mapping[str, Array]]
@@ -43,6 +46,16 @@ class Subject:
         return self.backend.build(program, layout, self.backend.emit(program, layout))
 
 
+@dataclass
+class Drawn:
+    """What one step is given beside parameters and states, by tensor: gradients, scratch, inputs, vectors, columns."""
+
+    grads: Mapping[int, Array]
+    arrays: dict[str, dict[int, Any]] = field(default_factory=dict)
+    values: dict[str, dict[int, Array]] = field(default_factory=dict)
+    columns: dict[int, Array] = field(default_factory=dict)
+
+
 class Trial:
     """Tensors of one bucket under a backend, each with hyper-parameters of its own."""
 
@@ -54,141 +67,169 @@ class Trial:
         self.subject, self.program, self.layout = subject, program, layout
         self.name = rule.name
         self.shapes = [p.shape for p in params]
-        self.eps = EPS[layout.dtype("p")]
-        self.hyper = [resolve_hyper(program.hyper, h, self.eps, rule.name) for h in hyper]
-        self.buffers = [b.name for b in kernel_buffers(program) if b.role != "grad"]
-        self.bounds = Bounds(program, layout.compute, subject.numerics)
-        self.table = ScalarTable(program.scalars)
+        self.views = [matrix_view(shape, rule.view) for shape in self.shapes]
+        eps = EPS[layout.dtype("p")]
+        facts = [{**view.facts, "machine_eps": eps} for view in self.views]
+        resolved = [resolve_hyper(program.hyper, h, eps, rule.name) for h in hyper]
+        wide = kernel_buffers(program)
+        self.buffers = [b.name for b in wide if b.role in ("param", "state")]
+        self.passed = [b.name for b in wide if b.role in ("scratch", "input")]
+        self.inputs = [b.name for b in wide if b.role == "input"]
+        self.bounds = [Bounds(program, layout.compute, subject.numerics, i) for i in range(len(program.stages))]
+        self.scalars = ScalarRows(program, resolved, facts)
         start = [p.astype(numpy_dtype(layout.dtype("p"))) for p in params]
-        self.tensors = [
-            Tensor(matrix_view(p.shape, rule.view), p.astype(np.float64), i, i, self.eps) for i, p in enumerate(start)
-        ]
-        #: The states of groups (each tensor is one) and of the model, as the reference keeps them.
-        self.shared: dict[tuple[str, int | None], Array] = {}
         # Every second array lies off the alignment of its kind: kernels take what they are given.
         self.params = [subject.kind.make(p, i % 2) for i, p in enumerate(start)]
-        self.states = [self._initial_states(t) for t in self.tensors]
+        self.states = [self._initial_states(i, p, resolved[i], facts[i]) for i, p in enumerate(start)]
+        #: The reductions of the last step, by stage and name: for each tensor fired its array.
+        self.reductions: dict[tuple[int, str], list[Array]] = {}
         self.kernel = kernel or subject.kernel(program, layout)
-        self.call = self.kernel.bind(self.params, self.states)
+        self.call = self.kernel.bind(self.params, self.states, self.views)
 
-    def _facts(self, tensor: Tensor) -> dict[str, float]:
-        return {**tensor.view.facts, "machine_eps": self.eps}
-
-    def _initial_states(self, tensor: Tensor) -> dict[str, Any]:
-        """The arrays of a tensor's elementwise states; others go to where the reference keeps them."""
+    def _initial_states(
+        self, index: int, param: Array, hyper: Mapping[str, float], facts: Mapping[str, float]
+    ) -> dict[str, Any]:
         arrays = {}
-        for buffer in self.program.states:
+        for name in self.buffers:
+            buffer = self.program.buffer(name)
+            if buffer.role != "state":
+                continue
             if buffer.init is None:
-                raise InternalError(f"state {buffer.name} of {self.name} has no initial value")
-            value = evaluate_once(buffer.init, self.hyper[tensor.index], self._facts(tensor), {"p": tensor.value})
-            letters = buffer.axes.letters
-            if buffer.name in self.buffers:
-                full = np.broadcast_to(np.asarray(value, np.float64), tensor.value.shape)
-                rounded = full.astype(numpy_dtype(self.layout.dtype(buffer.name)))
-                arrays[buffer.name] = self.subject.kind.make(rounded, tensor.index % 2)
-            elif "n" in letters:
-                tensor.states[buffer.name] = np.full((1, 1, 1), value)
-            else:
-                self.shared.setdefault((buffer.name, tensor.group if "k" in letters else None), np.asarray(value))
+                raise InternalError(f"state {name} of {self.name} has no initial value")
+            value = evaluate_once(buffer.init, hyper, facts, {"p": param.astype(np.float64)})
+            full = np.broadcast_to(np.asarray(value, np.float64), param.shape)
+            arrays[name] = self.subject.kind.make(full.astype(numpy_dtype(self.layout.dtype(name))), index % 2)
         return arrays
-
-    def arrays(self, index: int) -> dict[str, Any]:
-        """The arrays of one tensor, by buffer."""
-        return {"p": self.params[index], **self.states[index]}
 
     def values(self, index: int) -> dict[str, Array]:
         """What one tensor's arrays hold, in the dtypes they store."""
-        return {name: self.subject.kind.read(self.arrays(index)[name]) for name in self.buffers}
+        arrays = {"p": self.params[index], **self.states[index]}
+        return {name: self.subject.kind.read(arrays[name]) for name in self.buffers}
 
-    def step(self, grads: Mapping[int, Array]) -> None:
+    def step(self, grads: Mapping[int, Array], skipped: Sequence[int] = ()) -> None:
         """One step of the tensors among `grads`, in that order, with those gradients (float64, rounded as stored).
 
-        AssertionError, in one sentence, where anything differs from what the reference and the protocol say.
+        The last stage leaves out those `skipped`. AssertionError, in one sentence, where anything differs from what
+        the language and the protocol say.
         """
         with np.errstate(all="ignore"):
-            self._step(grads)
+            self._step(grads, skipped)
 
-    def _step(self, grads: Mapping[int, Array]) -> None:
-        before = [self.values(i) for i in range(len(self.params))]
+    def _step(self, grads: Mapping[int, Array], skipped: Sequence[int]) -> None:
         fired = list(grads)
+        drawn = self._draw(fired, grads)
+        self.reductions = {}
+        for index in range(len(self.program.stages)):
+            if index and index == len(self.program.stages) - 1:
+                fired = [i for i in fired if i not in skipped]
+            self._stage(index, fired, drawn)
+
+    # What a step is given
+
+    def _draw(self, fired: Sequence[int], grads: Mapping[int, Array]) -> Drawn:
         dtype = numpy_dtype(self.layout.dtype("g"))
-        given = {i: np.asarray(g).astype(dtype) for i, g in grads.items()}
-        for i in fired:
-            self.tensors[i].t += 1
-        columns = self._columns(fired)
-        ranges = self._ranges(fired, before, given, columns)
-        wanted = self._reference_step(fired, before, given)
-        self._run(fired, given, columns)
-        self._compare(fired, ranges, wanted)
-        self._compare_untouched(set(range(len(self.params))) - set(fired), before)
-
-    def _columns(self, fired: Sequence[int]) -> Array:
-        """Each fired tensor's row of the scalar table."""
-        columns = np.empty((len(fired), len(self.program.scalars.columns)))
+        drawn = Drawn({i: np.asarray(g).astype(dtype) for i, g in grads.items()})
+        known = self.scalars.advance(fired)
         for place, i in enumerate(fired):
-            tensor = self.tensors[i]
-            states = {k: float(v[0, 0, 0]) for k, v in tensor.states.items() if k not in self.buffers}
-            states |= {k: float(v) for (k, key), v in self.shared.items() if key in (None, tensor.group)}
-            levels = {"group": tensor.t, "model": max(self.tensors[j].t for j in fired)}
-            columns[place] = self.table.evaluate((), self.hyper[i], tensor.t, self._facts(tensor), states, levels)[0]
-        return columns
+            # What a tensor is given depends on nothing but its place and its steps, not on which others there are.
+            random = np.random.default_rng([i, self.scalars.counts[i]])
+            late = [_drawn(random, (), is_boolean(c.value)) for c in self.program.late]
+            drawn.columns[i] = np.array([*known[place], *late], np.float64)
+            for name in self.passed:
+                shape = self.shapes[i]
+                values = _drawn(random, shape) if name in self.inputs else np.full(shape, np.nan)
+                self._pass(drawn, name, i, values.astype(numpy_dtype(self.layout.dtype(name))))
+            for vector in self.program.vectors:
+                values = _drawn(random, _extents(vector.axes.letters, self.views[i]), is_boolean(vector.value))
+                self._pass(drawn, vector.name, i, values.astype(self.layout.compute))
+        return drawn
 
-    def _rows(self, fired: Sequence[int], columns: Array) -> Rows:
-        """The rows in another order than the tensors, behind one of NaN that belongs to the tensors not fired."""
-        table = np.full((len(fired) + 1, columns.shape[1]), np.nan)
-        index = np.zeros(len(self.params), np.int64)
+    def _pass(self, drawn: Drawn, name: str, index: int, values: Array) -> None:
+        drawn.arrays.setdefault(name, {})[index] = self.subject.kind.make(values, index % 2)
+        drawn.values.setdefault(name, {})[index] = values
+
+    def _rows(self, index: int, fired: Sequence[int], drawn: Drawn) -> Rows:
+        """The rows in another order than the tensors, behind one of NaN that belongs to the tensors not fired.
+
+        Late columns are NaN before the stage that names them.
+        """
+        known = len(self.program.scalars.columns)
+        named = {c for stage in self.program.stages[: index + 1] for c in stage.columns}
+        hidden = [c for c in range(known, len(self.program.columns)) if c not in named]
+        table = np.full((len(fired) + 1, len(self.program.columns)), np.nan)
+        rows = np.zeros(len(self.params), np.int64)
         for place, i in enumerate(fired):
-            index[i] = len(fired) - place
-            table[index[i]] = columns[place]
-        return Rows(table, index)
+            rows[i] = len(fired) - place
+            table[rows[i]] = drawn.columns[i]
+        table[:, hidden] = np.nan
+        return Rows(table, rows)
 
-    @staticmethod
-    def _flat(fired: Sequence[int], arrays: Values, name: str) -> Array:
-        return np.concatenate([arrays[i][name].astype(np.float64).reshape(-1) for i in fired])
+    # One stage
 
-    def _ranges(
-        self, fired: Sequence[int], before: Values, grads: Mapping[int, Array], columns: Array
-    ) -> dict[str, Range]:
+    def _stage(self, index: int, fired: Sequence[int], drawn: Drawn) -> None:
+        before = [self.values(i) for i in range(len(self.params))]
+        given = self._given(index, fired, before, drawn)
+        written = self._run(index, fired, drawn)
+        after = self._after(index, fired, drawn)
+        stored, totals = self.bounds[index].ranges(given)
+        wanted, operands = self.bounds[index].exact(given)
+        for name, r in stored.items():
+            ends = np.broadcast_arrays(r.low, r.high, r.nan, given.loads["g"])[:3]
+            want = np.broadcast_to(wanted[name], ends[0].shape)
+            self._compare(fired, name, after, rounded_to(Range(*ends), self.layout.dtype(name)), want)
+        self._compare_reductions(index, fired, written, totals, operands)
+        self._compare_untouched(fired, set(stored), before, after)
+
+    def _given(self, index: int, fired: Sequence[int], before: Values, drawn: Drawn) -> Given:
         sign = -1.0 if self.layout.maximize else 1.0
-        loads = {name: self._flat(fired, before, name) for name in self.buffers}
-        loads["g"] = sign * np.concatenate([grads[i].astype(np.float64).reshape(-1) for i in fired])
-        rows = np.repeat(columns, [grads[i].size for i in fired], axis=0)
-        found = {}
-        for name, r in self.bounds.stored(loads, rows).items():
-            ends = np.broadcast_arrays(r.low, r.high, r.nan, loads["g"])[:3]
-            found[name] = rounded_to(Range(*ends), self.layout.dtype(name))
-        return found
+        loads = {name: _flat([before[i][name] for i in fired]) for name in self.buffers}
+        loads |= {name: _flat([drawn.values[name][i] for i in fired]) for name in self.passed}
+        loads["g"] = sign * _flat([drawn.grads[i] for i in fired])
+        vectors = {
+            name: _flat([_spread(drawn.values[name][i], self.views[i]) for i in fired])
+            for name in self.program.stages[index].reads
+        }
+        sizes = [drawn.grads[i].size for i in fired]
+        columns = np.repeat(np.array([drawn.columns[i] for i in fired]), sizes, axis=0)
+        return Given(loads, columns.reshape(sum(sizes), len(self.program.columns)), vectors)
 
-    def _reference_step(self, fired: Sequence[int], before: Values, grads: Mapping[int, Array]) -> dict[str, Array]:
-        sign = -1.0 if self.layout.maximize else 1.0
-        tensors = [self.tensors[i] for i in fired]
-        for tensor in tensors:
-            for name in self.buffers:
-                value = tensor.view.matrices(before[tensor.index][name].astype(np.float64))
-                if name == "p":
-                    tensor.value = value
-                else:
-                    tensor.states[name] = value
-        gradients = {i: self.tensors[i].view.matrices(sign * grads[i].astype(np.float64)) for i in fired}
-        Run(self.program, tensors, self.hyper, arithmetic("float64"), self.shared, gradients).execute()
-        after = {t.index: {**t.states, "p": t.value} for t in tensors}
-        return {name: self._flat(fired, after, name) for name in self.buffers}
-
-    def _run(self, fired: Sequence[int], grads: Mapping[int, Array], columns: Array) -> None:
+    def _run(self, index: int, fired: Sequence[int], drawn: Drawn) -> Mapping[str, Any]:
+        """Calls the stage; gives its reductions."""
         kind = self.subject.kind
-        moving = [kind.make(grads[i], i % 2) for i in fired]
-        everything = fired == list(range(len(self.params)))
+        stage = self.program.stages[index]
+        moving = [kind.make(drawn.grads[i], i % 2) for i in fired]
+        tensors = None if list(fired) == list(range(len(self.params))) else fired
+        scratch = {name: [drawn.arrays[name][i] for i in fired] for name in [*self.passed, *stage.reads]}
         try:
-            written = self.call(0, moving, self._rows(fired, columns), None, tensors=None if everything else fired)
+            written = self.call(index, moving, self._rows(index, fired, drawn), scratch, tensors=tensors)
         except Exception as error:
             raise AssertionError(f"{self.title()} a step raises {type(error).__name__}: {error}") from error
-        params, states, _ = written
+        params, states, *rest = written
         if kind.mutable:
-            if any(kind.read(m).tobytes() != grads[i].tobytes() for m, i in zip(moving, fired, strict=True)):
+            if any(kind.read(m).tobytes() != drawn.grads[i].tobytes() for m, i in zip(moving, fired, strict=True)):
                 raise AssertionError(f"{self.title()} writes into a gradient, which a step only reads")
             if [*map(id, params)] != [*map(id, self.params)]:
                 raise AssertionError(f"{self.title()} returns other arrays than the mutable ones it was bound to")
         self.params, self.states = list(params), [dict(s) for s in states]
+        found: Mapping[str, Any] = rest[0] if rest else {}
+        names = [r.name for r in stage.reduces]
+        if sorted(found) != sorted(names):
+            raise AssertionError(f"{self.title()} stage {index} returns the reductions {sorted(found)}, not {names}")
+        return found
+
+    def _after(self, index: int, fired: Sequence[int], drawn: Drawn) -> list[dict[str, Array]]:
+        """The values of all tensors after a stage, what was passed to it included; that is only stored where due."""
+        after = [self.values(i) for i in range(len(self.params))]
+        stored = {s.buffer for s in self.program.stages[index].stores}
+        for name, arrays in drawn.arrays.items():
+            for i in fired:
+                value = self.subject.kind.read(arrays[i])
+                if name not in stored and value.tobytes() != drawn.values[name][i].tobytes():
+                    raise AssertionError(f"{self.title()} stage {index} writes into {name}, which it only reads")
+                drawn.values[name][i] = after[i][name] = value
+        return after
+
+    # What is compared
 
     def title(self) -> str:
         """The backend, rule and dtype that a message begins with."""
@@ -196,46 +237,116 @@ class Trial:
         layout = dtypes.pop() if len(dtypes) == 1 else self.layout.text()
         return f"backend {self.subject.backend.name!r}, {self.name} in {layout}:"
 
-    def _compare(self, fired: Sequence[int], ranges: Mapping[str, Range], wanted: Mapping[str, Array]) -> None:
-        after = [self.values(i) for i in range(len(self.params))]
-        for name in self.buffers:
-            if name not in ranges:
-                continue
-            got, want, allowed = self._flat(fired, after, name), wanted[name], ranges[name]
-            stored = want.astype(numpy_dtype(self.layout.dtype(name))).astype(np.float64)
-            if not _inside(stored, allowed).all():
-                at = int(np.flatnonzero(~_inside(stored, allowed))[0])
-                raise InternalError(
-                    f"the bounds of {name} of {self.name} ({allowed.low[at]!r} to {allowed.high[at]!r}) "
-                    f"leave out the reference's own value {stored[at]!r}"
-                )
-            if not _inside(got, allowed).all():
-                raise AssertionError(self._difference(fired, name, got, stored, allowed))
-
-    def _difference(self, fired: Sequence[int], name: str, got: Array, want: Array, allowed: Range) -> str:
-        distance = np.where(_inside(got, allowed), 0.0, np.abs(got - want))
-        distance[np.isnan(distance)] = np.inf
-        at = int(np.argmax(distance))
+    def _compare(self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array) -> None:
+        stored = want.astype(numpy_dtype(self.layout.dtype(name))).astype(np.float64)
+        self._check_bounds(name, stored, allowed)
+        got = _flat([after[i][name] for i in fired])
+        if _inside(got, allowed).all():
+            return
+        at = _farthest(got, stored, allowed)
         ends = np.cumsum([int(np.prod(self.shapes[i])) for i in fired])
         place = int(np.searchsorted(ends, at, side="right"))
-        index = fired[place]
         element = at - (int(ends[place - 1]) if place else 0)
+        self._fail(fired[place], f"element {element} of {name}", got, stored, allowed, at)
+
+    def _compare_reductions(
+        self, index: int, fired: Sequence[int], found: Mapping[str, Any], operands: Mapping[str, Range],
+        wanted: Mapping[str, Array],
+    ) -> None:  # fmt: skip
+        pieces = np.cumsum([0, *(int(np.prod(self.shapes[i])) for i in fired)])
+        for reduction in self.program.stages[index].reduces:
+            name, op, level = reduction.name, reduction.value.op, str(reduction.value.arg)
+            got = self._read(name, found[name], len(fired), level)
+            self.reductions[index, name] = got
+            for place, i in enumerate(fired):
+                piece = slice(pieces[place], pieces[place + 1])
+                r = operands[name]
+                part = Range(r.low[piece], r.high[piece], r.nan[piece])
+                allowed = reduced(op, level, part, self.views[i])
+                want = exact(op, level, wanted[name][piece], self.views[i])
+                self._compare_reduction(i, name, level, got[place], allowed, want)
+
+    def _read(self, name: str, found: Any, count: int, level: str) -> list[Array]:
+        """A reduction as float64 arrays, one for each tensor fired."""
+        arrays = [x if isinstance(x, np.ndarray | np.generic) else self.subject.kind.read(x) for x in found]
+        if len(arrays) != count or any(np.asarray(x).dtype != np.float64 for x in arrays):
+            raise AssertionError(f"{self.title()} the reduction {name} is not one of float64 for each tensor")
+        return [np.asarray(x) if level != "tensor" else np.asarray(x).reshape(1, 1, 1) for x in arrays]
+
+    def _compare_reduction(self, tensor: int, name: str, level: str, got: Array, allowed: Range, want: Array) -> None:
+        if got.shape != want.shape:
+            fault = f"the reduction {name} of a tensor of shape {self.shapes[tensor]} has shape {got.shape}"
+            raise AssertionError(f"{self.title()} {fault}, not {want.shape}")
+        flat = Range(allowed.low.reshape(-1), allowed.high.reshape(-1), allowed.nan.reshape(-1))
+        got, want = got.reshape(-1), want.reshape(-1)
+        self._check_bounds(name, want, flat)
+        if not _inside(got, flat).all():
+            at = _farthest(got, want, flat)
+            what = name if level == "tensor" else f"{level} {at} of {name}"
+            self._fail(tensor, what, got, want, flat, at)
+
+    def _check_bounds(self, name: str, want: Array, allowed: Range) -> None:
+        if not _inside(want, allowed).all():
+            at = int(np.flatnonzero(~_inside(want, allowed))[0])
+            raise InternalError(
+                f"the bounds of {name} of {self.name} ({allowed.low[at]!r} to {allowed.high[at]!r}) "
+                f"leave out the reference's own value {want[at]!r}"
+            )
+
+    def _fail(self, tensor: int, what: str, got: Array, want: Array, allowed: Range, at: int) -> None:
         limits = "only NaN" if allowed.surely_nan[at] else f"{allowed.low[at]:.9g} to {allowed.high[at]:.9g}"
-        return (
-            f"{self.title()} in a tensor of shape {self.shapes[index]}, at its step {self.tensors[index].t}, "
-            f"element {element} of {name} became {got[at]:.9g} where the reference has {want[at]:.9g} "
-            f"(largest difference {distance[at]:.3g}; allowed is {limits})"
+        distance = np.abs(got[at] - want[at])
+        raise AssertionError(
+            f"{self.title()} in a tensor of shape {self.shapes[tensor]}, at its step {self.scalars.counts[tensor]}, "
+            f"{what} became {got[at]:.9g} where the reference has {want[at]:.9g} "
+            f"(largest difference {np.inf if np.isnan(distance) else distance:.3g}; allowed is {limits})"
         )
 
-    def _compare_untouched(self, rest: set[int], before: Values) -> None:
-        for i in sorted(rest):
-            for name, value in self.values(i).items():
-                if value.tobytes() != before[i][name].tobytes():
-                    change = np.max(np.abs(value.astype(np.float64) - before[i][name].astype(np.float64)))
-                    raise AssertionError(
-                        f"{self.title()} a tensor of shape {self.shapes[i]} was not among `tensors`, yet its {name} "
-                        f"changed (largest difference {change:.3g})"
-                    )
+    def _compare_untouched(self, fired: Sequence[int], stored: set[str], before: Values, after: Values) -> None:
+        for i in range(len(self.params)):
+            for name in self.buffers:
+                value, old = after[i][name], before[i][name]
+                if (i in fired and name in stored) or value.tobytes() == old.tobytes():
+                    continue
+                change = np.max(np.abs(value.astype(np.float64) - old.astype(np.float64)))
+                reason = "is not stored by this stage" if i in fired else "was not among `tensors`"
+                owner = "" if i in fired else f"a tensor of shape {self.shapes[i]} was not among `tensors`, yet its "
+                raise AssertionError(
+                    f"{self.title()} {owner}{name} {'' if owner else reason + ', yet it '}changed "
+                    f"(largest difference {change:.3g})"
+                )
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([np.asarray(a).astype(np.float64).reshape(-1) for a in arrays])
+
+
+def _drawn(random: np.random.Generator, shape: tuple[int, ...], truth: bool = False) -> Array:
+    """Numbers of ordinary size, or truth as 0 and 1."""
+    if truth:
+        return np.asarray(random.random(shape) < 0.5, np.float64)
+    return np.asarray(random.uniform(0.25, 2, shape) * np.where(random.random(shape) < 0.25, -1.0, 1.0))
+
+
+def _extents(letters: str, view: MatrixView) -> tuple[int, ...]:
+    """The shape of a vector: the parameter's where it has all axes, else `(batch, rows, cols)` with 1 for others."""
+    if {"b", "i", "j"} <= set(letters):
+        return view.shape
+    sizes = {"b": view.batch, "i": view.rows, "j": view.cols}
+    return tuple(sizes[c] if c in letters else 1 for c in "bij")
+
+
+def _spread(vector: Array, view: MatrixView) -> Array:
+    """A vector's value for each element of the parameter."""
+    if vector.shape == view.shape:
+        return vector
+    return view.tensor(np.broadcast_to(vector, (view.batch, view.rows, view.cols)))
+
+
+def _farthest(got: Array, want: Array, allowed: Range) -> int:
+    distance = np.where(_inside(got, allowed), 0.0, np.abs(got - want))
+    distance[np.isnan(distance)] = np.inf
+    return int(np.argmax(distance))
 
 
 def _inside(x: Array, allowed: Range) -> Array:

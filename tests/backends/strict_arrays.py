@@ -56,6 +56,10 @@ class Array:
         assert self.dtype == bool
         return Array(np.asarray(~self.values))
 
+    def __float__(self) -> float:
+        assert self.shape == (), "only one number is a number"
+        return float(self.values)
+
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -86,6 +90,41 @@ def asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Array:
 def zeros(shape: tuple[int, ...]) -> Array:
     """Zeros in the default dtype."""
     return Array(np.zeros(shape))
+
+
+def full(shape: tuple[int, ...], value: float, *, dtype: Any = None) -> Array:
+    """An array of one number."""
+    return Array(np.full(shape, value, dtype))
+
+
+def reshape(x: Array, shape: tuple[int, ...], *, copy: bool | None = None) -> Array:
+    """The same elements in another shape: a copy wherever that is allowed, as it is to a library."""
+    values = x.values.reshape(shape)
+    if copy is None:
+        values = values.copy()
+    assert copy is not False or np.shares_memory(values, x.values) or not values.size
+    return Array(values)
+
+
+def permute_dims(x: Array, axes: tuple[int, ...]) -> Array:
+    """The same memory with its dimensions in another order."""
+    return Array(x.values.transpose(axes))
+
+
+def sum(x: Array, *, axis: int | None = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """A sum of numbers, in the dtype asked for."""
+    assert x.dtype.kind == "f"
+    return Array(np.asarray(np.sum(x.values, axis=axis, dtype=dtype, keepdims=keepdims)))
+
+
+def min(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """The least number, of some."""
+    return Array(np.asarray(np.min(x.values, axis=axis, keepdims=keepdims)))
+
+
+def max(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """The greatest number, of some."""
+    return Array(np.asarray(np.max(x.values, axis=axis, keepdims=keepdims)))
 
 
 sqrt, abs, sign, exp, log, tanh, floor = map(wrapped, (np.sqrt, np.abs, np.sign, np.exp, np.log, np.tanh, np.floor))

@@ -11,7 +11,7 @@ import numpy as np
 from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
-from rulec_backends.numpy import NumpyBackend, NumpyCall, NumpyKernel, _printer, _step
+from rulec_backends.numpy import NumpyBackend, NumpyCall, NumpyKernel
 
 
 class BrokenBackend(NumpyBackend):
@@ -20,8 +20,8 @@ class BrokenBackend(NumpyBackend):
     call: Callable[..., Any] = NumpyCall
 
     def build(self, program: Program, layout: Layout, source: str) -> NumpyKernel:
-        kernel = NumpyKernel(_printer(program, layout), _step(program.name, source))
-        kernel.bind = lambda params, states: self.call(kernel, params, states)  # type: ignore[method-assign]
+        kernel = NumpyKernel(program, layout, source)
+        kernel.bind = lambda *bound: self.call(kernel, *bound)  # type: ignore[method-assign]
         return kernel
 
 
@@ -50,10 +50,10 @@ class NoNan(BrokenBackend):
 
     class call(NumpyCall):
         def __call__(self, *args: Any, **options: Any) -> Any:
-            params, states = super().__call__(*args, **options)
+            params, states, reduced = super().__call__(*args, **options)
             for array in (*params, *(s for state in states for s in state.values())):
                 array[np.isnan(array)] = 0
-            return params, states
+            return params, states, reduced
 
 
 class IgnoresTensors(BrokenBackend):
@@ -66,7 +66,7 @@ class IgnoresTensors(BrokenBackend):
             self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Any = None, *,
             tensors: Sequence[int] | None = None, stream: Any = None,
         ) -> Any:  # fmt: skip
-            shapes = [p.shape for p in self._written[0]]
+            shapes = [p.shape for p in self._params]
             fired = None if tensors is None else [shapes.index(g.shape) for g in moving]
             return super().__call__(stage, moving, rows, scratch, tensors=fired, stream=stream)
 
@@ -112,8 +112,8 @@ class Copies(BrokenBackend):
 
     class call(NumpyCall):
         def __call__(self, *args: Any, **options: Any) -> Any:
-            params, states = super().__call__(*args, **options)
-            return [p.copy() for p in params], states
+            params, *rest = super().__call__(*args, **options)
+            return [p.copy() for p in params], *rest
 
 
 class Uphill(BrokenBackend):
