@@ -96,12 +96,7 @@ class Run:
 
     def execute(self) -> tuple[list[tuple[str, Key, Any]], set[int]]:
         """The new values of all buffers, by instance, and the tensors whose step is skipped; nothing is written."""
-        columns = [c.value for c in self.program.scalars.columns]
         pending = self._stores(self.program.scalars.stores)
-        for index, column in enumerate(columns):
-            self._evaluate([column])
-            for key in self._keys(self._letters(column)):
-                self.columns[index, key] = self.values[column, key]
         pending += self._stores(self.program.stages[0].stores)
         return pending, self._skipped()
 
@@ -186,7 +181,7 @@ class Run:
         if value.op is Op.MODEL_HYPER:
             return array(self._model_hyper(str(value.arg)))
         if value.op is Op.SCALAR:
-            return self.columns[value.arg, key]  # type: ignore[index]
+            return self._column(cast(int, value.arg), key)
         if value.op is Op.STEP:
             return array(self._step(value.arg, key))
         if value.op is Op.FACT:
@@ -218,6 +213,14 @@ class Run:
         if buffer == "p":
             return tensor.value
         return self.gradients[tensor.index] if buffer == "g" else tensor.states[buffer]
+
+    def _column(self, index: int, key: Key) -> Any:
+        """A column of the scalar table, computed when it is first read: another run of the step may be the first."""
+        if (index, key) not in self.columns:
+            column = self.program.scalars.columns[index].value
+            self._evaluate([column])
+            self.columns |= {(index, k): self.values[column, k] for k in self._keys(self._letters(column))}
+        return self.columns[index, key]
 
     def _reduce(self, value: Node, key: Key) -> Any:
         have, keep = self._letters(value.args[0]), self._letters(value)
