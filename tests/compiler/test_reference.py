@@ -186,7 +186,8 @@ def test_routing() -> None:
     params = [np.eye(3), np.ones(3), np.ones((3, 3))]
     optimizer = ReferenceOptimizer(muon, params, {"lr": 0.5, "adamw_lr": 0.25}, tags=[set(), set(), {"embedding"}])
     grads = [np.ones((3, 3)), np.ones(3), np.ones((3, 3))]
-    adamw = ReferenceOptimizer(rulec.load("adamw"), params[1:], {"lr": 0.25})
+    # What both have is one hyper-parameter, with Muon's default.
+    adamw = ReferenceOptimizer(rulec.load("adamw"), params[1:], {"lr": 0.25, "weight_decay": 0.1})
     for _ in range(2):
         optimizer.step(grads)
         adamw.step(grads[1:])
@@ -194,7 +195,7 @@ def test_routing() -> None:
     np.testing.assert_allclose(optimizer.params[1], adamw.params[0], rtol=1e-15)
     np.testing.assert_allclose(optimizer.params[2], adamw.params[1], rtol=1e-15)
     without = rule_of("direction = g", "applies_to: ndim == 2\n")
-    with pytest.raises(RuleError, match=r"R does not apply to a tensor of shape \(3,\), and names no rule otherwise"):
+    with pytest.raises(RuleError, match=r"R does not apply to .*\(3,\), and names no rule"):
         ReferenceOptimizer(without, [np.ones(3)])
 
 
