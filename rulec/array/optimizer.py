@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
 from rulec.runtime.engine import Engine, default_hyper
 
 
@@ -23,7 +24,9 @@ class Optimizer:
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
     float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint). `state_dtype` gives the storage dtype of
-    states by name, or of all. Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
+    states by name, or of all. `tags` gives arrays by name the words that the rule may ask for with `tagged(...)`, as
+    in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers. Further keywords are
+    hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
     before anything is written.
@@ -31,7 +34,8 @@ class Optimizer:
 
     def __init__(
         self, rule: Rule | str | Path, params: Any, backend: str | None = None, *,
-        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, **hyper: float,
+        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0,
+        tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
         self.hyper = default_hyper(self.rule, hyper)
@@ -44,16 +48,39 @@ class Optimizer:
             arrays.check_parameter(array, name)
         arrays.own([array for _, array in leaves], [f"parameter {name}" for name in self.names])
         self._params = dict(leaves)
-        self._ids = {name: self._engine.add(array, 0, name) for name, array in leaves}
+        words = _checked_tags(tags or {}, self.names)
+        self._ids = {name: self._engine.add(array, 0, name, words.get(name, frozenset())) for name, array in leaves}
         self._open: set[str] | None = None
         self._training = True
 
-    def step(self, grads: Any) -> None:
-        """One step in place. `grads` has the structure of the parameters; None leaves an array as it is."""
+    def step(self, grads: Any, **inputs: Any) -> None:
+        """One step in place. `grads` has the structure of the parameters; None leaves an array as it is.
+
+        `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the parameters.
+        """
         if self._open is not None:
             raise RulecError("step() inside partial(): use update(layer, grad) there, or close it first")
         self._check_training()
-        self._fire(matching_leaves(grads, self.names, "the gradient"))
+        leaves = matching_leaves(grads, self.names, "the gradient")
+        self._fire(leaves, self._inputs(inputs, leaves))
+
+    def _inputs(self, given: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            if self.rule.inputs.get(key) != "like p":
+                found[key] = value
+                continue
+            own = matching_leaves(value, self.names, f"the input {key}")
+            missing = leaves.keys() - own.keys()
+            if missing:
+                raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
+            found[key] = [own[name] for name in leaves]
+        return found
+
+    @property
+    def routing(self) -> dict[str, str]:
+        """The name of the rule that each array goes to."""
+        return {name: self._engine.tensors[i].rule.name for name, i in self._ids.items()}
 
     @contextmanager
     def partial(self) -> Iterator[Optimizer]:
@@ -63,6 +90,10 @@ class Optimizer:
         """
         if self._open is not None:
             raise RulecError("partial() is open already: close it first")
+        if self._engine.joins:
+            raise RulecError(
+                f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
+            )
         self._check_training()
         self._open = set()
         self._engine.begin()
@@ -83,7 +114,7 @@ class Optimizer:
         again = self._open & leaves.keys()
         if again:
             raise TensorError(f"{min(again)} is updated twice in one step: give it its whole gradient once")
-        self._fire(leaves, in_step=True)
+        self._fire(leaves, {}, in_step=True)
         self._open |= leaves.keys()
 
     def eval(self) -> None:
@@ -108,11 +139,11 @@ class Optimizer:
         if not self._training:
             raise RulecError(f"the parameters are where {self.rule.name} is evaluated: call train() before a step")
 
-    def _fire(self, leaves: Mapping[str, Any], in_step: bool = False) -> None:
+    def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any], in_step: bool = False) -> None:
         ids = tuple(self._ids[name] for name in leaves)
         table = self._engine.hyper_table([self.hyper])
         fire = self._engine.fire if in_step else self._engine.step
-        fire(ids, list(leaves.values()), table)
+        fire(ids, list(leaves.values()), table, inputs)
 
     def state(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
@@ -153,6 +184,15 @@ class Optimizer:
             self._engine.shared[key][...] = value
         self.hyper = hyper
         self._training = bool(saved.get("training", True))
+
+
+def _checked_tags(tags: Mapping[str, Collection[str]], names: Sequence[str]) -> dict[str, frozenset[str]]:
+    for name, words in tags.items():
+        if name not in names:
+            raise TensorError(f"tags are given for {name!r}, which is no parameter{did_you_mean(name, names)}")
+        if isinstance(words, str):
+            raise TensorError(f"the tags of {name} are a text: give a set of words, {{{words!r}}}")
+    return {name: frozenset(words) for name, words in tags.items()}
 
 
 def _check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:

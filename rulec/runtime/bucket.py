@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from rulec.compiler.view import MatrixView
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.counts import Counts
+from rulec.runtime.debug import LEVEL
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import RowSource
 
@@ -50,8 +52,8 @@ class Version:
     program: Program
     layout: Layout
     kernel: Kernel
-    rows: RowSource
     plan: Plan
+    rows: RowSource | None = None
     call: Call | None = None
 
 
@@ -74,7 +76,7 @@ class Bucket:
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def version(self, decided: tuple[bool, ...] = ()) -> Version:
+    def made(self, decided: tuple[bool, ...] = ()) -> Version:
         """The version for this outcome of the program's predicates, in their order; compiled when first asked for."""
         found = self.versions.get(decided)
         if found is None:
@@ -83,11 +85,19 @@ class Bucket:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed)
             program, layout = scheduled(program, self.layout.of(program))
-            kernel = self.backend.build(program, layout, self.backend.emit(program, layout))
-            rows = RowSource(program, self.groups, self.facts)
-            found = self.versions[decided] = Version(program, layout, kernel, rows, Plan(program))
+            source = self.backend.emit(program, layout)
+            if LEVEL >= 4:
+                print(source, file=sys.stderr)
+            kernel = self.backend.build(program, layout, source)
+            found = self.versions[decided] = Version(program, layout, kernel, Plan(program))
+        return found
+
+    def version(self, decided: tuple[bool, ...] = ()) -> Version:
+        """The same, bound to the tensors."""
+        found = self.versions.get(decided) or self.made(decided)
         if found.call is None:
             found.call = found.kernel.bind(self.params, self.states, [t.view for t in self.tensors])
+            found.rows = RowSource(found.program, self.groups, self.facts)
         return found
 
     def under(self, program: Program) -> Bucket:

@@ -6,7 +6,6 @@ framework: what differs between arrays is behind `Arrays`, what differs between 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,10 +25,9 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
 from rulec.runtime.counts import Counts
-from rulec.runtime.debug import LEVEL
 from rulec.runtime.launch import Launch, Part, run
 from rulec.runtime.plan import needs_matrix
-from rulec.runtime.rows import Numbers, RowSource
+from rulec.runtime.rows import Numbers
 from rulec.runtime.state import state_specs
 
 __all__ = ["Engine", "Launch", "default_hyper", "run"]
@@ -176,10 +174,9 @@ class Engine:
         bucket = self.buckets.get(key)
         if bucket is None:
             backend = registry.usable(self.backend_name or self.arrays.backend(device))
-            source = backend.emit(program, layout)
-            if LEVEL >= 4:
-                print(source, file=sys.stderr)
             bucket = Bucket(program, layout, device, backend, dict(static))
+            if not program.predicates:
+                bucket.made()
         named = [self._named_of(t, hyper) for t in tensors]
         facts = [self._facts(t) for t in tensors]
         params = [t.array for t in tensors]
@@ -198,8 +195,6 @@ class Engine:
         bucket.counts = Counts(
             self.arrays.vector(np.concatenate([bucket.counts.numbers, np.zeros(len(tensors))]).astype(np.int64))
         )
-        for version in bucket.versions.values():
-            version.rows = RowSource(version.program, bucket.groups, bucket.facts)
         bucket.rebind()
         self.buckets[key] = bucket
         nodes = walk([c.value for c in program.scalars.columns] + [s.value for s in program.scalars.stores])
@@ -228,6 +223,12 @@ class Engine:
 
     def _named_of(self, tensor: Tensor, hyper: Numbers) -> dict[str, float]:
         return dict(zip(self.hyper_names, hyper[:, tensor.group].tolist(), strict=True))
+
+    @property
+    def joins(self) -> bool:
+        """Whether a tensor's update needs other tensors'."""
+        programs = (compile(t.rule, self._facts(t)) for t in {id(t.rule): t for t in self.tensors}.values())
+        return any(program.joins for program in programs)
 
     # State, for checkpoints
 
@@ -396,6 +397,7 @@ class Engine:
             return
         version = bucket.version()
         rows = version.rows
+        assert rows is not None
         if not (rows.own_rows or bucket.scalar_states or self.shared):
             common = bucket.counts.common(fired)
             if common is not None:
@@ -410,6 +412,7 @@ class Engine:
         t = self._next_counts(part)
         states = {k: v.numbers for k, v in bucket.scalar_states.items()} | self.shared
         levels = {"group": self.group_t + 1, "model": np.array(self.model_t + 1)} if self.shared else {}
+        assert version.rows is not None
         table, stored = version.rows.separate(t, fired, self.named, states, levels)
         return Launch(self, part, version, grads, table, stored, given)
 
@@ -420,7 +423,8 @@ class Engine:
     def _inputs_of(self, part: Part, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs for the tensors of a part, those like parameters checked as gradients are."""
         found: dict[str, Any] = {}
-        for name, value in inputs.items():
+        used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
+        for name, value in ((k, v) for k, v in inputs.items() if k in used):
             if self.rule.inputs[name] != "like p":
                 found[name] = float(value)
                 continue

@@ -48,7 +48,7 @@ def test_a_thousand_groups_are_one_call_and_each_has_its_own_rate() -> None:
     engine.step(ids, grads, table(engine, rates))
     (bucket,) = engine.buckets.values()
     seen: list[Any] = []
-    bucket.call = CountingCall(bucket.call, seen)  # type: ignore[assignment]
+    bucket.version().call = CountingCall(bucket.version().call, seen)  # type: ignore[assignment]
     engine.step(ids, grads, table(engine, rates))
     assert len(seen) == 1
     np.testing.assert_allclose([p[0] for p in params], -2 * np.array(rates), rtol=1e-15)
@@ -60,7 +60,7 @@ def test_one_group_is_one_row_however_many_tensors() -> None:
     engine.step(ids, [np.ones(2)] * 50, table(engine, [0.1]))
     (bucket,) = engine.buckets.values()
     seen: list[Any] = []
-    bucket.call = CountingCall(bucket.call, seen)  # type: ignore[assignment]
+    bucket.version().call = CountingCall(bucket.version().call, seen)  # type: ignore[assignment]
     engine.step(ids, [np.ones(2)] * 50, table(engine, [0.1]))
     assert len(seen[0].table) == 1
     assert not seen[0].index.any()
@@ -125,7 +125,7 @@ def test_a_step_that_fails_on_the_way_says_what_was_written() -> None:
     def broken(*args: Any, **options: Any) -> None:
         raise OSError("device lost")
 
-    second.call = broken  # type: ignore[assignment]
+    second.version().call = broken  # type: ignore[assignment]
     with pytest.raises(PartialUpdate, match=r"after 1 tensors were updated \(0"):
         engine.step(ids, grads, table(engine, [0.5]))
     np.testing.assert_array_equal(params[0], 0.0)
@@ -142,13 +142,14 @@ def test_a_step_that_fails_first_writes_nothing() -> None:
     def broken(*args: Any, **options: Any) -> None:
         raise OSError("device lost")
 
-    working, bucket.call = bucket.call, broken  # type: ignore[assignment]
+    version = bucket.version()
+    working, version.call = version.call, broken  # type: ignore[assignment]
     before = params[0].copy()
     with pytest.raises(OSError, match="device lost"):
         engine.step(ids, [np.ones(4)], table(engine, [0.5]))
     np.testing.assert_array_equal(params[0], before)
     assert int(engine.state(0)["step"]) == 1
-    bucket.call = working
+    version.call = working
     engine.step(ids, [np.ones(4)], table(engine, [0.5]))
     assert int(engine.state(0)["step"]) == 2
 
