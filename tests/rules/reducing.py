@@ -51,6 +51,11 @@ def _unit_clip(h: Hyper) -> Any:
     )
 
 
+def finite_adam(h: Hyper) -> Any:
+    """optax's Adam that leaves out steps with bad gradients."""
+    return optax.apply_if_finite(optax.adam(h["lr"], h["beta1"], h["beta2"], h["eps"]), 1000)
+
+
 def _before_sgd(*parts: Any) -> Callable[[Hyper], Any]:
     """Parts of optax that take hyper-parameters, one after the other, and gradient descent."""
     return lambda h: optax.chain(*(part(h) for part in parts), optax.scale_by_learning_rate(h["lr"]))
@@ -216,7 +221,7 @@ _TRANSFORMS: tuple[Peer, ...] = (
     ),
     optax_peer(
         "transforms/skip_not_finite >> adam", "optax.apply_if_finite",
-        lambda h: optax.apply_if_finite(optax.adam(h["lr"], h["beta1"], h["beta2"], h["eps"]), 1000), _ADAM,
+        finite_adam, _ADAM,
     ),
 )  # fmt: skip
 

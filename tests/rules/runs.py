@@ -145,7 +145,10 @@ class OptaxRun:
         self, make: Callable[[Hyper], Any], params: Sequence[Array], hyper: Hyper, *,
         prepare: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        self.make = make
+        # Compiled once for all steps: the numbers of a step, but whole ones, are no constants of what is compiled.
+        self.update = jax.jit(
+            lambda whole, moving, *given: make({**dict(whole), **moving}).update(*given), static_argnums=0
+        )
         with jax.enable_x64(True):
             self.now = [jax.numpy.asarray(p) for p in params]
             self.optax_state = make(hyper).init(self.now)
@@ -155,7 +158,9 @@ class OptaxRun:
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
         with jax.enable_x64(True):
             given = [jax.numpy.asarray(g) for g in grads]
-            updates, self.optax_state = self.make(hyper).update(given, self.optax_state, self.now)
+            whole = tuple((k, v) for k, v in hyper.items() if not isinstance(v, float))
+            moving = {k: v for k, v in hyper.items() if isinstance(v, float)}
+            updates, self.optax_state = self.update(whole, moving, given, self.optax_state, self.now)
             self.now = optax.apply_updates(self.now, updates)
 
     def params(self) -> list[Array]:

@@ -1,13 +1,16 @@
-"""The rules that reduce, beside implementations that are not ours."""
+"""The rules that reduce, beside implementations that are not ours, also where norms are zero."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
 from tests.rules.peers import Peer
 from tests.rules.reducing import REDUCING
-from tests.rules.runs import our_run
+from tests.rules.runs import Array, Hyper, OracleRun, our_run
 
 pytestmark = pytest.mark.peer
 
@@ -16,11 +19,58 @@ RUNS = ("reference",)
 
 RELATIVE_FLOAT64 = 1e-12
 
+#: One row for what is composed.
+FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
+
+
+class SomeZero(Trial):
+    """A trial that begins with one tensor of zeros, and three steps without a gradient for another."""
+
+    @property
+    def params(self) -> list[Array]:
+        """The parameters at the start."""
+        first, *others = super().params
+        return [np.zeros_like(first), *others]
+
+    def moves(self, hyper: Hyper) -> Iterator[tuple[list[Array], dict[str, float]]]:
+        """Gradients and hyper-parameters of each step."""
+        for k, (grads, now) in enumerate(super().moves(hyper)):
+            if k < 3:
+                grads[1][:] = 0
+            yield grads, now
+
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("kind", [Trial, SomeZero])
 @pytest.mark.parametrize("peer", REDUCING, ids=str)
-def test_float64(peer: Peer, run: str) -> None:
-    trial = Trial("float64", shapes=ALL_DIMENSIONS)
+def test_float64(peer: Peer, kind: type[Trial], run: str) -> None:
+    trial = kind("float64", shapes=ALL_DIMENSIONS)
     ours = our_run(peer.ours(), trial.params, peer.hyper, run)
     theirs = peer.start(trial.params, peer.hyper)
     assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("peer", FIRST, ids=lambda peer: peer.composed)
+def test_oracle(peer: Peer, run: str) -> None:
+    trial = Trial("float64", steps=5, shapes=((3,), (2, 3), (), (2, 1, 2, 2)))
+    ours = our_run(peer.ours(), trial.params, peer.hyper, run)
+    oracle = OracleRun(peer.ours(), trial.params, "mpmath", peer.hyper)
+    assert largest_difference(ours, oracle, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("peer", FIRST, ids=lambda peer: peer.composed)
+def test_all_zero(peer: Peer, run: str) -> None:
+    """No norm to divide by anywhere: nothing but noise moves, and then everything that has a gradient does."""
+    trial = Trial("float64", steps=4, shapes=ALL_DIMENSIONS)
+    zeros = [np.zeros_like(p) for p in trial.params]
+    ours = our_run(peer.ours(), zeros, peer.hyper, run)
+    for _ in range(2):
+        ours.step(zeros, peer.hyper)
+        assert all((p == 0).all() for p in ours.params()) or "noise" in peer.composed
+    for grads, now in trial.moves(peer.hyper):
+        ours.step(grads, now)
+    for p in ours.params():
+        assert np.isfinite(p).all()
+        assert p.any()
