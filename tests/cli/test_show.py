@@ -42,6 +42,13 @@ def test_latex_is_an_aligned_block() -> None:
     assert r"\hat{m}" in shown
 
 
+def test_analysis_is_what_is_proved() -> None:
+    shown = run("show", "clip_by_value >> momentum", "--analysis")
+    assert shown.rstrip("\n") == str((rulec.load("clip_by_value") >> rulec.load("momentum")).analysis)
+    assert "accumulates" in shown
+    assert run_json("show", "sgd", "--analysis")["kind"] == "analysis"
+
+
 def test_json_says_what_it_is() -> None:
     shown = run_json("show", "sgd", "--backend", "cpu")
     assert (shown["rule"], shown["kind"], shown["backend"]) == ("SGD", "source", "cpu")
