@@ -5,8 +5,8 @@ A difference that is seen refutes a property; that none is seen proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +26,8 @@ from rulec.language.rule import Assign, Branch, Rule, State, Statement
 Array = np.ndarray[Any, Any]
 Values = list[Array]
 
-#: The parameters that are tried, those of them that a rule applies to; the last of each shape is zero.
-_SHAPES = ((4, 6), (6, 4), (5,), (), (3, 2, 2), (4, 6), (5,))
+#: The parameters that are tried, those of them that a rule applies to; one that stands again is zero.
+_SHAPES = ((4, 6), (6, 4), (5,), (), (4, 6))
 _WARM, _STEPS = 6, 8
 #: A difference that rounding cannot make, in parts of the values compared.
 _SEEN = 1e-6
@@ -39,6 +39,7 @@ class Witness:
 
     flow: Flow
     tried: Sequence[tuple[int, ...]] = _SHAPES
+    made: dict[Hashable, list[ReferenceOptimizer]] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> Rule:
@@ -102,9 +103,8 @@ class Witness:
         """Whether the new value of a state was seen not to be affine in the gradient."""
 
         def bent(hyper: Mapping[str, float]) -> bool:
-            one, two = self.grads(10), self.grads(11)
-            zero, both = [0 * g for g in one], [a + b for a, b in zip(one, two, strict=True)]
-            found = [self._state_after(hyper, state, g) for g in (one, two, both, zero)]
+            runs = self._once(("bent", *hyper), lambda: self._four(hyper))
+            found = [self._states(run, state, "after") for run in runs]
             return any(_differs(a + b, c + d) for a, b, c, d in zip(*found, strict=True))
 
         return self._seen(bent)
@@ -135,15 +135,11 @@ class Witness:
         """Whether `p` or a state was seen to change in a step with a gradient of zeros."""
 
         def changed(hyper: Mapping[str, float]) -> bool:
-            zero = [0 * g for g in self.grads(0)]
-            warm = [] if first else list(map(self.grads, range(_WARM)))
-            old = self._after(self.watched, hyper, warm).params
-            done = self._after(self.watched, hyper, [*warm, zero])
+            old, done = self._once(("zero", first, *hyper), lambda: self._at_zero(hyper, first))
             if key == "p":
-                return any(_differs(a, b) for a, b in zip(old, done.params, strict=True))
-            states = [done.state(i) for i in range(len(self.shapes))]
-            after = f"{key}.after" if f"{key}.after" in self.watched.state else key
-            return any(_differs(s[f"{key}.before"], s[after]) for s in states if after in s)
+                return any(_differs(a, b) for a, b in zip(old.params, done.params, strict=True))
+            pairs = zip(self._states(done, key, "before"), self._states(done, key, "after"), strict=True)
+            return any(_differs(a, b) for a, b in pairs)
 
         return self._seen(changed)
 
@@ -155,6 +151,24 @@ class Witness:
             except (RulecError, np.linalg.LinAlgError):
                 continue
         return False
+
+    def _once(self, key: Hashable, make: Callable[[], list[ReferenceOptimizer]]) -> list[ReferenceOptimizer]:
+        """Runs that several questions are about, made for the first."""
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+    def _four(self, hyper: Mapping[str, float]) -> list[ReferenceOptimizer]:
+        """Runs that end with one gradient, with another, with both together, and with none."""
+        one, two, warm = self.grads(10), self.grads(11), list(map(self.grads, range(_WARM)))
+        zero, both = [0 * g for g in one], [a + b for a, b in zip(one, two, strict=True)]
+        return [self._after(self.watched, hyper, [*warm, grads]) for grads in (one, two, both, zero)]
+
+    def _at_zero(self, hyper: Mapping[str, float], first: bool) -> list[ReferenceOptimizer]:
+        """A run before a gradient of zeros, and after it."""
+        warm = [] if first else list(map(self.grads, range(_WARM)))
+        zero = [0 * g for g in self.grads(0)]
+        return [self._after(self.watched, hyper, grads) for grads in (warm, [*warm, zero])]
 
     def _optimizer(self, rule: Rule, hyper: Mapping[str, float]) -> ReferenceOptimizer:
         return ReferenceOptimizer(rule, self.params, dict(hyper))
@@ -176,10 +190,10 @@ class Witness:
     def _path(self, hyper: Mapping[str, float], scale: Callable[[int], float]) -> Values:
         return self._after(self.rule, hyper, [[g * scale(k) for g in self.grads(k)] for k in range(_STEPS)]).params
 
-    def _state_after(self, hyper: Mapping[str, float], state: str, grads: Values) -> Values:
-        done = self._after(self.watched, hyper, [*map(self.grads, range(_WARM)), grads])
-        key = f"{state}.after" if f"{state}.after" in self.watched.state else state
-        states = [done.state(i) for i in range(len(self.shapes))]
+    def _states(self, run: ReferenceOptimizer, state: str, when: str) -> Values:
+        """A state of each parameter that has it, `before` or `after` the last step."""
+        key = f"{state}.{when}" if f"{state}.{when}" in self.watched.state else state
+        states = [run.state(i) for i in range(len(self.shapes))]
         return [s[key] for s in states if key in s]
 
 
