@@ -40,10 +40,10 @@ def get(name: str) -> Backend:
     return backend  # type: ignore[no-any-return]
 
 
-def usable(name: str) -> Backend:
-    """The backend of this name where it can run here; BackendUnavailable with the reason where it cannot."""
-    backend = get(name)
+def usable(chosen: str | Backend) -> Backend:
+    """The backend of this name, or itself, where it can run here; BackendUnavailable with the reason where not."""
+    backend = get(chosen) if isinstance(chosen, str) else chosen
     reason = backend.unavailable_reason()
     if reason is not None:
-        raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")
+        raise BackendUnavailable(f"backend {backend.name!r} cannot run here: {reason}")
     return backend

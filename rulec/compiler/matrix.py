@@ -101,6 +101,8 @@ def newton_schulz(x: Array, steps: Any) -> Array:
 
 def _signed(vectors: Array) -> Array:
     """The same columns, each with its largest component positive: their signs are the algorithm's whim otherwise."""
+    if not vectors.size:
+        return vectors
     largest = np.argmax(np.abs(vectors), axis=-2, keepdims=True)
     return np.where(np.take_along_axis(vectors, largest, axis=-2) < 0, -vectors, vectors)
 

@@ -44,6 +44,12 @@ class Bucket:
     shapes: list[tuple[int, ...]]
 
 
+def loaded(name: str) -> Rule:
+    """A rule of the library; around Adam where it wraps another."""
+    rule = rulec.load(name)
+    return rule(rulec.load("adam")) if rule.wraps else rule
+
+
 def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
     """The buckets of a rule for tensors of these shapes, those left out that the rule does not run on.
 
@@ -158,9 +164,11 @@ step: |
     "Matrices": """\
 state: {m: 0}
 inputs: {h: like p}
+applies_to: ndim >= 2
+otherwise: sgd
 step: |
   m = 0.5*m + g*h
-  o = newton_schulz(m + p, steps=5)
+  o = newton_schulz(m + p, steps=5, dtype="float64")
   noise = normal([rows, cols], at=t)
   direction = o*max(o, per="row") + noise*h
 """,

@@ -20,6 +20,7 @@ A backend MUST
 - propagate NaN and infinity as IEEE 754 says;
 - negate gradients where the layout says `maximize`;
 - serve several sets of tensors with one kernel;
+- give the reference's steps when the runtime runs it, where the runtime knows its arrays;
 - return `(params, states)`: the bound arrays where arrays are mutable, new ones where not.
 
 It SHOULD give the same bits for a tensor whatever its neighbours are, and every time, for what it stores as well. It
@@ -51,6 +52,7 @@ from rulec.testing.cases import (
     gradients,
     hostile_rules,
     hyper_values,
+    loaded,
     operation_rules,
     parameters,
     staged_rules,
@@ -60,6 +62,7 @@ from rulec.testing.kinds import ArrayKind, kind_named
 from rulec.testing.numerics import IEEE, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
 from rulec.testing.trial import Subject, Trial
+from rulec.testing.whole import check_whole
 
 #: The arrays and the arithmetic of backends whose own are not NumPy's.
 _KINDS = {"jax": "jax", "triton": "torch"}
@@ -105,8 +108,11 @@ def check_backend(
             check_operations(subject, dtype)
     for name in names:
         try:
+            rule = loaded(name)
             for dtype in chosen:
-                check_rule(subject, rulec.load(name), dtype)
+                check_rule(subject, rule, dtype)
+            if "float64" in chosen:
+                check_whole(subject, rule)
             report.rules.append(name)
         except BackendUnsupported:
             report.refused.append(name)
@@ -118,7 +124,7 @@ def check_backend(
             check_stages(subject, rule, chosen)
         except BackendUnsupported:
             report.refused.append(rule.name)
-    accepted = sorted((rulec.load(n) for n in report.rules), key=lambda r: len(r.state))
+    accepted = sorted((loaded(n) for n in report.rules), key=lambda r: len(r.state))
     for rule in accepted[-1:]:
         check_mixed_dtypes(subject, rule, chosen)
         check_maximize(subject, rule, chosen[0])
@@ -208,11 +214,12 @@ def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
     for dtype in {dtypes[0]: 0, dtypes[-1]: 0} if rule.view else dtypes:
         check_rule(subject, rule, dtype, MATRIX_SHAPES)
     for bucket in buckets_of(rule, LARGE_SHAPES):
-        trial = trial_of(subject, bucket, layout_of(bucket, dtypes[0]))
-        trial.step(gradients(bucket.shapes, 0))
+        trial_of(subject, bucket, layout_of(bucket, dtypes[0])).step(gradients(bucket.shapes, 0))
     bucket = buckets_of(rule, MATRIX_SHAPES[6:])[0]
     run(trial_of(subject, bucket, layout_of(bucket, dtypes[-1], grad=dtypes[0], maximize=True)))
     check_neighbours(subject, rule, dtypes[0])
+    if "float64" in dtypes:
+        check_whole(subject, rule)
 
 
 def check_neighbours(subject: Subject, rule: Rule, dtype: str) -> None:

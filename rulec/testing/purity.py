@@ -11,7 +11,7 @@ from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Backend
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported, RulecError
-from rulec.language.library import load
+from rulec.testing.cases import loaded
 
 FRAMEWORKS = (
     "cupy", "jax", "jaxlib", "llvmlite", "mxnet", "numba", "optax", "sympy", "tensorflow", "torch", "triton",
@@ -37,7 +37,7 @@ def digests(backend: Backend, rules: Sequence[str], dtypes: Sequence[str]) -> li
     """A line for each library rule and dtype: both, and a digest of the source, or `refused`."""
     lines = []
     for name in rules:
-        program = compile(load(name))
+        program = compile(loaded(name))
         for dtype in dtypes:
             try:
                 source = backend.emit(program, layout_for(program, dtype))

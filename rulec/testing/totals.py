@@ -62,7 +62,7 @@ def _extreme(op: Op) -> Callable[[Range, tuple[int, ...]], Range]:
     def apply(r: Range, axes: tuple[int, ...]) -> Range:
         low, high = (function.reduce(x, axis=axes, keepdims=True, initial=start) for x in (r.low, r.high))
         empty = r.surely_nan.any(axis=axes, keepdims=True)
-        nan = r.nan.any(axis=axes, keepdims=True)
+        nan = np.asarray(r.nan.any(axis=axes, keepdims=True))
         return Range(np.where(empty, np.inf, low), np.where(empty, -np.inf, high), nan)
 
     return apply

@@ -1,0 +1,104 @@
+"""Whole steps through the runtime, beside the reference: stages, what is between them, and several tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from rulec.array.arrays import NumpyArrays
+from rulec.compiler.reference import ReferenceOptimizer
+from rulec.errors import RulecError
+from rulec.language.node import Kind, walk
+from rulec.language.rule import Rule, assignments
+from rulec.runtime.arrays import Arrays
+from rulec.runtime.engine import Engine, default_hyper
+from rulec.testing.cases import gradients, hyper_values, parameters
+from rulec.testing.interval import Array
+from rulec.testing.numerics import EPS
+from rulec.testing.trial import Subject
+
+#: Of one to four dimensions, batches of matrices, tall and wide, in two groups; and nothing at all.
+SHAPES: tuple[tuple[int, ...], ...] = ((), (7,), (12, 5), (0,), (6, 9), (3, 5, 4), (2, 4, 3, 5), (12, 5))
+
+#: How far a tensor may be from the reference's, relative to its largest element: what rounding in float64 becomes
+#: where a rule makes it a million times larger, and far less than what a wrong formula does.
+TOLERANCE = 2.0**-32
+
+
+def tolerance(rule: Rule) -> float:
+    """The same, but for a rule whose matrix functions are computed in fewer digits: a few of their last place."""
+    values = walk([line.value for line in assignments(rule.step)])
+    narrow = [EPS[str(n.arg)] for n in values if n.op.kind is Kind.MATRIX and n.arg in EPS]
+    return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
+
+
+def runtime_arrays(subject: Subject) -> Arrays | None:
+    """The runtime's own view of a kind of arrays; None where it has none."""
+    if subject.kind.name == "numpy":
+        return NumpyArrays()
+    if subject.kind.name == "torch":
+        from rulec.torch.tensors import TorchArrays
+
+        return TorchArrays()
+    return None
+
+
+def check_whole(subject: Subject, rule: Rule, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
+    """MUST serve the runtime: a rule's steps in float64 are the reference's, for tensors of many shapes at once.
+
+    Nothing is said of rules that the reference does not run on these shapes, or of arrays the runtime does not know.
+    """
+    arrays = runtime_arrays(subject)
+    if arrays is None:
+        return
+    given, groups = hyper_values(rule, 1)[0], [i % 2 for i in range(len(shapes))]
+    start = parameters(shapes, 5)
+    try:
+        reference = ReferenceOptimizer(rule, start, [given, given], groups=groups)
+        reference.step(_gradients(shapes, 0), inputs=_inputs(rule, shapes, 0))
+    except RulecError:
+        return
+    reference = ReferenceOptimizer(rule, start, [given, given], groups=groups)
+    engine = Engine(rule, arrays, cast(Any, subject.backend))
+    params = [subject.kind.make(p) for p in start]
+    ids = [engine.add(p, groups[i], f"tensor {i}") for i, p in enumerate(params)]
+    table = engine.hyper_table([default_hyper(rule, given, "float64")] * 2)
+    for step in range(4):
+        made, inputs = _gradients(shapes, step), _inputs(rule, shapes, step)
+        fired = ids[1::2] if step == 2 else ids
+        reference.step([g if i in fired else None for i, g in enumerate(made)], inputs=inputs)
+        own = {k: _for_fired(subject, v, fired) for k, v in inputs.items()}
+        engine.step(tuple(fired), [subject.kind.make(made[i]) for i in fired], table, own)
+        _compare(subject, rule, step + 1, [subject.kind.read(p) for p in params], reference.params)
+
+
+def _gradients(shapes: Sequence[tuple[int, ...]], step: int) -> list[Array]:
+    return list(gradients(shapes, 100 + step).values())
+
+
+def _inputs(rule: Rule, shapes: Sequence[tuple[int, ...]], step: int) -> dict[str, Any]:
+    """What a rule names under `inputs`: a number, or for each tensor an array."""
+    return {
+        name: parameters(shapes, 50 + step) if kind == "like p" else 1.5 / (1 + step)
+        for name, kind in rule.inputs.items()
+    }
+
+
+def _for_fired(subject: Subject, given: Any, fired: Sequence[int]) -> Any:
+    return [subject.kind.make(given[i]) for i in fired] if isinstance(given, list) else given
+
+
+def _compare(subject: Subject, rule: Rule, step: int, got: Sequence[Array], wanted: Sequence[Array]) -> None:
+    allowed = tolerance(rule)
+    for ours, theirs in zip(got, wanted, strict=True):
+        size = np.max(np.abs(theirs), initial=0.0, where=np.isfinite(theirs))
+        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)) | (np.abs(ours - theirs) <= allowed * size)
+        if not same.all():
+            at = tuple(int(i[0]) for i in np.nonzero(~same))
+            raise AssertionError(
+                f"backend {subject.backend.name!r}, {rule.name} in float64: after step {step} of the runtime, "
+                f"element {at} of a tensor of shape {ours.shape} is {ours[at]:.17g} where the reference has "
+                f"{theirs[at]:.17g}"
+            )
