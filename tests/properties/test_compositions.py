@@ -1,0 +1,280 @@
+"""Random compositions of transforms, wrappers and rules, beside their pieces stepped by hand.
+
+The pieces are run line by line on NumPy arrays, one after the other, and the wrappers around them are written out
+here: what is composed, compiled and run must give the same. `SIDES` names who runs the composed rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import rshift
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import rulec
+from rulec import Rule
+from rulec.compiler.reference import ReferenceOptimizer
+from rulec.language.node import Kind, walk
+from tests.compiler.plain import Array, PlainRun
+
+STEPS, SHAPE = 9, (1, 3, 4)
+
+#: Runs some steps of a rule from a parameter: gives the parameter after each of them.
+Side = Callable[[Rule, Array, Sequence[Array]], list[Array]]
+
+
+def by_reference(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array]:
+    """The compiled rule by the reference, in float64."""
+    optimizer, found = ReferenceOptimizer(rule, [param]), []
+    for g in grads:
+        optimizer.step([g])
+        found.append(optimizer.params[0].copy())
+    return found
+
+
+SIDES: dict[str, Side] = {"reference": by_reference}
+
+
+def is_plain(rule: Rule) -> bool:
+    """Whether the rule can be run by hand: one tensor as it is, no matrix functions, no random numbers."""
+    parts = list(walk(rule.expressions))
+    wide = {state.per for state in rule.state.values()} | {n.arg for n in parts if n.op.kind is Kind.REDUCE}
+    own = rule.skip or rule.applies_to or rule.evaluate or rule.view or rule.inputs
+    shaped = any(state.shape or state.condition for state in rule.state.values())
+    matrix = any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts)
+    return not (own or shaped or matrix or wide & {"group", "model"})
+
+
+PLAIN = [name for name in rulec.rules(wrappers=False) if is_plain(rulec.load(name))]
+RULES = [name for name in PLAIN if not name.startswith("transforms/")]
+TRANSFORMS = [name for name in PLAIN if name.startswith("transforms/") and rulec.load(name).reads("g")]
+ENDS = ["sign", "scale", "normalize"]
+
+
+def part(name: str, number: int) -> Rule:
+    """A rule of the library with hyper-parameters of its own, but for the learning rate, which is 0.01."""
+    rule = rulec.load(name)
+    rule = rule.bind(**{key: f"{key}_{number}" for key in rule.hyper if key != "lr"})
+    return rule.bind(lr=0.01) if "lr" in rule.hyper else rule
+
+
+class Pieces:
+    """Rules one after the other, the last one's direction applied; and one more whose direction is added."""
+
+    def __init__(self, rules: Sequence[Rule], added: Rule | None, param: Array) -> None:
+        self.runs = [PlainRun(rule, param, _defaults(rule)) for rule in rules]
+        self.added = None if added is None else PlainRun(added, param, _defaults(added))
+        self.p = param
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step with the input `g`, where `grad` is the gradient itself."""
+        names: dict[str, Any] = {"direction": g}
+        for run in self.runs:
+            run.p = self.p
+            names = run.step(np.asarray(names["direction"], np.float64), grad)
+        if self.runs[-1].rule.assigns_parameter:
+            self.p = np.array(np.broadcast_to(names["p"], self.p.shape))
+            return
+        direction = names["direction"]
+        if self.added is not None:
+            self.added.p = self.p
+            direction = direction + self.added.step(g, grad)["direction"]
+        lr = next((run.hyper["lr"] for run in self.runs if "lr" in run.hyper), 1e-3)
+        self.p = np.array(np.broadcast_to(self.p - lr * direction, self.p.shape))
+
+
+def _defaults(rule: Rule) -> dict[str, float]:
+    from rulec.language.hyper import resolve_hyper
+
+    return resolve_hyper(rule.hyper, {}, 2.0**-52, rule.name)
+
+
+class Around:
+    """A wrapper written out: it steps what is inside, and moves its parameter."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.t = inner, 0
+
+    @property
+    def p(self) -> Array:
+        return np.asarray(self.inner.p)
+
+    @p.setter
+    def p(self, value: Array) -> None:
+        self.inner.p = value
+
+
+class Lookahead(Around):
+    """Every 5 steps the slow weights go half of the way, and the fast ones begin again there."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.slow = self.p
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step."""
+        self.t += 1
+        self.inner.update(g, grad)
+        if self.t % 5 == 0:
+            self.slow = self.slow + 0.5 * (self.p - self.slow)
+            self.p = self.slow
+
+
+class Average(Around):
+    """The average is kept beside, and changes nothing."""
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step."""
+        self.inner.update(g, grad)
+
+
+class Accumulate(Around):
+    """Every 4 steps one with the mean of the gradients."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.held: list[Array] = []
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step."""
+        self.held.append(g)
+        if len(self.held) == 4:
+            mean = sum(self.held) / 4
+            self.held = []
+            self.inner.update(mean, mean)
+
+
+class ScheduleFree(Around):
+    """The average of the points that the rule goes to, and the gradient between it and the last of them."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.z = self.p
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step; the learning rate stays the same, so all points weigh the same.
+
+        The average is found again between the parameter and the last point, in case the parameter was moved.
+        """
+        self.t += 1
+        y = self.p
+        x = (y - 0.1 * self.z) / 0.9
+        self.inner.update(g, grad)
+        self.z = self.z + (self.p - y)
+        x = x + (self.z - x) / self.t
+        self.p = 0.9 * x + 0.1 * self.z
+
+
+class Before(Around):
+    """Transforms before something that has a parameter of its own."""
+
+    def __init__(self, rules: Sequence[Rule], inner: Any) -> None:
+        super().__init__(inner)
+        self.runs = [PlainRun(rule, self.p, _defaults(rule)) for rule in rules]
+
+    def update(self, g: Array, grad: Array) -> None:
+        """One step."""
+        for run in self.runs:
+            run.p = self.p
+            g = np.asarray(run.step(g, grad)["direction"], np.float64)
+        self.inner.update(g, grad)
+
+
+BY_HAND = {"lookahead": Lookahead, "ema": Average, "accumulate": Accumulate, "schedule_free": ScheduleFree}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One composition: wrappers, outermost first, around a chain of transforms and a rule; and transforms before."""
+
+    before: tuple[str, ...]
+    wrappers: tuple[str, ...]
+    inside: tuple[str, ...]
+    rule: str
+    decayed: bool
+
+    def parts(self) -> tuple[list[Rule], list[Rule], Rule | None]:
+        """The transforms before, those inside with the rule, and what is added."""
+        before = [part(name, number) for number, name in enumerate(self.before)]
+        inside = [part(name, len(before) + number) for number, name in enumerate((*self.inside, self.rule))]
+        decay = part("decay", 99) if self.decayed and not inside[-1].assigns_parameter else None
+        return before, inside, decay
+
+    def composed(self) -> Rule:
+        """The rule that they make."""
+        before, inside, decay = self.parts()
+        rule = reduce(rshift, inside)
+        rule = rule if decay is None else rule + decay
+        for name in reversed(self.wrappers):
+            rule = rulec.load(name)(rule)
+        return reduce(rshift, [*before, rule])
+
+    def by_hand(self, param: Array) -> Any:
+        """The same, piece by piece."""
+        before, inside, decay = self.parts()
+        run: Any = Pieces(inside, decay, param)
+        for name in reversed(self.wrappers):
+            run = BY_HAND[name](run)
+        return Before(before, run)
+
+
+transforms = st.sampled_from(TRANSFORMS)
+drawn = st.builds(
+    Drawn,
+    st.lists(transforms, max_size=2).map(tuple),
+    st.lists(st.sampled_from(sorted(BY_HAND)), max_size=2, unique=True).map(tuple),
+    st.lists(transforms, max_size=2).map(tuple),
+    st.sampled_from(RULES),
+    st.booleans(),
+).filter(lambda d: 2 <= len(d.before) + len(d.wrappers) + len(d.inside) + d.decayed <= 3)
+
+SETTINGS = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+
+
+def trial(seed: int) -> tuple[Array, list[Array]]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=SHAPE), [rng.normal(size=SHAPE) for _ in range(STEPS)]
+
+
+def fits(make: Callable[[], Rule]) -> Rule:
+    """The rule, where the mathematics allows it: an average of an average, say, is refused with a reason."""
+    try:
+        return make()
+    except rulec.RuleError as error:
+        assume("only one of them may" not in error.message)
+        raise
+
+
+@pytest.mark.parametrize("side", SIDES)
+@given(drawn, st.integers(0, 1000))
+@SETTINGS
+def test_a_composition_is_its_pieces_stepped_by_hand(side: str, composition: Drawn, seed: int) -> None:
+    rule = fits(composition.composed)
+    param, grads = trial(seed)
+    run = composition.by_hand(param)
+    for found, g in zip(SIDES[side](rule, param, grads), grads, strict=True):
+        run.update(g, g)
+        np.testing.assert_allclose(found, run.p, rtol=1e-10, atol=1e-12)
+
+
+@given(st.tuples(transforms, transforms), st.sampled_from(RULES), st.integers(0, 1000))
+@SETTINGS
+def test_chains_are_associative(names: tuple[str, str], rule: str, seed: int) -> None:
+    a, b, c = part(names[0], 0), part(names[1], 1), part(rule, 2)
+    param, grads = trial(seed)
+    one, other = by_reference((a >> b) >> c, param, grads), by_reference(a >> (b >> c), param, grads)
+    np.testing.assert_array_equal(one, other)
+
+
+@given(drawn)
+@SETTINGS
+def test_a_composition_is_written_and_read_again(composition: Drawn) -> None:
+    rule = fits(composition.composed)
+    assert rulec.parse(rule.to_yaml()) == rule
+    assert rulec.compile(rule).stages == rulec.compile(rulec.parse(rule.to_yaml())).stages
