@@ -15,7 +15,7 @@ from tests.rules.runs import Array, Hyper, OracleRun, our_run
 pytestmark = pytest.mark.peer
 
 #: Who runs our side: the reference, and the backends that run these rules.
-RUNS = ("reference",)
+RUNS = ("reference", "numpy", "cpu")
 
 RELATIVE_FLOAT64 = 1e-12
 

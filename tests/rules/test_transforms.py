@@ -18,7 +18,7 @@ from tests.rules.runs import OptaxRun, TorchRun, our_run
 pytestmark = pytest.mark.peer
 
 #: Who runs our side: the reference, and the backends that run these rules.
-RUNS = ("reference",)
+RUNS = ("reference", "numpy", "cpu")
 
 
 @pytest.mark.parametrize("run", RUNS)
