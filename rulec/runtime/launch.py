@@ -236,11 +236,11 @@ class _Staged:
             view = self.bucket.tensors[position].view
             array = value[i]
             if result.axes.elementwise:
-                array = view.tensor(np.broadcast_to(array, (view.batch, view.rows, view.cols)))
+                array = view.tensor(_spread(array, (view.batch, view.rows, view.cols)))
             else:
                 rows = 1 if result.axes.rows is None else view.rows
                 cols = 1 if result.axes.cols is None else view.cols
-                array = np.broadcast_to(array, (view.batch, rows, cols))
+                array = _spread(array, (view.batch, rows, cols))
             made.append(arrays.wrapped(np.array(array, compute, order="C", copy=True if fresh else None)))
         return made
 
@@ -342,6 +342,11 @@ class _Staged:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _spread(array: Any, shape: tuple[int, ...]) -> Any:
+    """The array in this shape, itself where it has it: what NumPy broadcasts may not be written."""
+    return array if np.shape(array) == shape else np.broadcast_to(array, shape)
 
 
 def _copied(value: Any) -> Any:

@@ -6,9 +6,10 @@ They are made when first asked for; `__init__.pyi` describes them to type checke
 from __future__ import annotations
 
 from rulec.torch.classes import class_named, class_names, optimizer
-from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
+from rulec.torch.tags import tagged_groups
 
-__all__ = ["RuleOptimizer", "optimizer", *class_names()]
+__all__ = ["EvaluatedOptimizer", "RuleOptimizer", "optimizer", "tagged_groups", *class_names()]
 
 
 def __getattr__(name: str) -> type[RuleOptimizer]:

@@ -7,7 +7,9 @@ from torch.optim.optimizer import ParamsT
 
 from rulec.language.rule import Rule
 from rulec.torch.interface import StateDtype
+from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
+from rulec.torch.tags import tagged_groups as tagged_groups
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name or the path of a rule file."""
@@ -115,6 +117,41 @@ class Adadelta(RuleOptimizer):
         backend: str | None = None,
     ) -> None: ...
 
+class Adafactor(RuleOptimizer):
+    """Second moments as the product of a row and a column, and steps relative to the size of the parameter."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 0.001),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class AdafactorPaper(RuleOptimizer):
+    """Adafactor as its paper has it, with relative steps and no weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        decay: float = 0.8,
+        eps1: float = 1e-30,
+        eps2: float = 0.001,
+        d: float = 1.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
 class Adagrad(RuleOptimizer):
     """Steps divided by the root of all squared gradients so far."""
 
@@ -131,6 +168,22 @@ class Adagrad(RuleOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Adai(RuleOptimizer):
+    """Momentum with an inertia of its own for every element, less where gradients are large."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        beta0: float = 0.1,
+        beta2: float = 0.99,
+        eps: float = 0.001,
+        *,
+        maximize: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -153,6 +206,39 @@ class Adam(RuleOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class AdamMini(RuleOptimizer):
+    """Adam with one second moment for each row of a matrix, and one for any other tensor."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class AdamP(RuleOptimizer):
+    """Adam that moves scale-invariant weights at right angles to themselves."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        wd_ratio: float = 0.1,
+        delta: float = 0.1,
+        *,
+        maximize: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -213,6 +299,221 @@ class Adan(RuleOptimizer):
         backend: str | None = None,
     ) -> None: ...
 
+class Apollo(RuleOptimizer):
+    """Gradients scaled column by column as Adam would scale a random projection of them."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        scale: float = 1.0,
+        growth: float = 1.01,
+        rank: float = 4.0,
+        gap: float = 200.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ApolloMini(RuleOptimizer):
+    """Gradients scaled as a whole as Adam would scale a random projection of them to one row."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        scale: float = 128.0,
+        growth: float = 1.01,
+        gap: float = 200.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CAME(RuleOptimizer):
+    """Adafactor with a momentum that is trusted where it changes little."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0002,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+        eps1: float = 1e-30,
+        eps2: float = 1e-16,
+        d: float = 1.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class CautiousAdamW(RuleOptimizer):
+    """AdamW that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class DAdaptAdam(RuleOptimizer):
+    """AdamW that finds its learning rate from how gradients add up."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class DoG(RuleOptimizer):
+    """Gradient descent whose step is the distance from the start over the root of all squared gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        r_rel: float = 1e-06,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class DoWG(RuleOptimizer):
+    """DoG that weighs gradients by the distance reached when they came."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        d0: float = 0.0001,
+        eps: float = 0.0001,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Fromage(RuleOptimizer):
+    """Steps of a fixed fraction of each tensor's norm, and the growth that they cause taken back."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class GaLore(RuleOptimizer):
+    """Adam on the gradient's projection to its leading singular vectors."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        scale: float = 0.25,
+        rank: float = 4.0,
+        gap: float = 200.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Grams(RuleOptimizer):
+    """The sizes of Adam's step with the signs of the gradient, and decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class LAMB(RuleOptimizer):
+    """AdamW with every tensor's step scaled to the norm of its parameter."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class LARC(RuleOptimizer):
+    """Momentum of gradients that are scaled down where the learning rate is above LARS's own."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0005,
+        trust_coefficient: float = 0.02,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class LARS(RuleOptimizer):
+    """Momentum of gradients that are scaled, tensor by tensor, to a fraction of the parameter's norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0005,
+        trust_coefficient: float = 0.001,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
 class LaProp(RuleOptimizer):
     """Momentum of gradients that were already divided by their recent size."""
 
@@ -258,6 +559,23 @@ class MADGRAD(RuleOptimizer):
         backend: str | None = None,
     ) -> None: ...
 
+class MARSAdamW(RuleOptimizer):
+    """AdamW of gradients whose variance is reduced by their change since the last step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        gamma: float = 0.025,
+        betas: tuple[float, float] = (0.95, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
 class Momentum(RuleOptimizer):
     """Gradient descent with heavy-ball momentum and dampening."""
 
@@ -269,6 +587,28 @@ class Momentum(RuleOptimizer):
         dampening: float = 0.0,
         *,
         maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Muon(RuleOptimizer):
+    """Orthogonalized Nesterov momentum for matrices, and AdamW for all else."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.001,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-07,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -302,6 +642,61 @@ class Nesterov(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.001,
         momentum: float = 0.9,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class NorMuon(RuleOptimizer):
+    """Muon whose rows are normalized by their second moment."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        beta: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class NovoGrad(RuleOptimizer):
+    """Momentum of gradients that are divided by their tensor's recent norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.95, 0.98),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Prodigy(RuleOptimizer):
+    """AdamW that finds its learning rate from the distance to the start, with growing weights."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float, float | None] = (0.9, 0.999, None),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        d_coef: float = 1.0,
         *,
         maximize: bool = False,
         state_dtype: StateDtype = None,
@@ -451,6 +846,110 @@ class SGD(RuleOptimizer):
         backend: str | None = None,
     ) -> None: ...
 
+class SGDP(RuleOptimizer):
+    """Momentum that moves scale-invariant weights at right angles to themselves."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        wd_ratio: float = 0.1,
+        delta: float = 0.1,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class SM3(RuleOptimizer):
+    """Adagrad whose sums are the smaller of one for the row and one for the column."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        eps: float = 1e-30,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class SOAP(RuleOptimizer):
+    """Adam in the eigenbasis of Shampoo's covariances."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        every: float = 10.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class ScheduleFreeAdamW(EvaluatedOptimizer):
+    """AdamW with an average of its steps in place of momentum and of a learning rate schedule."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        warmup_steps: float = 0.0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class ScheduleFreeSGD(EvaluatedOptimizer):
+    """Gradient descent with an average of its steps in place of a learning rate schedule."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        warmup_steps: float = 0.0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class Shampoo(RuleOptimizer):
+    """A gradient matrix preconditioned on both sides by roots of its summed covariances."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        eps: float = 0.0001,
+        every: float = 10.0,
+        lr_decay: float = 0.0,
+        initial: float = 0.0,
+        adagrad_eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
 class Signum(RuleOptimizer):
     """The sign of the momentum."""
 
@@ -459,6 +958,22 @@ class Signum(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.001,
         momentum: float = 0.9,
+        *,
+        maximize: bool = False,
+        state_dtype: StateDtype = None,
+        backend: str | None = None,
+    ) -> None: ...
+
+class StableAdamW(RuleOptimizer):
+    """AdamW whose step shrinks where gradients are larger than their recent size says."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
         *,
         maximize: bool = False,
         state_dtype: StateDtype = None,

@@ -7,7 +7,7 @@ States are copied into the new one's buffers, so nothing is lost. Everything els
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
@@ -18,11 +18,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.errors import StateMismatch
+from rulec.errors import HyperError, StateMismatch
+from rulec.language.rule import Rule
 from rulec.runtime.engine import Engine, Launch, run
 from rulec.runtime.rows import Numbers
 from rulec.torch.ahead import FEW, Ahead
-from rulec.torch.interface import Choice, Interface
+from rulec.torch.flavour import Choice
+from rulec.torch.inputs import Inputs
+from rulec.torch.interface import Interface
+from rulec.torch.routes import routes_of
+from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
 from rulec.torch.tensors import (
     OtherDtype,
@@ -73,6 +78,7 @@ class _Plan:
     shares: list[_Share]
     written: list[Tensor]
     complexes: list[int]
+    copied: list[tuple[Tensor, Tensor]]
 
 
 class Assembly:
@@ -89,7 +95,8 @@ class Assembly:
         self.choices = choices_of(interface, groups)
         self._sizes = [len(group["params"]) for group in groups]
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
-        self.names = names_of(groups)
+        self.routes = routes_of(interface, self.choices, groups)
+        self.names = [route.name for route in self.routes]
         self._values = Values(interface.group_keywords, groups)
         self._flags = Values(interface.flag_keywords, groups)
         check_parameters(self.params, self.names)
@@ -97,20 +104,31 @@ class Assembly:
         self._facts = [_facts(p) for p in self.params]
         self.members = self._make_members(groups)
         self._homes = self._add_parameters(groups)
+        self._copies = self._make_copies()
+        self._shared = [Shared(interface.shared, m.engine) for m in self.members if interface.shared]
+        #: In how many steps a tensor's update was skipped.
+        self.skipped_steps = 0
+        self._skipped = 0
         self._plans: dict[tuple[int, ...] | None, _Plan] = {}
         self._ahead: Ahead | None = None
-        self._restore(saved, strict)
+        self._restore(saved, groups, strict)
         self.store = Store(saved)
         self._publish()
 
     def _make_members(self, groups: Groups) -> list[Member]:
-        by_choice: dict[Choice, list[int]] = {}
+        by_engine: dict[Any, list[int]] = {}
         for index, choice in enumerate(self.choices):
-            by_choice.setdefault(choice, []).append(index)
+            by_engine.setdefault(choice.engine, []).append(index)
+        if len(by_engine) > 1 and self.interface.shared:
+            raise HyperError(
+                f"{self.interface.name} keeps {min(self.interface.shared)} across groups, so they must agree on which "
+                f"hyper-parameters are None"
+            )
         members = []
-        for choice, indices in by_choice.items():
+        for indices in by_engine.values():
+            choice = self.choices[indices[0]]
             dtypes = {o: d for s, d in self.options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
-            engine = Engine(choice.rule, TorchArrays(), self.options.backend, dtypes, choice.maximize)
+            engine = Engine(choice.rule, TorchArrays(), self.options.backend, dtypes, seed=_seed(groups))
             members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
         return members
 
@@ -118,17 +136,26 @@ class Assembly:
         """For each parameter its engine and its id there."""
         homes = []
         of_group = {g: (m, column) for m in self.members for column, g in enumerate(m.groups)}
-        place = 0
-        for index, group in enumerate(groups):
-            member, column = of_group[index]
-            for param in group["params"]:
-                homes.append((member, member.engine.add(real_view(param), column, self.names[place])))
-                place += 1
+        for place, route in enumerate(self.routes):
+            member, column = of_group[route.group]
+            tags, maximize = route.tags, self.choices[route.group].maximize
+            array = real_view(route.param)
+            homes.append((member, member.engine.add(array, column, route.name, tags, place, maximize)))
         return homes
+
+    def _make_copies(self) -> dict[int, Tensor]:
+        """Contiguous copies of the parameters whose rules need rows and columns in memory, in their places."""
+        found = {}
+        for place, (member, tensor_id) in enumerate(self._homes):
+            if member.engine.needs_copy(tensor_id, member.table):
+                with plain_memory():
+                    found[place] = real_view(self.params[place]).contiguous()
+                member.engine.replace(tensor_id, found[place])
+        return found
 
     # States
 
-    def _restore(self, saved: Mapping[Any, Any], strict: bool) -> None:
+    def _restore(self, saved: Mapping[Any, Any], groups: Groups, strict: bool) -> None:
         """Allocates what has a saved state, or must have one before the first step, and copies the values into it."""
         held = [{k: v for k, v in saved.get(p, {}).items() if v is not None} for p in self.params]
         chosen = [i for i, values in enumerate(held) if values or self.interface.full_at_once]
@@ -138,6 +165,10 @@ class Assembly:
             member.engine.prepare([self._homes[i][1] for i in places], dtypes, member.table)
         for i in chosen:
             _check_saved(self._buffers(i), held[i], self.names[i], strict)
+        if strict and chosen:
+            check_complete(self.interface.shared, groups)
+        for shared in self._shared:
+            shared.read(groups)
         with plain_memory():
             for i in chosen:
                 self._copy_saved(i, held[i])
@@ -145,11 +176,12 @@ class Assembly:
     def _buffers(self, place: int) -> dict[str, Tensor]:
         """A parameter's buffers under torch's names, complex where it is; empty before its first gradient."""
         member, tensor_id = self._homes[place]
-        flavour, shape = member.choice.flavour, self.params[place].shape
+        flavour, param, routed = member.choice.flavour, self.params[place], self.routes[place].routed
         found = {}
         for name, value in member.engine.state(tensor_id).items():
-            if name != "step" or flavour.counted:
-                found[flavour.outside(name)] = value if value.shape in ((), shape) else torch.view_as_complex(value)
+            if name != "step" or flavour.counted or routed:
+                paired = param.is_complex() and value.dim() > param.dim()
+                found[flavour.outside(name, routed)] = torch.view_as_complex(value) if paired else value
         return found
 
     def _copy_saved(self, place: int, saved: Mapping[str, Any]) -> None:
@@ -157,7 +189,7 @@ class Assembly:
         for key, buffer in known.items():
             buffer.copy_(torch.as_tensor(saved[key]).reshape(buffer.shape))
         member, tensor_id = self._homes[place]
-        if known and not member.choice.flavour.counted:
+        if known and not (member.choice.flavour.counted or self.routes[place].routed):
             # torch keeps no count here, and asks no more than whether there was a step before.
             member.engine.state(tensor_id)["step"].fill_(1)
 
@@ -193,9 +225,10 @@ class Assembly:
             return False
         check_apart(self.params, self.names)
         now = [*map(_data_ptr, self.params)]
-        for param, (member, tensor_id), old, new in zip(self.params, self._homes, self._addresses, now, strict=True):
-            if old != new:
-                member.engine.replace(tensor_id, real_view(param))
+        for place, (old, new) in enumerate(zip(self._addresses, now, strict=True)):
+            if old != new and place not in self._copies:
+                member, tensor_id = self._homes[place]
+                member.engine.replace(tensor_id, real_view(self.params[place]))
         self._addresses = now
         return True
 
@@ -211,7 +244,7 @@ class Assembly:
             member.table = table_of(member.choice, [groups[i] for i in member.groups])
         return True
 
-    def step(self) -> bool:
+    def step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None) -> bool:
         """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new."""
         grads: list[Any] = [p.grad for p in self.params]
         present = None
@@ -223,18 +256,68 @@ class Assembly:
             plan = self._plan(present, grads)
         for place in plan.complexes:
             grads[place] = real_view(grads[place])
+        for shared in self._shared:
+            shared.read(groups)
+        if plan.copied:
+            _copy_all((copy, param) for param, copy in plan.copied)
         launches: list[Launch] = []
         try:
             for share in plan.shares:
                 chosen = grads if share.places is None else [grads[i] for i in share.places]
-                launches += share.member.engine.ready(share.ids, chosen, share.member.table)
+                given = None if inputs is None else inputs.of(plan.written, share.places)
+                launches += share.member.engine.ready(share.ids, chosen, share.member.table, given)
         except OtherDtype:
             return False
-        increment_version(plan.written)  # before the kernel: what torch keeps of the tensors is still in the caches
-        run(launches)
+        if self.interface.skips:
+            self._run_skipping(launches, plan.written)
+        else:
+            increment_version(plan.written)  # before the kernel: what torch keeps of the tensors is still in the caches
+            self._run(launches)
+        if plan.copied:
+            _copy_all(plan.copied)
         if [1 for m in self.members if m.extensions != m.engine.extensions]:
             self._publish()
+        for shared in self._shared:
+            shared.publish(groups)
         return True
+
+    def _run(self, launches: Sequence[Launch]) -> None:
+        if not self._shared:
+            run(launches)
+            return
+        for member in self.members:
+            member.engine.begin()
+        try:
+            run(launches)
+        finally:
+            for member in self.members:
+                member.engine.finish()
+
+    def _run_skipping(self, launches: Sequence[Launch], fired: Sequence[Tensor]) -> None:
+        """Runs what may be skipped, and tells autograd of the parameters that were written."""
+        buckets = [b for m in self.members for b in m.engine.buckets.values()]
+        before = [b.counts.numbers.copy() for b in buckets]
+        self._run(launches)
+        skipped = sum(m.engine.skipped for m in self.members)
+        if skipped == self._skipped:
+            increment_version(fired)
+            return
+        self._skipped = skipped
+        self.skipped_steps += 1
+        counted = ((b.tensors, old, b.counts.numbers) for b, old in zip(buckets, before, strict=True))
+        moved = {id(t) for tensors, *counts in counted for t, i, j in zip(tensors, *counts, strict=True) if i != j}
+        homes = zip(self.params, self._homes, strict=True)
+        increment_version([p for p, (member, i) in homes if id(member.engine.tensors[i]) in moved])
+
+    def change(self, way: Callable[[Rule], Rule | None]) -> None:
+        """One step of another rule on the same parameters and states, of those that have states."""
+        held = [p for p, (member, tensor_id) in zip(self.params, self._homes, strict=True) if self.store.get(p)]
+        copied = [(self.params[place], copy) for place, copy in self._copies.items()]
+        _copy_all((copy, param) for param, copy in copied)
+        increment_version(held)
+        for member in self.members:
+            member.engine.change(way, member.table)
+        _copy_all(copied)
 
     def _plan(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> _Plan:
         chosen = range(len(self.params)) if present is None else present
@@ -250,19 +333,27 @@ class Assembly:
             self._plans.clear()
         if len(grads) >= FEW and {m.engine.backend_name for m in self.members} <= {None, "cpu"}:
             self._ahead = Ahead([*written, *grads])
-        plan = self._plans[present] = _Plan(shares, written, complexes)
+        copied = [(self.params[i], self._copies[i]) for i in chosen if i in self._copies]
+        plan = self._plans[present] = _Plan(shares, written, complexes, copied)
         return plan
 
 
-def names_of(groups: Groups) -> list[str]:
-    """What messages call each parameter: its name where it has one, else its place."""
-    found: list[str] = []
-    for group in groups:
-        given = group.get("param_names", [])
-        if len(given) != len(group["params"]):
-            given = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
-        found += given
-    return found
+def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Writes the second of each pair into the first."""
+    with plain_memory():
+        for into, source in pairs:
+            real_view(into).copy_(real_view(source))
+
+
+def _seed(groups: Groups) -> int:
+    """The seed of random numbers, which is one for the whole optimizer."""
+    seeds = {group.get("seed", 0) for group in groups}
+    if len(seeds) > 1:
+        raise HyperError(f"seed is one for all groups, and they have {', '.join(map(repr, seeds))}: give all the same")
+    seed = min(seeds, default=0)
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise HyperError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+    return seed
 
 
 def _grad_dtype(param: Tensor) -> str:
@@ -276,7 +367,7 @@ def _facts(param: Tensor) -> tuple[Any, ...]:
 
 def _ours(choice: Choice, name: str) -> str | None:
     """Our name for a state of the choice's rule called by torch's or ours; None where it is a state of another rule."""
-    states = choice.rule.state
+    states = {state for rule in choice.flavour.rules for state in rule.state}
     return name if name in {"", *states} else next((s for s in states if choice.flavour.outside(s) == name), None)
 
 

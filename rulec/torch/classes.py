@@ -7,11 +7,14 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rulec.language.library import load, parse
 from rulec.language.rule import Rule
 from rulec.torch.documentation import class_doc
-from rulec.torch.interface import Interface, library_index, rule_interface, torch_interface
-from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.interface import Interface
+from rulec.torch.library import library_index, rule_interface, torch_interface
+from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 
 
 def class_names() -> list[str]:
@@ -24,7 +27,8 @@ def class_names() -> list[str]:
 def class_named(name: str) -> type[RuleOptimizer]:
     """The class of that name; KeyError where there is none."""
     names, classes = library_index()
-    interface = torch_interface(name) if name in classes else rule_interface(load(names[name]))
+    torch_has_it = name in classes and hasattr(torch.optim, name)
+    interface = torch_interface(name) if torch_has_it else rule_interface(load(names[name]))
     return _make(interface)
 
 
@@ -58,7 +62,8 @@ def _make(interface: Interface) -> type[RuleOptimizer]:
     body: dict[str, Any] = {"__init__": __init__, "__module__": "rulec.torch", "interface": interface}
     if interface.source:
         body["__reduce_ex__"] = _reduce
-    made = type(interface.name, (RuleOptimizer,), body)
+    base = EvaluatedOptimizer if interface.evaluates else RuleOptimizer
+    made = type(interface.name, (base,), body)
     made.__doc__ = class_doc(interface)
     return made
 

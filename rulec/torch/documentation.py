@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rulec.language.rule import Hyper, Rule
-from rulec.torch.interface import HINTS, Flavour, Interface
+from rulec.torch.flavour import Flavour
+from rulec.torch.interface import HINTS, Interface
 
 _MEANINGS = {
     "params": "parameters, named parameters or parameter groups to optimize",

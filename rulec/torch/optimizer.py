@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -13,11 +13,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from rulec.backend import registry
-from rulec.errors import TensorError
+from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.language.evaluation import to_evaluation, to_training
+from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.torch.assembly import Assembly, Options, names_of
+from rulec.torch.assembly import Assembly, Options
+from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.lean import frame_callback, without_compiler
+from rulec.torch.routes import Routing, names_of, routes_of, tag_all
 from rulec.torch.states import Store
 from rulec.torch.tensors import DTYPES, check_parameters
 from rulec.torch.values import choices_of
@@ -35,7 +39,8 @@ class RuleOptimizer(Optimizer):
 
     Groups, hooks, schedulers, closures and checkpoints are torch's. Beyond torch's keywords, `state_dtype` gives the
     storage dtype of states (`torch.bfloat16`, or `{"exp_avg_sq": torch.bfloat16}`; by default the parameter's), and
-    `backend` the backend by name (by default the device's).
+    `backend` the backend by name (by default the device's). A group's `tags` are its parameters' words for the rules
+    that ask for them. What a rule remembers of a group or of the model stands in the groups.
 
     Errors are RulecError, raised before anything is written: HyperError for a keyword or value, TensorError for a
     parameter or gradient, StateMismatch for a checkpoint, BackendUnavailable.
@@ -48,6 +53,7 @@ class RuleOptimizer(Optimizer):
         self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"))
         self._assembly: Assembly | None = None
         self._complete = False
+        self._skipped = 0
         super().__init__(params, {**values, **self.interface.fixed})
         self._check_groups()
         self._complete = True
@@ -61,6 +67,8 @@ class RuleOptimizer(Optimizer):
         if not self._complete:
             return  # all groups are checked at once
         try:
+            if self.interface.evaluates:
+                param_group["train_mode"] = self.param_groups[0]["train_mode"]
             self._check_groups()
         except BaseException:
             self.param_groups.pop()
@@ -68,56 +76,92 @@ class RuleOptimizer(Optimizer):
 
     def _check_groups(self) -> None:
         """HyperError or TensorError for groups that no step could be taken with."""
-        choices_of(self.interface, self.param_groups)
+        tag_all(self.param_groups)
+        choices = choices_of(self.interface, self.param_groups)
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
+        routes_of(self.interface, choices, self.param_groups)
+
+    def routing(self) -> Routing:
+        """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
+        return routes_of(self.interface, choices_of(self.interface, self.param_groups), self.param_groups)
 
     # Steps
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, *, inputs: Mapping[str, Any] | None = None) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float], *, inputs: Mapping[str, Any] | None = None) -> float: ...
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every parameter that has a gradient. Returns the loss of `closure`, called first, if given."""
+    def step(
+        self, closure: Callable[[], float] | None = None, *, inputs: Mapping[str, Any] | None = None
+    ) -> float | None:
+        """One step of every parameter that has a gradient. Returns the loss of `closure`, called first, if given.
+
+        `inputs` has what the rule names under `inputs`: a number or a tensor of one, or a tensor for each parameter, in
+        a list or a dict by parameter. The loss of `closure` is the input `loss` of a rule that has one.
+        """
         if is_compiling() or frame_callback() is not None:  # torch's compiler is not to look inside
-            return _untraced_step(self, closure)
-        return self._step(closure)
+            return _untraced_step(self, closure, inputs)
+        return self._step(closure, inputs)
 
     #: Keeps torch from wrapping `step` in its own call of hooks, which costs more than a small kernel.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def _step(
+        self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
+    ) -> float | None:
         if (
             self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
             or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled()
         ):  # fmt: skip
-            return _hooked_update(self) if closure is None else _hooked_update(self, closure)
-        return self._update(closure)
+            given = {"inputs": inputs} if inputs is not None else {}
+            found: float | None = _hooked_update(self, *([closure] if closure else []), **given)
+            return found
+        return self._update(closure, inputs)
 
-    def _update(self, closure: Callable[[], float] | None = None) -> float | None:
+    def _update(
+        self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
+    ) -> float | None:
+        if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
+            raise RulecError(f"the parameters are where {self.interface.name} is evaluated: call train() before step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        given = None
+        if self.interface.inputs or inputs:
+            params = [p for group in self.param_groups for p in group["params"]]
+            given = Inputs(self.interface.inputs, inputs or {}, params, loss)
+        assembly = self._current()
+        if not assembly.step(self.param_groups, given):
+            self._assemble().step(self.param_groups, given)
+        return loss
+
+    @property
+    def skipped_steps(self) -> int:
+        """In how many steps the rule's own condition (`skip`) left a parameter as it was."""
+        return self._skipped + (self._assembly.skipped_steps if self._assembly else 0)
+
+    def _current(self) -> Assembly:
+        """The assembly for the groups and states as they are now."""
         assembly = self._assembly
         if assembly is None or assembly.stale(self.param_groups, self.state):
-            assembly = self._assemble()
-        if not assembly.step():
-            self._assemble().step()
-        return loss
+            return self._assemble()
+        return assembly
 
     def _assemble(self) -> Assembly:
         """Engines for the groups and states as they are now."""
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
+        tag_all(self.param_groups)
         made = Assembly(self.interface, self.param_groups, self.state, self._options)
         self._adopt(made)
         return made
 
     def _adopt(self, made: Assembly) -> None:
+        self._skipped = self.skipped_steps
         if isinstance(self.state, Store):
             self.state.become(made.store)
             made.store = self.state
@@ -143,6 +187,7 @@ class RuleOptimizer(Optimizer):
 
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
+        _check_groups_match(self.param_groups, state_dict["param_groups"])
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
             super().load_state_dict(state_dict)
@@ -152,7 +197,7 @@ class RuleOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         found = super().__getstate__()
         states = self.state.plain() if isinstance(self.state, Store) else self.state
-        return {**found, "state": states, "_options": self._options}
+        return {**found, "state": states, "_options": self._options, "_skipped": self.skipped_steps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
@@ -162,16 +207,51 @@ class RuleOptimizer(Optimizer):
             return
         # From load_state_dict: everything is checked before anything is taken over.
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
-        groups = [{**self.defaults, **group} for group in state["param_groups"]]
+        kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
+        saved_groups = zip(kept, state["param_groups"], strict=True)
+        groups = [{**self.defaults, **own, **group} for own, group in saved_groups]
+        tag_all(groups)
         made = Assembly(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
         self._adopt(made)
 
 
+class EvaluatedOptimizer(RuleOptimizer):
+    """Of a rule that says where the model is to be evaluated: elsewhere than where it is trained, at an average."""
+
+    def eval(self) -> None:
+        """Moves the parameters to where the model is to be evaluated; once there, does nothing.
+
+        Until `train()` no step can be taken. A checkpoint says where the parameters were.
+        """
+        self._move(to_evaluation, training=False)
+
+    def train(self) -> None:
+        """Moves the parameters back to where they are trained; once there, does nothing."""
+        self._move(to_training, training=True)
+
+    def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
+        if self.param_groups[0]["train_mode"] is training:
+            return
+        self._current().change(way)
+        for group in self.param_groups:
+            group["train_mode"] = training
+
+
+def _check_groups_match(own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """StateMismatch where saved groups have other numbers of parameters than these."""
+    counts = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    if counts[0] != counts[1]:
+        raise StateMismatch(
+            f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the optimizer's have "
+            f"{', '.join(map(str, counts[0]))}: make it with the same groups"
+        )
+
+
 _add_param_group = without_compiler(Optimizer.add_param_group)
 _zero_grad = without_compiler(Optimizer.zero_grad)
 _untraced_step = _disable_dynamo(RuleOptimizer._step)
-_hooked_update = Optimizer.profile_hook_step(RuleOptimizer._update)
+_hooked_update: Any = Optimizer.profile_hook_step(RuleOptimizer._update)
 
 
 def _as_saved(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

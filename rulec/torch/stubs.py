@@ -24,7 +24,9 @@ from torch.optim.optimizer import ParamsT
 
 from rulec.language.rule import Rule
 from rulec.torch.interface import StateDtype
+from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
+from rulec.torch.tags import tagged_groups as tagged_groups
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name or the path of a rule file."""
@@ -48,7 +50,7 @@ def _class_text(kind: type[RuleOptimizer]) -> str:
         lines.append(_parameter_text(parameter))
     body = textwrap.indent("\n".join(lines), " " * 8)
     summary = (kind.__doc__ or "").splitlines()[0]
-    head = f'\nclass {kind.__name__}(RuleOptimizer):\n    """{summary}"""\n'
+    head = f'\nclass {kind.__name__}({kind.__mro__[1].__name__}):\n    """{summary}"""\n'
     return f"{head}\n    def __init__(\n{body}\n    ) -> None: ...\n"
 
 

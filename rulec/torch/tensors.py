@@ -134,14 +134,14 @@ class TorchArrays:
         return (array if array.dtype in (torch.float32, torch.float64) else array.float()).numpy()
 
     def wrapped(self, numbers: np.ndarray[Any, Any]) -> Tensor:
-        """The same memory as a tensor."""
+        """The same memory as a tensor, or a copy of what may not be written, which torch has no tensors of."""
         with plain_memory():
-            return torch.from_numpy(numbers)
+            return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 
     def write(self, array: Tensor, numbers: np.ndarray[Any, Any]) -> None:
         """Gives the tensor these values, rounded to its dtype."""
         with plain_memory():
-            array.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).reshape(array.shape))
+            array.copy_(self.wrapped(np.ascontiguousarray(numbers)).reshape(array.shape))
 
     @property
     def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:

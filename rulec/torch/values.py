@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rulec.runtime.rows import Numbers
-from rulec.torch.interface import Choice, Flavour, Interface
+from rulec.torch.flavour import Choice, Flavour
+from rulec.torch.interface import Interface
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -68,15 +69,15 @@ def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavou
     found = [interface.choose(group) for group in groups]
     for choice, group in zip(found, groups, strict=True):
         for name, value in choice.hyper(group).items():
-            choice.rule.hyper[name].check(name, value, interface.name)
+            choice.settings[name].check(name, value, interface.name)
     used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
     return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
 
 
 def table_of(choice: Choice, groups: Groups) -> Numbers:
     """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
-    table = np.empty((len(choice.rule.hyper), len(groups)))
-    for line, name in zip(table, choice.rule.hyper, strict=True):
+    table = np.empty((len(choice.settings), len(groups)))
+    for line, name in zip(table, choice.settings, strict=True):
         keyword, position = choice.flavour.places.get(name, (name, None))
         given = [group[keyword] for group in groups]
         if position is not None and all(type(value) is tuple and len(value) > position for value in given):

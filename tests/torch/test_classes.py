@@ -15,7 +15,7 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RuleError
 from rulec.torch.classes import class_named, class_names
-from rulec.torch.interface import library_index, torch_entries
+from rulec.torch.library import library_index, torch_entries
 from tests.torch.twins import difference, give_gradients, parameters
 
 TORCH = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]

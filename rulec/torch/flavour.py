@@ -1,0 +1,207 @@
+"""One rule that a class may mean, and what its hyper-parameters and states are called outside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from rulec.compiler.routing import Router
+from rulec.compiler.scalars import resolve_hyper
+from rulec.errors import HyperError
+from rulec.language.compose import substitute_hyper
+from rulec.language.hyper import Hyper
+from rulec.language.library import load
+from rulec.language.node import Kind, Node, Op, names_in, walk
+from rulec.language.rule import Rule
+
+#: Where a hyper-parameter's value is: a keyword, and the place in it where that is a tuple.
+Place = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rule that a group's flags mean: a flavour of the class, what `weight_decay` stands for, and the direction.
+
+    `unset` are hyper-parameters left to a default that follows from each parameter's dtype.
+    """
+
+    flavour: Flavour
+    decay: str
+    maximize: bool
+    unset: frozenset[str] = frozenset()
+
+    @property
+    def rule(self) -> Rule:
+        """The rule to run."""
+        return self.flavour.composed(self.decay, self.unset)
+
+    @property
+    def settings(self) -> Mapping[str, Hyper]:
+        """The hyper-parameters of the rule and of those that it routes tensors to."""
+        return self.flavour.settings(self.decay, self.unset)
+
+    @property
+    def engine(self) -> tuple[Flavour, str, frozenset[str]]:
+        """What groups have in common that one engine runs."""
+        return self.flavour, self.decay, self.unset
+
+    def hyper(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """The rule's hyper-parameters from a group's keywords."""
+        settings = self.settings
+        found = {name: self._number(name, values) for name in settings}
+        given = {name: value for name, value in found.items() if value is not None}
+        if len(given) == len(found):
+            return given
+        return resolve_hyper(settings, given, torch.finfo(torch.float32).eps, self.rule.name)
+
+    def _number(self, name: str, values: Mapping[str, Any]) -> float | None:
+        """The value given; None where the rule's default is an expression of others and nothing else was given."""
+        keyword, position = self.flavour.places.get(name, (name, None))
+        given = values[keyword]
+        try:
+            value = given if position is None else given[position]
+            if value is None and isinstance(self.settings[name].default, Node):
+                return None
+            return float(value)
+        except (TypeError, ValueError, IndexError, KeyError, RuntimeError):
+            count = sum(k == keyword for k, _ in self.flavour.places.values())
+            wanted = "a number" if position is None else f"{count} numbers"
+            raise HyperError(f"{keyword}={given!r} of {self.rule.name} must be {wanted}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Flavour:
+    """One rule that a class may mean.
+
+    `when` are the keywords' values that choose it (`nonzero` is any number but 0), `places` where its hyper-parameters
+    are among the keywords, `states` what its states are called outside, `decays` the transform that `weight_decay`
+    stands for by the flag that chooses it (`default` where none does), `counted` whether a step count is kept outside.
+    """
+
+    owner: str
+    rule: Rule
+    when: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    decays: Mapping[str, str] = field(default_factory=dict)
+    counted: bool = True
+
+    @functools.cached_property
+    def rules(self) -> Sequence[Rule]:
+        """The rule, and those that it names for the tensors it does not apply to."""
+        return Router(self.rule.standalone()).rules
+
+    @property
+    def keywords(self) -> set[str]:
+        """Every keyword that means something to this rule."""
+        found = {self.places.get(name, (name, None))[0] for name in self.settings("")}
+        return found | set(self.when) | ({"weight_decay"} | self.decays.keys() - {"default"} if self.decays else set())
+
+    @functools.cached_property
+    def by_dtype(self) -> frozenset[str]:
+        """The hyper-parameters whose default follows from the parameter's dtype."""
+        defaults = {name: hyper.default for name, hyper in self.rule.hyper.items()}
+        return frozenset(n for n, d in defaults.items() if isinstance(d, Node) and "machine_eps" in names_in([d]))
+
+    @property
+    def unset_keywords(self) -> set[str]:
+        """The keywords whose None leaves a default to each parameter's dtype."""
+        return {self.places.get(name, (name, None))[0] for name in self.by_dtype}
+
+    def choice(self, values: Mapping[str, Any]) -> Choice:
+        """This rule as a group's keywords want it."""
+        unset = frozenset(name for name in self.by_dtype if self._given(name, values) is None)
+        return Choice(self, self.decay(values), bool(values.get("maximize")), unset)
+
+    def _given(self, name: str, values: Mapping[str, Any]) -> Any:
+        keyword, position = self.places.get(name, (name, None))
+        given = values[keyword]
+        if position is None:
+            return given
+        return given[position] if isinstance(given, tuple | list) and len(given) > position else 0
+
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """Whether these keywords mean this rule."""
+        return all(bool(values[k]) if v == "nonzero" else values[k] == v for k, v in self.when.items())
+
+    def decay(self, values: Mapping[str, Any]) -> str:
+        """The transform that `weight_decay` stands for; empty where the rule has its own."""
+        for flag, transform in self.decays.items():
+            if flag != "default" and values.get(flag):
+                return transform
+        return self.decays.get("default", "")
+
+    def outside(self, state: str, routed: bool = False) -> str:
+        """What a state is called outside; one of a rule that a tensor was routed to has its own name."""
+        return state if routed else self.states.get(state, state)
+
+    @functools.cached_property
+    def _made(self) -> dict[Any, tuple[Rule, Mapping[str, Hyper]]]:
+        return {}
+
+    def composed(self, decay: str, unset: frozenset[str] = frozenset()) -> Rule:
+        """The rule with weight decay by that transform, under the class's name; always the same object."""
+        return self._compose(decay, unset)[0]
+
+    def settings(self, decay: str, unset: frozenset[str] = frozenset()) -> Mapping[str, Hyper]:
+        """The hyper-parameters of `composed`, and of the rules that it routes tensors to."""
+        return self._compose(decay, unset)[1]
+
+    def _compose(self, decay: str, unset: frozenset[str]) -> tuple[Rule, Mapping[str, Hyper]]:
+        key = decay, unset
+        if key not in self._made:
+            transform = load(decay) if decay else None
+            whole = self.rule
+            if transform is not None:
+                whole = transform >> whole if decay == "l2" else whole + transform
+            whole = _with_defaults(whole.standalone(), unset).renamed(self.owner, self.rule.summary)
+            self._made[key] = whole, whole.all_hyper
+        return self._made[key]
+
+
+def _with_defaults(rule: Rule, unset: frozenset[str]) -> Rule:
+    """The rule with the defaults of some hyper-parameters written in their places."""
+    defaults = {name: d for name in unset if isinstance(d := rule.hyper[name].default, Node)}
+    if not defaults:
+        return rule
+    hyper = {name: hyper for name, hyper in rule.hyper.items() if name not in defaults}
+    return replace(substitute_hyper(rule, defaults), hyper=hyper)
+
+
+def shared_states(rules: Sequence[Rule]) -> dict[str, str]:
+    """The states that are one number for a group or for the model, and which of these."""
+    return {name: s.per for rule in rules for name, s in rule.state.items() if s.per in ("group", "model")}
+
+
+def draws(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these draws random numbers."""
+    return any(n.op.kind is Kind.RANDOM for rule in rules for n in walk(rule.expressions))
+
+
+def reads_tags(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these asks for a tensor's tags."""
+    conditions = [rule.applies_to for rule in rules if rule.applies_to is not None]
+    return any(n.op is Op.FACT and str(n.arg).startswith("tagged(") for n in walk(conditions))
+
+
+def sees_shapes(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these treats a tensor by its dimensions, rows or columns."""
+    return any(_sees_shape(rule) for rule in rules)
+
+
+_MATRIX_LEVELS = ("row", "col", "matrix")
+
+
+def _sees_shape(rule: Rule) -> bool:
+    if any(s.per in _MATRIX_LEVELS or s.shape is not None for s in rule.state.values()):
+        return True
+    parts = [*walk(rule.expressions)]
+    if {"ndim", "rows", "cols"} & {str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)}:
+        return True
+    if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts):
+        return True
+    return any(n.op.kind is Kind.REDUCE and n.arg in _MATRIX_LEVELS for n in parts)

@@ -1,0 +1,67 @@
+"""What a step is given beside gradients, for the rules that name it under `inputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rulec.errors import TensorError
+from rulec.torch.tensors import plain_memory, real_view
+
+
+class Inputs:
+    """The inputs of one step.
+
+    `kinds` says of each what the rule takes: a number (a tensor of one number will do), or `like p`: a mapping from
+    parameters, or a sequence with a tensor for each of all parameters (None where there is no gradient). `loss` stands
+    for an input of that name that is not given. TensorError for what does not fit.
+    """
+
+    def __init__(
+        self, kinds: Mapping[str, str], given: Mapping[str, Any], params: Sequence[Tensor], loss: Any = None
+    ) -> None:
+        self._numbers: dict[str, Any] = {}
+        self._tensors: dict[str, Mapping[Tensor, Any]] = {}
+        if loss is not None and "loss" in kinds:
+            given = {"loss": loss, **given}
+        for name, value in given.items():
+            if kinds.get(name) == "like p":
+                self._tensors[name] = _by_parameter(name, value, params)
+            else:
+                self._numbers[name] = _number(name, value)
+
+    def of(self, params: Sequence[Tensor], places: Sequence[int] | None) -> dict[str, Any]:
+        """The inputs for these parameters, or for those at `places` among them."""
+        chosen = params if places is None else [params[i] for i in places]
+        tensors = {name: [_like(name, found.get(p), p) for p in chosen] for name, found in self._tensors.items()}
+        return self._numbers | tensors
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TensorError(f"the input {name!r} must be a number, not {type(value).__name__} {value!r:.40}") from None
+
+
+def _by_parameter(name: str, value: Any, params: Sequence[Tensor]) -> Mapping[Tensor, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, Sequence) or len(value) != len(params):
+        count = len(value) if isinstance(value, Sequence) else f"a {type(value).__name__}"
+        raise TensorError(
+            f"the input {name!r} must be a dict by parameter, or a list with a tensor for each of the {len(params)} "
+            f"parameters, not {count}"
+        )
+    return dict(zip(params, value, strict=True))
+
+
+def _like(name: str, value: Any, param: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TensorError(
+            f"the input {name!r} has no tensor for a parameter of shape {tuple(param.shape)} that has a gradient"
+        )
+    with plain_memory():
+        return real_view(value.to(param.dtype if param.is_complex() or not value.is_complex() else value.dtype))

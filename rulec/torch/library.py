@@ -1,0 +1,162 @@
+"""The interfaces of the library's rules: torch's where torch has the rule, else one made from the rule itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from rulec.errors import RuleError
+from rulec.language.hyper import Hyper
+from rulec.language.library import load
+from rulec.language.node import Node
+from rulec.language.rule import Rule
+from rulec.torch.flavour import Flavour, Place, draws, reads_tags
+from rulec.torch.interface import COUNTS, OWN, Interface, StateDtype
+from rulec.torch.lean import without_compiler
+
+
+@functools.cache
+def library_index() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The library's file for each rule's name, and for each class of torch.optim the files that have a part in it.
+
+    Read from the text: parsing every rule would cost a quarter of a second.
+    """
+    from rulec.language.library import library_folder, rules
+
+    names: dict[str, str] = {}
+    classes: dict[str, list[str]] = {}
+    for file in rules():
+        if file.startswith("transforms/"):
+            continue
+        text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
+        title = re.search(r"^name: *(\w+)", text, re.MULTILINE)
+        if title:
+            names[title[1]] = file
+        for kind in dict.fromkeys(re.findall(r"\bclass: *(\w+)", text)):
+            classes.setdefault(kind, []).append(file)
+    return names, classes
+
+
+def torch_entries(rule: Rule) -> list[Mapping[str, Any]]:
+    """The entries of a rule's interop section for torch."""
+    section = rule.interop.get("torch", [])
+    return list(section) if isinstance(section, list) else [section]
+
+
+def torch_interface(kind: str) -> Interface:
+    """The interface of a class of torch.optim, as the torch installed has it."""
+    theirs = getattr(torch.optim, kind)
+    flavours = []
+    for file in library_index()[1][kind]:
+        rule = load(file)
+        flavours += [_flavour(kind, rule, entry) for entry in torch_entries(rule) if entry["class"] == kind]
+    flavours.sort(key=lambda flavour: flavour.rule.name != kind)
+    parameters = [*list(inspect.signature(theirs).parameters.values())]
+    known = {p.name for p in parameters}
+    routed = [p for flavour in flavours for p in _routed_parameters(flavour) if p.name not in known]
+    parameters = sorted([*parameters, *routed, *_own_parameters(flavours)], key=lambda p: p.kind)
+    signature = inspect.Signature(parameters, return_annotation=None)
+    example = _example(theirs)
+    fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(flavours)
+    return Interface(kind, signature, flavours, fixed, full_at_once=bool(example.state), refuses=bool(routed))
+
+
+def _example(theirs: Any) -> Optimizer:
+    """An optimizer of torch's, over one matrix of one number, which every rule of torch's takes."""
+    body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
+    made: Optimizer = type(theirs.__name__, (theirs,), body)([torch.zeros(1, 1, device="cpu")])
+    return made
+
+
+def rule_interface(rule: Rule, source: str = "") -> Interface:
+    """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
+    entries = torch_entries(rule)
+    settings = rule.standalone().all_hyper
+    args = entries[0].get("args", {}) if entries else _betas(settings)
+    states = entries[0].get("state", {}) if entries else {}
+    flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
+    parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
+    parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters.append(inspect.Parameter("maximize", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool))
+    parameters += _own_parameters([flavour])
+    made = Interface(rule.name, inspect.Signature(parameters), [flavour], _fixed([flavour]), source=source)
+    taken = made.shared.keys() & {*made.signature.parameters, "params", "param_names", "initial_lr", *COUNTS}
+    if taken:
+        raise RuleError(f"{rule.name} has a state {min(taken)!r}, which parameter groups have for something else")
+    return made
+
+
+def _fixed(flavours: Sequence[Flavour]) -> dict[str, Any]:
+    """The entries of a group that are no keyword, and how they begin."""
+    rules = [rule for flavour in flavours for rule in flavour.rules]
+    found: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
+    return found | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
+
+
+def _routed_parameters(flavour: Flavour) -> list[inspect.Parameter]:
+    """Keywords for the hyper-parameters of the rules that a flavour of torch's class routes tensors to."""
+    main = flavour.rules[0].hyper
+    others = {name: hyper for name, hyper in flavour.settings("").items() if name not in main}
+    return _keyword_parameters(flavour, others, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _keyword_parameters(flavour: Flavour, settings: Mapping[str, Hyper], kind: Any) -> list[inspect.Parameter]:
+    keywords: dict[str, Any] = {}
+    for name in sorted(settings, key=lambda name: name != "lr"):
+        keyword, position = flavour.places.get(name, (name, None))
+        default = settings[name].default
+        default = None if isinstance(default, Node) else default
+        keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
+    return [inspect.Parameter(k, kind, default=v, annotation=_type(k, v)) for k, v in keywords.items()]
+
+
+def _type(keyword: str, default: Any) -> Any:
+    if isinstance(default, tuple):
+        return tuple[tuple([_type("", x) for x in default])]  # type: ignore[misc]
+    if default is None:
+        return float | None
+    return float | Tensor if keyword == "lr" else float
+
+
+def _own_parameters(flavours: Sequence[Flavour]) -> list[inspect.Parameter]:
+    types = {"state_dtype": StateDtype, "backend": str | None}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    found = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in OWN]
+    seed = inspect.Parameter("seed", kind, default=0, annotation=int)
+    return [*found, seed] if draws([rule for flavour in flavours for rule in flavour.rules]) else found
+
+
+def _flavour(kind: str, rule: Rule, entry: Mapping[str, Any]) -> Flavour:
+    decays = entry.get("weight_decay", {})
+    settings = rule.standalone().all_hyper
+    args = entry.get("args", {})
+    others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
+    return Flavour(
+        kind, rule, entry.get("when", {}), _places(rule, settings, args | _betas(others)), entry.get("state", {}),
+        {"default": decays} if isinstance(decays, str) else decays, entry.get("step") != "absent",
+    )  # fmt: skip
+
+
+def _places(rule: Rule, settings: Mapping[str, Hyper], args: Mapping[str, Any]) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for keyword, ours in args.items():
+        for position, name in enumerate(ours if isinstance(ours, list) else [ours]):
+            if name not in settings:
+                raise RuleError(f"the interop section of {rule.name} names {name!r}, which is no hyper-parameter")
+            places[name] = (keyword, position if isinstance(ours, list) else None)
+    return places
+
+
+def _betas(settings: Mapping[str, Hyper]) -> dict[str, list[str]]:
+    """torch's custom for rules that torch does not have: beta1, beta2, ... are one tuple, betas."""
+    found = [name for name in settings if re.fullmatch(r"beta\d+", name)]
+    betas = [f"beta{i}" for i in range(1, 1 + len(found))]
+    return {"betas": betas} if len(betas) > 1 and sorted(found) == betas and "betas" not in settings else {}

@@ -1,0 +1,99 @@
+"""Which rule each parameter goes to, by its shape and its group's tags."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rulec.compiler.routing import Router, applies
+from rulec.errors import HyperError, TensorError
+from rulec.language.rule import Rule
+from rulec.torch.flavour import Choice, sees_shapes
+from rulec.torch.interface import Interface
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own."""
+
+    name: str
+    param: Tensor
+    group: int
+    tags: frozenset[str]
+    rule: Rule
+    routed: bool
+
+
+class Routing(list[Route]):
+    """The routes of an optimizer's parameters; printed, a table."""
+
+    def __str__(self) -> str:
+        rows = [(route.name, str(tuple(route.param.shape)), route.rule.name) for route in self]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {rule}" for name, shape, rule in rows)
+
+
+def routes_of(interface: Interface, choices: Sequence[Choice], groups: Groups) -> Routing:
+    """Where each parameter goes. TensorError or RuleError for one that no rule takes."""
+    names = iter(names_of(groups))
+    routers: dict[int, Router] = {}
+    found = Routing()
+    for index, (choice, group) in enumerate(zip(choices, groups, strict=True)):
+        if id(choice.rule) not in routers:
+            routers[id(choice.rule)] = Router(choice.rule)
+        router = routers[id(choice.rule)]
+        tags = frozenset(group.get("tags") or ())
+        for param in group["params"]:
+            found.append(_route(interface, router, next(names), param, index, tags))
+            if found[-1].routed and interface.refuses and group.get("tags") is None:
+                raise TensorError(_refusal(interface, found[-1]))
+    return found
+
+
+def _route(interface: Interface, router: Router, name: str, param: Tensor, group: int, tags: frozenset[str]) -> Route:
+    if param.is_complex() and sees_shapes(interface.rules):
+        raise TensorError(
+            f"{name} is complex, and {interface.name} treats tensors by their dimensions: pass torch.view_as_real of it"
+        )
+    shape = tuple(param.shape)
+    rule = router.choose(shape, tags, name)
+    return Route(name, param, group, tags, rule, not applies(router.rules[0], shape, tags))
+
+
+def _refusal(interface: Interface, route: Route) -> str:
+    keyword = next((k for k in interface.signature.parameters if k.endswith("_lr")), "lr")
+    return (
+        f"{interface.name} does not apply to {route.name}, of shape {tuple(route.param.shape)}: leave it out, as with "
+        f"torch.optim.{interface.name}, or give its group tags, as rulec.torch.tagged_groups does, and "
+        f"{route.rule.name} updates it with {keyword}"
+    )
+
+
+def names_of(groups: Groups) -> list[str]:
+    """What messages call each parameter: its name where it has one, else its place."""
+    found: list[str] = []
+    for group in groups:
+        given = group.get("param_names", [])
+        if len(given) != len(group["params"]):
+            given = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
+        found += given
+    return found
+
+
+def checked_tags(tags: Any) -> tuple[str, ...]:
+    """A group's tags, as they are kept; HyperError where they are not words."""
+    if isinstance(tags, str) or not isinstance(tags, Collection) or not all(isinstance(tag, str) for tag in tags):
+        raise HyperError(f"tags={tags!r} of a group must be a list of words, such as ['embedding']")
+    return tuple(dict.fromkeys(tags))
+
+
+def tag_all(groups: Sequence[dict[str, Any]]) -> None:
+    """Checks the tags of all groups, and keeps them as tuples."""
+    for group in groups:
+        if group.get("tags") is not None:
+            group["tags"] = checked_tags(group["tags"])

@@ -1,0 +1,80 @@
+"""What rules remember of a group or of the whole model: numbers in the groups' dicts, where users and checkpoints look.
+
+Such a state stands under its own name in each group (`optimizer.param_groups[0]["d"]`), one of the whole model in all
+of them alike; beside it stands how many steps the group, or the model, has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rulec.errors import StateMismatch
+from rulec.runtime.engine import Engine
+from rulec.torch.interface import COUNTS
+
+
+class Shared:
+    """The numbers of one engine, whose groups are those given, in order; `levels` says of each what it is kept for."""
+
+    def __init__(self, levels: Mapping[str, str], engine: Engine) -> None:
+        self.levels, self.engine = levels, engine
+        self._names = [*levels, *(COUNTS[level] for level in dict.fromkeys(levels.values()))]
+        self._published: list[Any] = []
+
+    def read(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over what the groups say; what they do not say stays. StateMismatch for what cannot be."""
+        if not self.engine.shared or self._found(groups) == self._published:
+            return
+        for name, level in self.levels.items():
+            values = {i: _number(group[name], name) for i, group in enumerate(groups) if name in group}
+            for i, value in (values if level == "group" else _agreed(values, name)).items():
+                self.engine.shared[name][i] = value
+        self._read_counts(groups)
+
+    def _read_counts(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        for i, group in enumerate(groups):
+            if COUNTS["group"] in group:
+                self.engine.group_t[i] = _number(group[COUNTS["group"]], COUNTS["group"])
+        key = COUNTS["model"]
+        for value in _agreed({i: _number(g[key], key) for i, g in enumerate(groups) if key in g}, key).values():
+            self.engine.model_t = value
+
+    def publish(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Shows the numbers in the groups."""
+        engine = self.engine
+        if not engine.shared:
+            return
+        for i, group in enumerate(groups):
+            for name, level in self.levels.items():
+                group[name] = float(engine.shared[name][i if level == "group" else 0])
+            if "group" in self.levels.values():
+                group[COUNTS["group"]] = int(engine.group_t[i])
+            if "model" in self.levels.values():
+                group[COUNTS["model"]] = int(engine.model_t)
+        self._published = self._found(groups)
+
+    def _found(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [group.get(name) for group in groups for name in self._names]
+
+
+def check_complete(levels: Mapping[str, str], groups: Sequence[Mapping[str, Any]]) -> None:
+    """StateMismatch where saved groups lack a number that their tensors' states go with."""
+    for name, level in levels.items():
+        if not any(name in group for group in groups):
+            raise StateMismatch(f"the saved groups have no {name}, which is kept per {level}: they are of another rule")
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise StateMismatch(f"{name}={value!r} of a group must be a number") from None
+
+
+def _agreed(values: Mapping[int, float], name: str) -> dict[int, float]:
+    """The one value of all groups, at place 0."""
+    if len({*values.values()}) > 1:
+        listed = ", ".join(f"{v:g}" for v in values.values())
+        raise StateMismatch(f"{name} is one number of the whole model, and its groups have {listed}: give all the same")
+    return {0: next(iter(values.values()))} if values else {}
