@@ -148,6 +148,7 @@ def _trace_rule(
         inputs=trace.inputs,
         summary=(inspect.getdoc(function) or "").partition("\n")[0],
         paper=paper or {},
+        view=trace.view,
         wraps=wraps,
         path=Path(function.__code__.co_filename),
         function=function,

@@ -6,7 +6,7 @@ import contextvars
 import linecache
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from numbers import Real
 from types import FrameType
@@ -18,7 +18,7 @@ from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.functions import FUNCTIONS, CallError
 from rulec.language.node import Kind, Node, Op, const, name, node
-from rulec.language.rule import Assign, Hyper, Rule, State
+from rulec.language.rule import Assign, Hyper, Rule, State, Statement, assignments
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.text import short_text
 
@@ -183,6 +183,7 @@ class Trace:
         self.state = dict(state)
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
+        self.view: dict[str, str] = {}
         self.lines: list[tuple[str, Node]] = []
         self.version: dict[str, int] = dict.fromkeys(state, 0)
         self.locals: dict[Node, str] = {}
@@ -220,28 +221,52 @@ class Trace:
         while prefix in self.called:
             prefix, count = f"{rule.key}{count}", count + 1
         self.called.add(prefix)
+        if any(state.condition is not None for state in rule.state.values()):
+            raise RuleError(f"{rule.name} keeps states for some shapes only: call it in a rule file, under uses")
         self.hyper = compose.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
         self.inputs = compose.unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
+        if rule.view and self.view not in ({}, rule.view):
+            raise RuleError(
+                f"{rule.name} sees tensors as other matrices than the rule called before it: their view differs"
+            )
+        self.view = dict(rule.view) or self.view
         inner = compose.called_states(rule, prefix)
         self.state.update(inner)
         self.version.update(dict.fromkeys(inner, 0))
         values: dict[str, Node] = {}
         self.draws, draws = self.draws + compose.count_draws(rule), self.draws
         for line in compose.inline(rule, prefix, value, draws):
-            if not isinstance(line, Assign):
-                raise author_error(f"{rule.name} branches, so it cannot be called from Python: write this rule in YAML")
-            self._inlined(line, values)
+            states = {key: name(f"{key}#{version}") for key, version in self.version.items()}
+            known = {**states, **values}
+            after = _after([line], known)
+            for target in dict.fromkeys(a.target for a in assignments((line,))):
+                if target in after and after[target] is not known.get(target):
+                    self._inlined(target, after[target], values)
         return Value(values[f"{prefix}.direction"])
 
-    def _inlined(self, line: Assign, values: dict[str, Node]) -> None:
-        states = {key: name(f"{key}#{version}") for key, version in self.version.items()}
-        value = compose.replace_names(line.value, {**states, **values})
-        if line.target in self.version:
-            self.assign(line.target, value)
+    def _inlined(self, target: str, value: Node, values: dict[str, Node]) -> None:
+        """Takes over what a line of a called rule assigns."""
+        if target in self.version:
+            self.assign(target, value)
         else:
-            values[line.target] = value
+            values[target] = value
             if value.op.kind is not Kind.LEAF:
-                self.locals.setdefault(value, line.target)
+                self.locals.setdefault(value, target)
+
+
+def _after(step: Sequence[Statement], known: Mapping[str, Node]) -> dict[str, Node]:
+    """The value of every name after some lines, in terms of what is known before them; branches become `where`."""
+    values = dict(known)
+    for line in step:
+        if isinstance(line, Assign):
+            values[line.target] = compose.replace_names(line.value, values)
+            continue
+        condition = compose.replace_names(line.condition, values)
+        then, otherwise = _after(line.then, values), _after(line.otherwise, values)
+        for key in then.keys() & otherwise.keys():
+            same = then[key] is otherwise[key]
+            values[key] = then[key] if same else node(Op.WHERE, condition, then[key], otherwise[key])
+    return values
 
 
 _current: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("rulec_trace", default=None)

@@ -434,3 +434,64 @@ def test_names_of_many_joined_rules() -> None:
 def test_names_that_generated_code_cannot_quote(title: str) -> None:
     with pytest.raises(rulec.RuleError, match=r": the name .* of a rule "):
         rulec.rule(name=title)(lambda g: g)
+
+
+BRANCHING = """
+name: Branching
+hyper: {warm: 3, rate: 0.5}
+state: {m: 0, n: {init: 0, per: tensor}}
+step: |
+  scale = 1
+  if t <= warm:
+    m = m + g
+    scale = t/warm
+    if norm(m) > 1:
+      n = n + 1
+  else:
+    old = m
+    m = rate*m + (1 - rate)*g
+    scale = scale + sum(old - m)
+  direction = scale*m + n
+"""
+
+
+def test_a_called_rule_may_branch() -> None:
+    called = rulec.parse(BRANCHING)
+
+    @rulec.rule
+    def calling(g: Any, *, lr: float = 0.1) -> Any:
+        """Calls a rule that branches."""
+        d = called(2 * g)
+        return d + g
+
+    step = "step: |\n  d = branching(2*g)\n  direction = d + g\n"
+    text = f"name: Calling\nhyper: {{lr: 0.1}}\nuses: {{branching: branching.yaml}}\n{step}"
+    from rulec.language.yaml import parse_rule
+
+    written = parse_rule(text, "calling.yaml", lambda _: called)
+    assert list(calling.state) == list(written.state) == ["branching.m", "branching.n"]
+    assert rulec.parse(calling.to_yaml()) == calling
+    same_steps(calling.bind(warm=2), written.bind(warm=2))
+
+
+def test_a_called_rule_may_see_tensors_as_other_matrices() -> None:
+    centralize, short = (
+        rulec.load("centralize"),
+        rulec.parse("name: S\nview: {short: first}\nstep: |\n  direction = g\n"),
+    )
+
+    @rulec.rule
+    def calling(g: Any) -> Any:
+        """Calls a rule with a view."""
+        return centralize(g)
+
+    assert calling.view == centralize.view == {"flatten": "rest"}
+    with pytest.raises(rulec.RuleError, match="S sees tensors as other matrices than the rule called before it"):
+        rulec.rule(lambda g: short(centralize(g)))
+    both = rulec.parse(
+        "name: C\nstate: {m: {init: 0, if: ndim > 1}}\nstep: |\n  direction = g\n  if ndim > 1:\n    m = m + 1\n"
+    )
+    with pytest.raises(
+        rulec.RuleError, match="C keeps states for some shapes only: call it in a rule file, under uses"
+    ):
+        rulec.rule(lambda g: both(g))
