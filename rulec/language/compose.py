@@ -74,7 +74,7 @@ def prefixed(rule: Rule, prefix: str) -> Rule:
 def check_whole(rule: Rule) -> Rule:
     """The same rule, where it is no wrapper that still wraps nothing; RuleError otherwise."""
     if rule.wraps:
-        raise RuleError(f"{rule.name} wraps another rule and has none here: write {rule.key}(adam), or another rule")
+        raise RuleError(f"{rule.name} wraps another rule and has none here: write {rule.called}(adam), or another rule")
     return rule
 
 
@@ -206,7 +206,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
         if not rule.reads("g"):
             raise RuleError(
                 f"{rule.name} never reads its input g, so {before.name} before it would have no effect: "
-                f"did you mean {before.key} + {rule.key}?"
+                f"did you mean {before.called} + {rule.called}?"
             )
     keys = keys_of(rules)
     inputs = [name("g"), *(name(f"{key}.direction") for key in keys[:-1])]
@@ -284,11 +284,19 @@ def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for attribute in _WHOLE:
         having = [rule for rule in rules if getattr(rule, attribute)]
-        if len(having) > 1 and (attribute != "view" or having[0].view != having[1].view):
+        if attribute == "view" and any(rule.view != having[0].view for rule in having):
+            seen = [f"{rule.name} {_view_text(rule)}" for rule in having[:2]]
+            raise RuleError(f"{' and '.join(seen)}, and a rule sees tensors in one way: they cannot be composed")
+        if attribute != "view" and len(having) > 1:
             raise RuleError(f"{having[0].name} and {having[1].name} both say {attribute}: only one of them may")
         if having:
             found[attribute] = getattr(having[0], attribute)
     return found
+
+
+def _view_text(rule: Rule) -> str:
+    said = ", ".join(f"{key}: {value}" for key, value in rule.view.items())
+    return f"sees tensors by view {{{said}}}"
 
 
 def free_name(wanted: str, taken: Sequence[str] | set[str]) -> str:

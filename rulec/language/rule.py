@@ -151,6 +151,11 @@ class Rule:
         return key if key.isidentifier() and not iskeyword(key) else f"rule_{key}"
 
     @property
+    def called(self) -> str:
+        """What text calls the rule: the name of its file where it comes from one, else its key."""
+        return self.path.stem if self.path is not None and self.path.suffix in (".yaml", ".yml") else self.key
+
+    @property
     def assigns_parameter(self) -> bool:
         """Whether the step assigns `p` itself rather than a `direction`."""
         return any(line.target == "p" for line in assignments(self.step))

@@ -22,7 +22,7 @@ def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
     Hyper-parameters and states of both are joined as in any composition. Raises RuleError where the two do not fit.
     """
     if not wrapper.wraps:
-        raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.key} >> {inner.key}?")
+        raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.called} >> {inner.called}?")
     compose.check_whole(inner)
     joined = _wrapped(wrapper, inner, rule_name or compose.joined_name("", [wrapper, inner]))
     if joined.otherwise is None:
@@ -177,7 +177,7 @@ class _Shape:
     def _refuse(self, title: str, does: str, span: Span | None) -> NoReturn:
         raise rule_error(
             f"{title} {does}, which has the parameter's shape, and {self.wrapper.name} runs it in another: "
-            f"put this part outside, as in {self.wrapper.key}(adam) + decay", span,
+            f"put this part outside, as in {self.wrapper.called}(adam) + decay", span,
         )  # fmt: skip
 
     def _state(self, title: str, key: str, state: State) -> State:

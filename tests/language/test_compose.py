@@ -476,3 +476,19 @@ def test_to_yaml_writes_what_it_cannot_leave_out() -> None:
     assert rulec.parse(rule.to_yaml()) == rule
     assert rule.state["m"].init is const(float("inf"))
     assert next(assignments(rule.step)).target == "direction"
+
+
+def test_rules_that_see_tensors_differently_are_not_composed() -> None:
+    flat, short = (
+        rulec.parse(f"name: {name}\nview: {view}\nstep: |\n  direction = g\n")
+        for name, view in (("Flat", "{flatten: rest}"), ("Short", "{short: first}"))
+    )
+    assert (flat >> flat).view == (flat >> ADAM).view == {"flatten": "rest"}
+    says = "^Flat sees tensors by view {flatten: rest} and Short sees tensors by view {short: first}, and a rule sees"
+    with pytest.raises(RuleError, match=says):
+        _ = flat >> short
+
+
+def test_a_suggestion_names_rules_as_text_does() -> None:
+    with pytest.raises(RuleError, match=r"did you mean adabelief \+ decay\?$"):
+        _ = rulec.load("adabelief") >> DECAY

@@ -136,7 +136,7 @@ def mutated(draw: Any) -> str:
             text = text.replace(draw(st.sampled_from(TOKENS)), draw(st.sampled_from(TOKENS)), 1)
         else:
             text = text[:i] + draw(st.characters()) + text[i + 1 :]
-    return text
+    return str(text)
 
 
 #: Words of one kind, any of which may stand where another stands.
@@ -160,7 +160,7 @@ def nearly(draw: Any) -> str:
         if found:
             where = draw(st.sampled_from(found))
             text = text[: where.start()] + draw(st.sampled_from(kind)) + text[where.end() :]
-    return text
+    return str(text)
 
 
 @given(nearly())

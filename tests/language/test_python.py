@@ -18,6 +18,7 @@ import rulec
 from rulec import Rule
 from rulec import math as rm
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.language.rule import assignments
 from rulec.math import clip, sqrt, where
 from tests.compiler.plain import PlainRun
 from tests.language.test_compose import same_program, same_steps
@@ -414,7 +415,7 @@ def test_copies_and_pickles() -> None:
         assert again == rule
         assert again.function is None
         # Nodes are the same objects wherever they come from.
-        assert [line.value for line in again.step] == [line.value for line in rule.step]
+        assert [line.value for line in assignments(again.step)] == [line.value for line in assignments(rule.step)]
 
 
 def test_a_rule_in_a_few_words() -> None:
