@@ -180,7 +180,7 @@ _MUON = {
     "adamw_lr": 0.03,
     "beta1": 0.7,
     "beta2": 0.9,
-    "eps": 1e-5,
+    "adamw_eps": 1e-5,
 }
 
 _FACTORING: tuple[Peer, ...] = (
