@@ -47,9 +47,10 @@ class OurRun:
         return [p.copy() for p in self.arrays]
 
     def state(self, index: int) -> dict[str, Array]:
-        """The states of the parameter of that index."""
-        stored = self.optimizer.state(self.optimizer.names[index])
-        return {name: np.array(value) for name, value in stored.items() if name != "step"}
+        """The states of the parameter of that index, and those that all share."""
+        saved = self.optimizer.state_dict()
+        own = {name: value for name, value in saved["state"][self.optimizer.names[index]].items() if name != "step"}
+        return {**own, **{name: value[0] for name, value in saved["shared"].items()}}
 
 
 class OracleRun:
@@ -67,10 +68,6 @@ class OracleRun:
 
     def params(self) -> list[Array]:
         return [np.array(p, dtype=np.float64) for p in self.optimizer.params]
-
-    def state(self, index: int) -> dict[str, Array]:
-        """The states of the parameter of that index, without those that several parameters share."""
-        return {name: np.array(value, dtype=np.float64) for name, value in self.optimizer.state(index).items()}
 
 
 def our_run(rule: rulec.Rule, params: Sequence[Array], hyper: Hyper, run: str) -> OurRun | OracleRun:
