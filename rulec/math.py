@@ -190,7 +190,7 @@ def transpose(x: Any) -> Any:
 
 
 def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
-    """The nearest orthogonal matrix, roughly, by Muon's quintic iteration; in a kernel computed in `dtype`."""
+    """The nearest orthogonal matrix, roughly, by Muon's quintic iteration in `dtype`; on arrays in float64."""
     if isinstance(x, Value) or isinstance(steps, Value):
         return record("newton_schulz", x, steps=steps, dtype=dtype)
     return _matrix(Op.NEWTON_SCHULZ, x, steps)
@@ -233,7 +233,7 @@ def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
 
 
 def uniform(shape: Any, at: Any, draw: int | None = None) -> Any:
-    """A matrix of random numbers between 0 and 1, `shape` its rows and columns, drawn at the step `at`.
+    """A matrix of these extents, of random numbers uniform in [0, 1). `at` names the draw: the same gives the same.
 
     Every call in a traced rule draws its own; `draw` numbers them, which on arrays tells them apart.
     """
@@ -241,7 +241,7 @@ def uniform(shape: Any, at: Any, draw: int | None = None) -> Any:
 
 
 def normal(shape: Any, at: Any, draw: int | None = None) -> Any:
-    """A matrix of standard normal random numbers, drawn as `uniform` draws."""
+    """Likewise, of normal random numbers."""
     return _draw("normal", shape, at, draw)
 
 

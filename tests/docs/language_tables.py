@@ -8,22 +8,12 @@ from rulec.language.functions import FUNCTIONS
 from rulec.language.rule import WELL_KNOWN, Hyper
 from tests.docs.table import table
 
-#: What the functions do that `rulec.math` has no counterpart of.
-_TEXT_ONLY = {
-    "matmul": "Product of two matrices, as `a @ b`.",
-    "transpose": "The transposed matrix.",
-    "newton_schulz": "The nearest orthogonal matrix, roughly, by Muon's quintic iteration in `dtype`.",
-    "uniform": "A matrix of these extents, of random numbers uniform in [0, 1). `at` names the draw, by default `t`: "
-    "the same gives the same numbers.",
-    "normal": "Likewise, of normal random numbers.",
-}
-
 
 def functions() -> str:
     """Every function of the language, with what it does."""
     rows = []
     for name, function in FUNCTIONS.items():
-        words = _TEXT_ONLY.get(name) or getattr(rulec.math, name).__doc__.partition("\n")[0]
+        words = getattr(rulec.math, name).__doc__.partition("\n")[0]
         rows.append([f"`{function.signature()}`", words])
     return table(["function", "value"], rows)
 
