@@ -160,28 +160,19 @@ def _normuon_keywords(h: Hyper) -> dict[str, Any]:
     return {**_muon(h), "beta2": h["beta"], "eps": h["eps"], **_NORMUON}
 
 
-def _orthogonalized(h: Hyper) -> Any:
-    muon = optax.contrib.scale_by_muon(
-        ns_steps=int(h["ns_steps"]), beta=0.0, eps=0.0, nesterov=False,
-        weight_dimension_numbers=lambda params: [optax.contrib.MuonDimensionNumbers() for _ in params],
-    )  # fmt: skip
-    return optax.chain(muon, optax.scale_by_learning_rate(h["lr"]))
+def _orthogonalized(h: Hyper) -> dict[str, Any]:
+    return {"lr": h["lr"], "ns_steps": int(h["ns_steps"]), "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
 
 
+_WIDE_MUON = {"torch.Tensor.bfloat16": lambda x: x.double().clone()}
 _NORMUON = {"use_muon": True, "nesterov": False, "update_scale": "match_rms", "weight_decouple": True}
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _FACTORED = {"lr": 0.05, "decay": 0.7, "eps1": 1e-5, "eps2": 0.1, "d": 0.8}
 _APOLLO = {**_ADAM, "growth": 1.05, "gap": 4}
 _MUON = {
-    "lr": 0.02,
-    "momentum": 0.8,
-    "weight_decay": 0.07,
-    "ns_steps": 4,
-    "adamw_lr": 0.03,
-    "beta1": 0.7,
-    "beta2": 0.9,
-    "adamw_eps": 1e-5,
-}
+    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "adamw_eps": 1e-5,
+    "beta1": 0.7, "beta2": 0.9,
+}  # fmt: skip
 
 _FACTORING: tuple[Peer, ...] = (
     torch_peer(
@@ -234,14 +225,14 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             ),
             _adam("adamw", "adamw_"),
         ),
-        patched(**{"torch.Tensor.bfloat16": lambda x: x.double().clone()}),
+        patched(**_WIDE_MUON),
     ),
     inside(
         flattened(
             routed(
                 _named(
                     torch_peer(
-                        "normuon", _normuon, _normuon_keywords, {**_MUON, "beta": 0.9, "eps": 1e-3, "adamw_eps": 1e-6},
+                        "normuon", _normuon, _normuon_keywords, {**_MUON, "beta": 0.9, "eps": 1e-3},
                         "theirs orthogonalizes in bfloat16; without Nesterov's momentum, and scaled to match a root "
                         "mean square", rounds=True,
                     ),
@@ -258,14 +249,20 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             }
         ),
     ),
-    flattened(
-        routed(
-            optax_peer(
-                "transforms/orthogonalize >> sgd", "optax.contrib.scale_by_muon", _orthogonalized,
-                {"lr": 0.05, "ns_steps": 4}, "without momentum",
-            ),
-            torch_peer("sgd", torch.optim.SGD, same("lr"), {}),
-        )
+    inside(
+        flattened(
+            routed(
+                _named(
+                    torch_peer(
+                        "transforms/orthogonalize >> sgd", _torch_muon, _orthogonalized, {"lr": 0.05, "ns_steps": 4},
+                        "without momentum and its factor for tall matrices, and in float64 as above",
+                    ),
+                    "torch.optim.Muon",
+                ),
+                torch_peer("sgd", torch.optim.SGD, same("lr"), {}),
+            )
+        ),
+        patched(**_WIDE_MUON, **{"torch.optim._muon._adjust_lr": lambda lr, *_: lr}),
     ),
 )  # fmt: skip
 

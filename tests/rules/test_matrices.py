@@ -10,7 +10,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Trial, largest_difference
 from tests.rules.peers import Peer
-from tests.rules.runs import our_run
+from tests.rules.runs import OracleRun, our_run
 
 pytestmark = pytest.mark.peer
 
@@ -22,6 +22,10 @@ RELATIVE_FLOAT64 = 1e-12
 #: Vectors, a number, matrices that are tall, wide and square, and batches of them.
 SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 
+#: One row for what is composed, and those of them that 50 digits can compute: without LAPACK's decompositions.
+FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
+EXACT = tuple(peer for peer in FIRST if peer.composed not in ("shampoo", "soap", "galore"))
+
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("peer", MATRICES, ids=str)
@@ -30,6 +34,32 @@ def test_float64(peer: Peer, run: str) -> None:
     ours = our_run(peer.ours(), trial.params, peer.hyper, run)
     theirs = peer.start(trial.params, peer.hyper)
     assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("peer", EXACT, ids=lambda peer: peer.composed)
+def test_oracle(peer: Peer, run: str) -> None:
+    trial = Trial("float64", steps=5, shapes=((3,), (2, 3), (3, 2), (), (2, 1, 2, 2)))
+    ours = our_run(peer.ours(), trial.params, peer.hyper, run)
+    oracle = OracleRun(peer.ours(), trial.params, "mpmath", peer.hyper)
+    assert largest_difference(ours, oracle, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("peer", FIRST, ids=lambda peer: peer.composed)
+def test_all_zero(peer: Peer, run: str) -> None:
+    """Gradients of zero move nothing, and those that follow move everything."""
+    trial = Trial("float64", steps=4, shapes=SHAPES)
+    zeros = [np.zeros_like(p) for p in trial.params]
+    ours = our_run(peer.ours(), zeros, peer.hyper, run)
+    for _ in range(2):
+        ours.step(zeros, peer.hyper)
+        assert not any(p.any() for p in ours.params())
+    for grads, now in trial.moves(peer.hyper):
+        ours.step(grads, now)
+    for p in ours.params():
+        assert np.isfinite(p).all()
+        assert np.abs(p).max() > 1e-3 * peer.hyper["lr"]
 
 
 @pytest.mark.parametrize("peer", [peer for peer in MATRICES if peer.rounds], ids=str)
@@ -50,6 +80,13 @@ def test_an_embedding_goes_to_adamw(name: str) -> None:
     alone.step([np.ones((3, 3))])
     np.testing.assert_array_equal(optimizer.params[1], alone.params[0])
     assert not np.array_equal(optimizer.params[0], alone.params[0])
+
+
+@pytest.mark.parametrize(("name", "states"), [("shampoo", {"s"}), ("soap", {"m", "v"})])
+def test_a_vocabulary_has_no_square_state(name: str, states: set[str]) -> None:
+    optimizer = ReferenceOptimizer(rulec.load(name), [np.ones((10001, 1)), np.ones((1, 10001))])
+    optimizer.step([np.ones((10001, 1)), np.ones((1, 10001))])
+    assert [set(optimizer.state(i)) for i in range(2)] == [states, states]
 
 
 @pytest.mark.parametrize("run", RUNS)
