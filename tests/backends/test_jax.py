@@ -14,12 +14,13 @@ import rulec
 from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
-from rulec.errors import BackendUnavailable
+from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.testing import XLA, JaxKind, check_backend
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
 from rulec_backends.jax import JaxBackend, JaxKernel
+from tests.backends.elementwise import elementwise_rules
 
 ISSUE = ["sgd", "adamw", "lion", "radam"]
 
@@ -64,7 +65,7 @@ def table(program: Any, tensors: int, value: float = 0.5) -> Rows:
 def test_it_is_a_backend(wide: bool) -> None:
     dtypes = ["float64", "bfloat16"] if wide else ["float32", "float16"]
     report = check_backend("jax", rules=ISSUE, dtypes=dtypes)
-    assert (report.rules, report.refused, report.unmet) == (ISSUE, [], [])
+    assert (report.rules, report.refused, report.unmet, report.stages) == (ISSUE, [], [], False)
     assert list(JaxKind().dtypes) == ["float32", *(["float64"] if wide else []), "bfloat16", "float16"]
 
 
@@ -76,7 +77,21 @@ def test_rules_with_other_operations(name: str) -> None:
 @pytest.mark.slow
 def test_it_is_a_backend_for_every_rule() -> None:
     with jax.enable_x64(True):
-        assert check_backend("jax").rules == rulec.rules(wrappers=False)
+        report = check_backend("jax")
+    assert report.rules == elementwise_rules()
+    assert report.refused == [name for name in rulec.rules() if name not in report.rules]
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "prodigy", "transforms/clip_by_global_norm", "muon"])
+def test_programs_of_several_stages_are_refused_in_one_sentence(name: str) -> None:
+    rule = rulec.load(name)
+    program = compile(rule)
+    with pytest.raises(BackendUnsupported) as caught:
+        JaxBackend().emit(program, layout_for(program, "float32"))
+    assert str(caught.value) == (
+        f"backend 'jax' cannot express the reductions or matrix functions of rule {rule.name!r}: "
+        "choose another backend (`rulec doctor` lists them)"
+    )
 
 
 def test_the_code_reads_like_the_rule() -> None:
@@ -113,11 +128,11 @@ def test_parameters_and_states_are_donated_and_gradients_are_not() -> None:
     kernel, program = kernel_of("momentum")
     p, m, g, other = jnp.ones(4), jnp.zeros(4), jnp.ones(4), jnp.ones(3)
     call = kernel.bind([p, other], [{"m": m}, {"m": jnp.zeros(3)}])
-    params, states = call(0, [g], table(program, 2), tensors=[0])
+    params, states, _ = call(0, [g], table(program, 2), tensors=[0])
     assert (p.is_deleted(), m.is_deleted(), g.is_deleted()) == (True, True, False)
     assert params[1] is other
     assert not any(x.is_deleted() for x in (*params, *(s["m"] for s in states)))
-    params, _ = call(0, [g, jnp.ones(3)], table(program, 2))
+    params, *_ = call(0, [g, jnp.ones(3)], table(program, 2))
     assert [x.shape for x in params] == [(4,), (3,)]
 
 
@@ -128,13 +143,13 @@ def test_a_step_can_be_traced_inside_another_function() -> None:
     def step(p: Any, m: Any, v: Any, g: Any, scalars: Any) -> Any:
         call = kernel.bind([p], [{"m": m, "v": v}])
         rows = Rows(scalars, np.zeros(1, np.int64))
-        (new,), _ = call(0, [g], rows)
+        (new,), *_ = call(0, [g], rows)
         return new
 
     arrays = [jnp.linspace(1, 2, 5), jnp.zeros(5), jnp.zeros(5), jnp.ones(5)]
     rows = table(program, 1)
     inside = jax.jit(step)(*arrays, jnp.asarray(rows.table))
-    (outside,), _ = kernel.bind(arrays[:1], [{"m": arrays[1], "v": arrays[2]}])(0, arrays[3:], rows)
+    (outside,), *_ = kernel.bind(arrays[:1], [{"m": arrays[1], "v": arrays[2]}])(0, arrays[3:], rows)
     np.testing.assert_allclose(inside, outside, rtol=1e-6)
 
 
@@ -149,7 +164,7 @@ def test_float64_needs_64_bit_jax() -> None:
 def test_the_compute_dtype_is_the_layouts_in_64_bit_jax_too() -> None:
     with jax.enable_x64(True):
         kernel, program = kernel_of("sgd")
-        params, _ = kernel.bind([jnp.ones(3, jnp.float32)], [{}])(0, [jnp.ones(3, jnp.float32)], table(program, 1))
+        params, *_ = kernel.bind([jnp.ones(3, jnp.float32)], [{}])(0, [jnp.ones(3, jnp.float32)], table(program, 1))
         assert params[0].dtype == jnp.float32
 
 

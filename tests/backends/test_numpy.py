@@ -13,8 +13,10 @@ import rulec
 from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
-from rulec.errors import BackendUnsupported, TensorError
+from rulec.compiler.view import matrix_view
+from rulec.errors import BackendUnsupported, InternalError, TensorError
 from rulec.testing import NumpyKind, check_backend
+from rulec.testing.cases import loaded
 from rulec_backends.numpy import NumpyBackend, NumpyKernel
 from tests.backends import strict_arrays
 
@@ -57,9 +59,9 @@ def one_row(program: Any, value: float = 0.5) -> Rows:
 
 def test_it_is_a_backend() -> None:
     report = check_backend("numpy")
-    assert report.rules == rulec.rules(wrappers=False)
+    assert report.rules == rulec.rules()
     assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
-    assert (report.refused, report.unmet) == ([], [])
+    assert (report.refused, report.unmet, report.stages) == ([], [], True)
 
 
 def test_the_code_reads_like_the_rule() -> None:
@@ -117,6 +119,81 @@ def test_it_needs_no_warnings_switched_off() -> None:
     assert p[0] == -np.inf
 
 
+# Stages
+
+FACTORED = """\
+name: Factored
+view: {short: first}
+hyper: {lr: 0.1}
+state: {low: {init: 0, per: tensor}}
+step: |
+  r = sum(g**2, per="row")
+  c = max(g, per="col")
+  low = min(p) + 0.5*low
+  direction = where(r > c, g/r, p)*low
+"""
+
+FACTORED_SOURCE = '''\
+"""Factored by the numpy backend: p:f32 g:f32. Printed by rulec."""
+
+from rulec_backends.numpy_words import greatest
+from rulec_backends.numpy_words import least
+
+
+def stage_0(xp, real, p, g):
+    """Stage 0 of 2 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
+
+    `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
+    """
+    min_tensor = least(p)
+    r = xp.sum(g * g, axis=2, keepdims=True, dtype=xp.float64)
+    c = greatest(g, axis=1)
+    return {"min_tensor": min_tensor, "r": r, "c": c}
+
+
+def stage_1(xp, real, p, g, r_2, c_2, lr, low_new):
+    """Stage 1 of 2 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
+
+    `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
+    """
+    direction = xp.where(r_2 > c_2, g / r_2, p) * low_new
+    p_new = p - lr * direction
+    p[...] = p_new
+'''
+
+
+def test_every_stage_is_a_function_that_reads_like_the_rule() -> None:
+    program = compile(rulec.parse(FACTORED))
+    assert NumpyBackend().emit(program, layout_for(program, "float32")) == FACTORED_SOURCE
+
+
+def test_a_stage_sees_the_matrices_that_the_rule_sees() -> None:
+    kernel, program = kernel_of(rulec.parse(FACTORED))
+    p, g = np.ones((3, 2), np.float32), np.arange(6, dtype=np.float32).reshape(3, 2)
+    views = [matrix_view((3, 2), {"short": "first"})]
+    rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(1, np.int64))
+    call = kernel.bind([p], [{}], views)
+    reduced = call(0, [g], rows).reduced
+    assert reduced["r"][0].tolist() == [[[20.0], [35.0]]]
+    assert reduced["c"][0].tolist() == [[[1.0, 3.0, 5.0]]]
+    assert (reduced["min_tensor"].tolist(), p.tolist()) == ([1.0], [[1.0, 1.0]] * 3)
+    vectors = {"r_2": [np.array([4, 0.5], np.float32)], "c_2": [np.array([1, 2, 3], np.float32)]}
+    call(1, [g], rows, vectors)
+    # Rows of the matrices are columns in memory. In the first, where r > c: 1 - lr*low*g/r; elsewhere p*(1 - lr*low).
+    assert p.tolist() == [[1.0, 0.75], [0.875, 0.75], [0.75, 0.75]]
+
+
+def test_arrays_whose_matrices_are_no_view_are_refused() -> None:
+    kernel, program = kernel_of(rulec.parse(FACTORED))
+    rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(1, np.int64))
+    p = np.asfortranarray(np.ones((3, 2), np.float32))
+    call = kernel.bind([p], [{}], [matrix_view((3, 2), {"short": "first"})])
+    with pytest.raises(TensorError, match=r"an array of shape \(3, 2\) is not contiguous: pass np.ascontiguousarray"):
+        call(0, [np.ones((3, 2), np.float32)], rows)
+    with pytest.raises(InternalError, match="bound without their views"):
+        kernel.bind([p], [{}])(0, [np.ones((3, 2), np.float32)], rows)
+
+
 # Other libraries
 
 
@@ -134,7 +211,7 @@ class StrictKind(NumpyKind):
 
 
 def test_the_code_runs_on_arrays_that_only_follow_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = [name for name in rulec.rules(wrappers=False) if "cbrt" not in str(compile(rulec.load(name)).stages)]
+    rules = [name for name in rulec.rules() if "cbrt" not in str(compile(loaded(name)).stages)]
     monkeypatch.setattr(strict_arrays, "cbrt", strict_arrays.wrapped(np.cbrt), raising=False)
     monkeypatch.setattr(strict_arrays, "erf", strict_arrays.wrapped(strict_arrays.slow_erf), raising=False)
     report = check_backend("numpy", rules=rules[::3], arrays=StrictKind())

@@ -22,6 +22,7 @@ from rulec.testing import TorchKind, check_backend
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton_print import constant
 from rulec_backends.triton_words import WORDS, words_used
+from tests.backends.elementwise import elementwise_rules
 
 ISSUE = ["sgd", "adamw", "lion", "radam"]
 
@@ -40,17 +41,20 @@ def in_a_process(program: str, **environment: str) -> Any:
 def in_the_interpreter(rules: str, dtypes: str = "None") -> Any:
     call = f"check_backend('triton', rules={rules}, dtypes={dtypes})"
     program = f"import json, rulec\nfrom rulec.testing import check_backend\nr = {call}\n"
-    return in_a_process(f"{program}print(json.dumps([r.rules, r.dtypes, r.refused, r.unmet]))", TRITON_INTERPRET="1")
+    return in_a_process(
+        f"{program}print(json.dumps([r.rules, r.dtypes, r.refused, r.unmet, r.stages]))", TRITON_INTERPRET="1"
+    )
 
 
 def test_it_is_a_backend_in_the_interpreter() -> None:
     dtypes = ["float32", "float64", "bfloat16", "float16"]
-    assert in_the_interpreter(str(ISSUE)) == [ISSUE, dtypes, [], []]
+    assert in_the_interpreter(str(ISSUE)) == [ISSUE, dtypes, [], [], False]
 
 
 def test_every_rule_in_the_interpreter() -> None:
-    found = in_the_interpreter("rulec.rules(wrappers=False)", "['float32']")
-    assert found == [rulec.rules(wrappers=False), ["float32"], [], []]
+    accepted = elementwise_rules()
+    refused = [name for name in rulec.rules() if name not in accepted]
+    assert in_the_interpreter("None", "['float32']") == [accepted, ["float32"], refused, [], False]
 
 
 COMPILE = """
@@ -164,10 +168,16 @@ def test_numbers_keep_the_compute_dtype(value: float, compute: str, text: str) -
     assert constant(value, compute) == text
 
 
-def test_what_is_not_elementwise_is_refused() -> None:
-    program = compile(rulec.parse("name: Normed\nstep: |\n  direction = g/norm(g)\n"))
-    with pytest.raises(BackendUnsupported, match="backend 'triton' cannot express the reductions"):
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "prodigy", "transforms/clip_by_global_norm", "muon"])
+def test_programs_of_several_stages_are_refused_in_one_sentence(name: str) -> None:
+    rule = rulec.load(name)
+    program = compile(rule)
+    with pytest.raises(BackendUnsupported) as caught:
         TritonBackend().emit(program, layout_for(program, "float32"))
+    assert str(caught.value) == (
+        f"backend 'triton' cannot express the reductions or matrix functions of rule {rule.name!r}: "
+        "choose another backend (`rulec doctor` lists them)"
+    )
 
 
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +196,4 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.gpu
 def test_it_is_a_backend_on_a_gpu() -> None:
     report = check_backend("triton", arrays=TorchKind("cuda"))
-    assert (report.rules, report.unmet) == (rulec.rules(wrappers=False), [])
+    assert (report.rules, report.unmet) == (elementwise_rules(), [])
