@@ -20,6 +20,7 @@ from typing import cast
 
 from rulec.analysis.fact import Fact, Line
 from rulec.analysis.flow import Flow
+from rulec.analysis.regions import ZERO, range_of
 from rulec.language.node import Kind, Node, Op, name, walk
 
 #: The scale of this step's gradient.
@@ -142,7 +143,7 @@ class Degrees:
             return self._vanishes(self.flow.rule.state[str(value.arg)].init)
         if value.op is Op.NAME:
             hyper = self.flow.rule.hyper.get(str(value.arg))
-            free = hyper is not None and value.arg != "lr" and not hyper.static and hyper.min <= 0 and hyper.above < 0
+            free = hyper is not None and value.arg != "lr" and not hyper.static and ZERO in range_of(hyper)
             return str(value.arg) if free else None
         if value.op in (Op.MUL, Op.MATMUL):
             return self._vanishes(value.args[0]) or self._vanishes(value.args[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from rulec.analysis.flow import Flow
 from rulec.compiler.axes import AxisInference
@@ -82,8 +83,8 @@ def _formula(state: State, count: int = 1) -> str:
     """The bytes of so many states that are alike."""
     size = ITEM * count
     if state.shape is not None:
-        rows, cols = state.shape
-        return expression_text(node(Op.MUL, node(Op.MUL, const(size), rows), cols))
+        sides = [side for side in state.shape if side is not const(1)]
+        return expression_text(reduce(lambda left, right: node(Op.MUL, left, right), sides, const(size)))
     return f"{size}*{_PER[state.per]}" if state.per in ("row", "col") else f"{size} {_PER[state.per]}"
 
 

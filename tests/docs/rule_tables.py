@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rulec
-from rulec.backend.layout import ITEM_SIZE, kernel_buffers
-from rulec.language.document import read_document
+from rulec.analysis.flow import flow_of
+from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
 from rulec.language.library import library_folder
-from rulec.language.node import Op, walk
 from rulec.language.rule import Rule
 from tests.docs import peers
 from tests.docs.table import table
@@ -19,42 +19,54 @@ def _file_text(name: str) -> str:
     return (library_folder() / f"{name}.yaml").read_text()
 
 
-def _structure(name: str, rule: Rule) -> str:
-    """What the file says it is made of, or which of the two endings its step has."""
-    data = read_document(_file_text(name), name).data
-    for key, sign in (("plus", " + "), ("chain", " >> ")):
-        if key in data:
-            return f"`{sign.join(map(str, data[key]))}`"
-    return "assigns `p`" if rule.assigns_parameter else "`direction`"
-
-
-def moved_bytes(rule: Rule) -> tuple[int, int]:
-    """Bytes read and bytes written for each float32 parameter in a step, by the buffers a kernel loads and stores."""
-    program = rulec.compile(rule)
-    buffers = {b.name for b in kernel_buffers(program)}
-    read: set[str] = set()
-    written: set[str] = set()
-    for stage in program.stages:
-        read |= {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
-        written |= {s.buffer for s in stage.stores}
-    size = ITEM_SIZE["float32"]
-    return size * len(read & buffers), size * len(written & buffers)
-
-
 def rules() -> str:
-    """The library: where each rule comes from, what it remembers, and what a step of it moves."""
+    """The library: where each rule comes from, what it remembers and moves, and who else computes it."""
+    checks = peers.read()["rows"]
     rows = []
-    for name in rulec.rules(wrappers=False):
+    for name in rulec.rules():
         rule = rulec.load(name)
         source = f"[{rule.paper['authors']} {rule.paper['year']}]({rule.paper['url']})" if rule.paper else ""
-        program = rulec.compile(rule)
-        kept = sum(b.axes.elementwise for b in program.states)
-        read, written = moved_bytes(rule)
-        states = ", ".join(f"`{state}`" for state in rule.state)
         link = f"[`{name}`](#{_anchor(name)})"
-        rows.append([link, rule.summary, source, _structure(name, rule), states, f"{4 * kept}", f"{read} + {written}"])
-    head = ["rule", "what it does", "paper", "structure", "states", "state bytes", "bytes read + written"]
-    return table(head, rows)
+        rows.append(
+            [link, rule.summary, source, *(_wrapper(rule) if rule.wraps else _costs(rule)), *_checked(name, checks)]
+        )
+    head = ["rule", "what it does", "paper", "structure", "stages", "bytes moved", "states", "state bytes"]
+    return table([*head, "checked against", "difference"], rows)
+
+
+def _costs(rule: Rule) -> list[str]:
+    """Structure, stages, bytes moved, states and their bytes: derived from the rule's expressions and its program."""
+    flow, cost = flow_of(rule), cost_of(rule)
+    states = ", ".join(f"`{state}`" for state in rule.state)
+    structure = "matrix" if uses_matrices(flow) else scope_of(flow)
+    return [structure, str(cost.stages), f"{cost.read} + {cost.written}", states, f"`{bytes_text(flow.rule)}`"]
+
+
+def _wrapper(rule: Rule) -> list[str]:
+    """The same of a rule that is put around another, which brings the rest."""
+    states = ", ".join(f"`{state}`" for state in rule.state)
+    return ["wrapper", "", "", states, f"`{bytes_text(rule)}`"]
+
+
+#: Most implementations that a cell names.
+_MOST = 3
+
+
+def _checked(name: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who a rule was compared with, and the largest difference in float64."""
+    mine = [row for row in checks if name in _subjects(row["rule"])]
+    largest = max((row["float64_relative"] for row in mine), default=None)
+    others = list(dict.fromkeys(row["peer"] for row in mine))
+    shown = ", ".join(others[:_MOST]) + (" and others" if len(others) > _MOST else "")
+    return [shown, "" if largest is None else f"{largest:.1e}" if largest else "0"]
+
+
+def _subjects(composed: str) -> list[str]:
+    """The rules that a comparison is about: the transforms in it; else its rule, and how its weights decay."""
+    wrapper, around, _ = composed.partition("(")
+    names = [f"transforms/{wrapper}"] if around else re.split(r" >> | \+ ", composed)
+    pieces = [name for name in names if name.startswith("transforms/")]
+    return pieces or [f"transforms/{name}" if name in ("l2", "decay") else name for name in names]
 
 
 def _anchor(name: str) -> str:
@@ -77,12 +89,15 @@ def comparison() -> str:
         remark = row.get("remark", "")
         if "as_shipped" in row:
             remark += f" (with that rounding: {row['as_shipped']:.1e})"
-        wide, narrow = (f"{row[key]:{form}}" if row[key] else "0" for key, form in _DIFFERENCES.items())
-        rows.append([f"`{row['rule']}`", f"`{row['peer']}`", wide, narrow, remark])
+        wide, narrow = (_difference(row.get(key), form) for key, form in _DIFFERENCES.items())
+        rows.append([f"`{row['rule']}`", row["peer"], row["backend"], wide, narrow, remark.strip()])
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
-    head = ["rule", "compared with", "float64: relative", "float32: ulps", "remark"]
-    where = f"The largest of {found['steps']} steps, on the {found['backend']} backend, with {versions}."
-    return f"{table(head, rows)}\n\n{where}"
+    head = ["rule", "compared with", "run by", "float64: relative", "float32: ulps", "remark"]
+    return f"{table(head, rows)}\n\nThe largest of {found['steps']} steps, with {versions}."
+
+
+def _difference(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}" if value else "0"
 
 
 _DIFFERENCES = {"float64_relative": ".1e", "float32_ulps": ".1f"}

@@ -33,13 +33,13 @@ def test_every_maker_is_used() -> None:
 def test_comparison_is_of_these_rules() -> None:
     """Measured again with `python -m tests.docs.peers` when a rule, its peers or the values compared have changed."""
     rows = {(row["rule"], row["peer"]): row["digest"] for row in peers.read()["rows"]}
-    assert rows == {(peer.composed, peer.theirs): peers.digest(peer) for peer in PEERS}
+    assert rows == {(peer.composed, peer.theirs): peers.digest(peer) for peer in peers.rows()}
 
 
 def test_measured_differences_are_within_bounds() -> None:
     for row in peers.read()["rows"]:
         assert row["float64_relative"] <= RELATIVE_FLOAT64
-        assert row["float32_ulps"] <= ULPS_FLOAT32
+        assert row.get("float32_ulps", 0) <= ULPS_FLOAT32
 
 
 def test_one_row_measured_again() -> None:
