@@ -15,6 +15,9 @@ from rulec.language.source import did_you_mean
 #: Deepest nesting of files, each naming the next as a component.
 MAX_NESTING = 20
 
+#: Longest path of a rule file, in characters.
+MAX_PATH = 1000
+
 
 @functools.cache
 def library_folder() -> Path:
@@ -61,7 +64,13 @@ def load(name: str | Path) -> Rule:
     from rulec.language.composition import compose_text, is_composition
 
     text = str(name)
-    return compose_text(text, _load_one) if is_composition(text) else _load_one(text)
+    composed = not isinstance(name, Path) and is_composition(text) and not _is_file(text)
+    return compose_text(text, _load_one) if composed else _load_one(text)
+
+
+def _is_file(text: str) -> bool:
+    """Whether this is the path of a rule file that is there, whatever its name looks like."""
+    return text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
 
 
 def _load_one(name: str) -> Rule:

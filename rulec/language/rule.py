@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from keyword import iskeyword
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.errors import RuleError
@@ -15,8 +16,6 @@ from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.source import Span
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rulec.analysis import Analysis
 
 __all__ = [
@@ -229,6 +228,8 @@ class Rule:
         from rulec.language.wrap import wrap
 
         rule = self.bind(**bindings) if bindings else self
+        if isinstance(value, str | Path) and self.wraps:
+            raise RuleError(f"{self.name} wraps a rule, not a text: write rulec.load({f'{self.called}({value})'!r})")
         return wrap(rule, value) if isinstance(value, Rule) else call_rule(rule, value)
 
     @cached_property

@@ -38,6 +38,17 @@ def test_what_is_composed_can_still_be_compared() -> None:
     assert find_rule("l2 >> nadam").interop == rulec.load("nadam").interop
 
 
+def test_wrappers_files_and_bindings_are_composed_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PYTHON)
+    found = find_rule(f"clip_by_value(bound=0.5) >> lookahead({file}:one, k=3)")
+    wanted = rulec.load("clip_by_value").bind(bound=0.5) >> rulec.load("lookahead")(find_rule(str(file)), k=3)
+    assert found == wanted
+    assert not find_rule("lookahead(adam)").interop
+    with pytest.raises(RuleError, match=r"^<rule>:1:11: there is no rule 'adem'; did you mean 'adam'"):
+        find_rule("lookahead(adem)")
+
+
 def test_a_python_rule_is_found_by_its_name_or_as_the_only_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PYTHON)

@@ -79,6 +79,9 @@ def test_files_can_be_composed(tmp_path: Path) -> None:
     assert rulec.load(f"l2 >> {folder}/my_signum.yaml").step == (L2 >> signum).step
     assert rulec.load(f"lookahead({folder}/my_signum.yaml, k=3)").step == LOOKAHEAD(signum, k=3).step
     assert rulec.load(f"l2 >> '{folder}/two words.yaml'").step == (L2 >> rulec.load("transforms/sign")).step
+    odd = folder / "l2 >> (1).yaml"
+    odd.write_text(rulec.load("lion").to_yaml())
+    assert rulec.load(odd) == rulec.load(str(odd)) == rulec.load("lion")
     (folder / "all.yaml").write_text("name: R\nchain: [l2, 'lookahead(my_signum.yaml)']\n")
     assert rulec.load(folder / "all.yaml").step == (L2 >> LOOKAHEAD(signum)).step
 

@@ -274,3 +274,27 @@ def test_python_wrappers_are_those_of_files() -> None:
 def test_a_python_wrapper_s_own_function_runs_on_arrays() -> None:
     d = np.array([1.0, -1.0])
     np.testing.assert_array_equal(careful.function(np.array([2.0, 2.0]), lambda g: d), [1.0, 0.0])
+
+
+def test_a_wrapper_may_use_rules_of_its_own() -> None:
+    rule = wrapper("direction = inner(clip_by_value(g))", "uses: [clip_by_value]\n")
+    assert rulec.parse(rule.to_yaml()) == rule
+    np.testing.assert_array_equal(
+        steps_of(rule(ADAM), bound=0.5), steps_of(rulec.load("clip_by_value") >> ADAM, bound=0.5)
+    )
+
+
+def test_skipping_looks_at_what_the_rule_is_called_with() -> None:
+    skipping = rulec.parse("name: Skipping\nskip: sum(g) > 1\nstep: |\n  direction = g\n")
+    rule = wrapper("direction = inner(g/2)")(skipping)
+    for size, moved in ((0.4, True), (0.6, True), (0.8, False)):
+        optimizer = ReferenceOptimizer(rule, [np.zeros(3)])
+        optimizer.step([np.full(3, size)])
+        assert optimizer.params[0].any() == moved
+
+
+def test_a_text_is_no_rule() -> None:
+    with pytest.raises(
+        RuleError, match=r"^Lookahead wraps a rule, not a text: write rulec\.load\('lookahead\(adamw\)'\)$"
+    ):
+        LOOKAHEAD("adamw")
