@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
+from tests.rules.measure import ALL_DIMENSIONS, STEPS, Trial, largest_difference
 from tests.rules.peers import Peer
 from tests.rules.reducing import REDUCING
 from tests.rules.runs import Array, Hyper, OracleRun, our_run
@@ -18,6 +18,9 @@ pytestmark = pytest.mark.peer
 RUNS = ("reference", "numpy", "cpu")
 
 RELATIVE_FLOAT64 = 1e-12
+
+#: Half an ulp a step, as for the elementwise rules.
+ULPS_FLOAT32 = STEPS / 2
 
 #: One row for what is composed.
 FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
@@ -48,6 +51,15 @@ def test_float64(peer: Peer, kind: type[Trial], run: str) -> None:
     ours = our_run(peer.ours(), trial.params, peer.hyper, run)
     theirs = peer.start(trial.params, peer.hyper)
     assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("backend", RUNS[1:])
+@pytest.mark.parametrize("peer", REDUCING, ids=str)
+def test_float32(peer: Peer, backend: str) -> None:
+    trial = Trial("float32", shapes=ALL_DIMENSIONS)
+    ours = our_run(peer.ours(), trial.params, peer.hyper, backend)
+    theirs = peer.start(trial.params, peer.hyper)
+    assert largest_difference(ours, theirs, trial, peer.hyper).ulps <= ULPS_FLOAT32
 
 
 @pytest.mark.parametrize("run", RUNS)
