@@ -86,9 +86,11 @@ class NumpyArrays:
     ) -> Callable[[Sequence[Any]], Sequence[Array]]:
         """A function that gives the same gradients, or TensorError where one does not fit its parameter."""
 
+        wanted = numpy_dtype(dtype)
+
         def check(grads: Sequence[Any]) -> Sequence[Array]:
             for grad, param, name in zip(grads, params, names, strict=True):
-                _check_gradient(grad, param, dtype, name)
+                _check_gradient(grad, param, wanted, name)
             self._check_apart(grads, names)
             return grads
 
@@ -167,12 +169,12 @@ def _initialise(
         state[...] = spec.number(hyper, facts)
 
 
-def _check_gradient(grad: Any, param: Array, dtype: str, name: str) -> None:
+def _check_gradient(grad: Any, param: Array, dtype: np.dtype[Any], name: str) -> None:
     if not isinstance(grad, np.ndarray):
         raise TensorError(f"the gradient of {name} is a {type(grad).__name__}, not a NumPy array")
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {grad.shape}, its parameter {param.shape}")
-    if grad.dtype.name != dtype or not grad.dtype.isnative:
+    if grad.dtype != dtype:
         raise TensorError(f"the gradient of {name} has dtype {grad.dtype}, where {dtype} is expected")
     given, wanted = grad.flags, param.flags
     if not ((given.c_contiguous and wanted.c_contiguous) or (given.f_contiguous and wanted.f_contiguous)):

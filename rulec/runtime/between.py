@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -47,25 +47,31 @@ class Join:
 Joining = Generator[Join, Array, None]
 
 
-@dataclass
-class Surroundings:
-    """Where a launch's values come from.
+class Surroundings(Protocol):
+    """Where a launch's values come from: those of each tensor fired, by its place among them.
 
-    `numbers` gives the value of a narrow buffer for each tensor fired, `matrices` the array of a buffer of tensor
-    number i of those fired, `(batch, rows, cols)` in the compute dtype. `table` has a row for each tensor fired.
+    `table` has a row of scalars for each tensor; `functions` are the matrix functions.
     """
 
-    numbers: Callable[[str], Array]
-    matrices: Callable[[str, int], Array]
-    table: Array
-    groups: Array
-    hyper: Callable[[int], Mapping[str, float]]
-    facts: Sequence[Mapping[str, float]]
-    tensor_numbers: Sequence[int]
-    compute: str
-    seed: int
-    functions: Mapping[Op, Callable[..., Array]]
-    owner: Any = None
+    @property
+    def groups(self) -> Array: ...
+    @property
+    def table(self) -> Array: ...
+    @property
+    def compute(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def functions(self) -> Mapping[Op, Callable[..., Any]]: ...
+
+    def __len__(self) -> int: ...
+    def numbers(self, buffer: str) -> Any: ...
+    def matrices(self, buffer: str, i: int) -> Array: ...
+    def facts(self, i: int) -> Mapping[str, float]: ...
+    def hyper(self, i: int) -> Mapping[str, float]: ...
+    def tensor_number(self, i: int) -> int: ...
 
 
 @dataclass
@@ -80,7 +86,7 @@ class Between:
     @property
     def count(self) -> int:
         """How many tensors are fired."""
-        return len(self.around.facts)
+        return len(self.around)
 
     def work_out(self, gap: Gap) -> Joining:
         """Everything of a gap."""
@@ -153,17 +159,17 @@ class Between:
 
     def _random(self, value: Node, i: int) -> Array:
         draw, *sizes = cast(tuple[Any, ...], value.arg)
-        facts, hyper = self.around.facts[i], self.around.hyper(i)
+        facts, hyper = self.around.facts(i), self.around.hyper(i)
         extents = [int(evaluate_once(x, hyper, facts, {})) for x in sizes]
         count, at = int(np.prod(extents)), self._number(self.values[value.args[0]], i)
         position = {
-            "seed": self.around.seed, "tensor": self.around.tensor_numbers[i], "draw": int(draw), "step": int(at)
+            "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": int(at)
         }  # fmt: skip
         if value.op is Op.NORMAL:
             made = random.normal(count, **position)
         else:
             made = random.uniform(random.stream(count, **position))
-        return made.reshape(1, *extents).astype(self.around.compute)
+        return cast(Array, made.reshape(1, *extents).astype(self.around.compute))
 
     # Reductions
 

@@ -25,10 +25,12 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
 from rulec.runtime.counts import Counts
-from rulec.runtime.launch import Launch, Part, run
+from rulec.runtime.launch import Launch
+from rulec.runtime.part import Part
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers
 from rulec.runtime.state import state_specs
+from rulec.runtime.step import run
 
 __all__ = ["Engine", "Launch", "default_hyper", "run"]
 

@@ -40,6 +40,8 @@ class Plan:
                 wanted += [s.value for s in program.finish if not _needs(s.value, stage)]
             gaps.append(_gap(wanted, done))
         self.gaps = (*gaps, _gap([s.value for s in program.finish], done))
+        #: What is worked out after the last stage.
+        self.after = frozenset(self.gaps[-1].values)
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins

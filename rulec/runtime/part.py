@@ -1,0 +1,95 @@
+"""The tensors of a bucket that fire together, worked out once for each set of tensors and used in many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rulec.runtime.bucket import Bucket, Tensor
+
+#: Tensors whose scratch is larger than this many elements together are updated one portion after the other.
+_LARGE = 1 << 22
+
+
+class Portion:
+    """Tensors of a part that go through all stages of a step together; `places` are theirs in the part, None for all.
+
+    `positions` are their places in the bucket.
+    """
+
+    def __init__(self, part: Part, places: list[int] | None) -> None:
+        self.bucket, self.places = part.bucket, places
+        all_positions = part.positions if part.positions is not None else range(len(part.bucket.tensors))
+        self.positions = [*all_positions] if places is None else [all_positions[i] for i in places]
+        self.fired = part.positions if places is None else self.positions
+        self.at = np.array(self.positions, np.int64)
+        self.groups = part.bucket.groups[self.at]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def pick(self, found: Sequence[Any]) -> Sequence[Any]:
+        """What belongs to these tensors among things of all tensors of the part."""
+        return found if self.places is None else [found[i] for i in self.places]
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensors."""
+        return [self.bucket.tensors[i] for i in self.positions]
+
+    @cached_property
+    def index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """For every tensor of the bucket its row in a table that has one for each of these, in order."""
+        index = np.zeros(len(self.bucket.tensors), np.int64)
+        index[self.at] = np.arange(len(self.at))
+        return index
+
+    @cached_property
+    def every_group_once(self) -> tuple[Any, Any]:
+        """The groups of these tensors, each once, and the first tensor of each."""
+        return np.unique(self.groups, return_index=True)
+
+
+@dataclass
+class Part:
+    """The tensors of one bucket that fire together.
+
+    `positions` are theirs in the bucket, None for all of it in order; `pick` takes their gradients out of those of the
+    whole step, None where they are all of it; `check` gives gradients as kernels can read them.
+    """
+
+    bucket: Bucket
+    positions: list[int] | None
+    fired: Any
+    pick: Callable[[Sequence[Any]], Sequence[Any]] | None
+    check: Callable[[Sequence[Any]], Sequence[Any]]
+    _portions: dict[bool, list[Portion]] = field(default_factory=dict, repr=False)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that fire."""
+        return self.bucket.tensors if self.positions is None else [self.bucket.tensors[i] for i in self.positions]
+
+    def portions(self, cut: bool) -> list[Portion]:
+        """The tensors as one portion, or cut into several that are not large."""
+        found = self._portions.get(cut)
+        if found is None:
+            places = [*self._cut()] if cut else [None]
+            found = [Portion(self, None if len(places) == 1 else own) for own in places]
+            self._portions[cut] = found
+        return found
+
+    def _cut(self) -> Iterator[list[int]]:
+        portion: list[int] = []
+        size = 0
+        for place, tensor in enumerate(self.tensors):
+            if portion and size + tensor.numel > _LARGE:
+                yield portion
+                portion, size = [], 0
+            portion.append(place)
+            size += tensor.numel
+        yield portion

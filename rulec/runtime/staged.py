@@ -1,0 +1,259 @@
+"""A launch of several stages: kernels, and what is worked out before each of them and after the last."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Result, Stage
+from rulec.errors import PartialUpdate
+from rulec.language.node import Op
+from rulec.runtime.between import Between, Joining
+from rulec.runtime.launch import Launch
+from rulec.runtime.part import Portion
+
+Array = np.ndarray[Any, Any]
+
+
+class Staged:
+    """The run of a launch of several stages.
+
+    Where what is made on the way is large and no tensor needs another, tensors are updated portion by portion, so that
+    the scratch of one is that of the next.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
+        self.wrote = False
+
+    def run(self) -> Joining:
+        """Writes everything; PartialUpdate where it fails after some of it. Yields where others must come as far."""
+        portions = self.launch.part.portions(self.plan.large and self.plan.alone)
+        try:
+            for portion in portions:
+                yield from self._portion(portion)
+        except Exception as error:
+            if not self.wrote:
+                raise
+            names = ", ".join(t.name for t in portions[0].tensors[:5])
+            raise PartialUpdate(f"a step failed after some of {names} were updated: {error}") from error
+
+    def _portion(self, portion: Portion) -> Joining:
+        launch, plan, stages = self.launch, self.plan, self.program.stages
+        values = PortionValues(launch, portion)
+        between = Between(plan, values)
+        last = len(stages) - 1
+        for index, stage in enumerate(stages):
+            yield from between.work_out(plan.gaps[index])
+            self._give(stage, values, between)
+            if index < last:
+                self.wrote = self.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
+                reduced = launch.kernel(index, values.rows, portion.fired, values.grads, values.scratch)
+                between.reduced.update(reduced)
+        stays = self._stays(between)
+        finished = self._finished(between, before=True)
+        if stays is None:
+            self.wrote = True
+            reduced = launch.kernel(last, values.rows, portion.fired, values.grads, values.scratch)
+        else:
+            reduced = self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
+        between.reduced.update(reduced)
+        yield from between.work_out(plan.gaps[-1])
+        self._finish(portion, stays, finished + self._finished(between, before=False))
+        self._keep_scalars(portion, stays)
+
+    def _last_of_some(self, values: PortionValues, kept: list[int]) -> Mapping[str, Any]:
+        """The last stage for those tensors alone that do not skip the step."""
+        if not kept:
+            return {}
+        self.wrote = True
+        grads = [values.grads[i] for i in kept]
+        scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
+        fired = [values.portion.positions[i] for i in kept]
+        return self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
+
+    # What kernels are given
+
+    def _give(self, stage: Stage, values: PortionValues, between: Between) -> None:
+        """Fills in the late columns of a stage, and hands its vectors over."""
+        for column in stage.columns:
+            values.rows.table[:, column] = between.values[self.program.columns[column].value]
+        for name in stage.vectors:
+            result = self.program.result(name)
+            values.scratch[name] = values.vectors(result, between.values[result.value])
+
+    # What is written
+
+    def _stays(self, between: Between) -> Array | None:
+        """Which tensors skip the step; None where none does."""
+        if self.program.skip is None:
+            return None
+        found = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
+        return found if found.any() else None
+
+    def _finished(self, between: Between, before: bool) -> list[tuple[str, Any]]:
+        """The new values of what is narrower than a parameter, known before the last kernel or after it alone."""
+        after = self.plan.after
+        wanted = [s for s in self.program.finish if (s.value not in after) == before]
+        # One that is another state's old value must be taken before that is written.
+        return [
+            (s.buffer, _copied(between.values[s.value]) if s.value.op is Op.LOAD else between.values[s.value])
+            for s in wanted
+        ]
+
+    def _finish(self, portion: Portion, stays: Array | None, finished: Sequence[tuple[str, Any]]) -> None:
+        states = portion.bucket.states
+        kept = range(len(portion)) if stays is None else [int(i) for i in np.flatnonzero(~stays)]
+        for buffer, value in finished:
+            if buffer in states[portion.positions[0]]:
+                for i in kept:
+                    self._write(portion, i, buffer, value[i])
+            elif stays is None:
+                self.launch.keep_number(buffer, portion.at, value)
+            elif kept:
+                self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
+
+    def _write(self, portion: Portion, i: int, buffer: str, value: Array) -> None:
+        state, view = portion.bucket.states[portion.positions[i]][buffer], portion.tensors[i].view
+        shape = tuple(state.shape)
+        self.launch.engine.arrays.write(state, np.broadcast_to(value, (view.batch, *shape[-2:])).reshape(shape))
+
+    def _keep_scalars(self, portion: Portion, stays: Array | None) -> None:
+        """The states of the scalar program; what was skipped keeps its own, and its count."""
+        launch = self.launch
+        kept = slice(None) if stays is None else ~stays
+        for state, values in launch.scalar_states.items():
+            own = values if portion.places is None else values[portion.places]
+            if stays is None or not stays.all():
+                launch.keep_number(state, portion.at[kept], own[kept])
+        if stays is None:
+            return
+        portion.bucket.counts.advance(portion.at[stays], -1)
+        launch.engine.skipped += int(stays.sum())
+        names = ", ".join(t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay)
+        warnings.warn(
+            f"{launch.name} skipped the step of {names[:80]}: its skip was true; parameters, states and counts are as "
+            f"before",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+class PortionValues:
+    """Where the values of one portion come from: its tensors, states, gradients, inputs and rows of the table.
+
+    It also holds what its kernels are given: `rows`, `grads` and `scratch`.
+    """
+
+    def __init__(self, launch: Launch, portion: Portion) -> None:
+        self.launch, self.portion = launch, portion
+        self.program, self.layout = launch.version.program, launch.version.layout
+        self.compute, self.seed, self.owner = self.layout.compute, launch.engine.seed, launch.engine
+        self.arrays = launch.engine.arrays
+        self.functions = self.arrays.matrix_functions
+        self.groups = portion.groups
+        self.grads = portion.pick(launch.grads)
+        self.rows = self._rows()
+        self.scratch: dict[str, Any] = {}
+        if launch.inputs or launch.version.plan.scratch:
+            self._allot()
+        self._table: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.portion)
+
+    def _rows(self) -> Rows:
+        """The rows of these tensors: each its own where late columns are to be filled in."""
+        rows = self.launch.rows
+        if not self.program.late:
+            return rows
+        table = np.zeros((len(self.portion), len(self.program.columns)))
+        table[:, : rows.table.shape[1]] = rows.table[rows.index[self.portion.at]]
+        return Rows(table, self.portion.index)
+
+    def _allot(self) -> None:
+        """Scratch buffers and inputs."""
+        engine, positions = self.launch.engine, self.portion.positions
+        for name in self.launch.version.plan.scratch:
+            dtype = self.layout.dtype(name)
+            params = [self.portion.bucket.params[i] for i in positions]
+            self.scratch[name] = [engine.scratch((name, i), p, dtype) for i, p in enumerate(params)]
+        for name, value in self.launch.inputs.items():
+            if not isinstance(value, float):
+                self.scratch[name] = self.portion.pick(value)
+
+    @property
+    def table(self) -> Array:
+        """The row of each tensor."""
+        if self._table is None:
+            rows = self.rows
+            self._table = rows.table if self.program.late else rows.table[rows.index[self.portion.at]]
+        return self._table
+
+    def facts(self, i: int) -> Mapping[str, float]:
+        """The shape facts of a tensor."""
+        return self.portion.bucket.facts[self.portion.positions[i]]
+
+    def hyper(self, i: int) -> Mapping[str, float]:
+        """The hyper-parameters of a tensor."""
+        group = self.groups[i]
+        return {name: values[group] for name, values in self.launch.engine.named.items()}
+
+    def tensor_number(self, i: int) -> int:
+        """What tells a tensor's random numbers from others'."""
+        return self.portion.tensors[i].number
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a buffer that is a number, for each tensor."""
+        bucket, engine = self.portion.bucket, self.launch.engine
+        if buffer in self.launch.inputs:
+            return np.float64(self.launch.inputs[buffer])
+        if buffer in bucket.scalar_states:
+            return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
+        shared = engine.shared[buffer]
+        return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
+
+    def matrices(self, buffer: str, i: int) -> Array:
+        """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
+        tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
+        found = self.arrays.numbers(self._stored(buffer, i))
+        if buffer == "g" and self.layout.maximize:
+            found = -found
+        if axes.elementwise:
+            found = tensor.view.matrices(found)
+        else:
+            found = found.reshape(tensor.view.batch, *found.shape[-2:])
+        return found.astype(self.compute if {"i", "j"} <= set(axes.letters) else np.float64, copy=False)
+
+    def _stored(self, buffer: str, i: int) -> Any:
+        if buffer == "g":
+            return self.grads[i]
+        if buffer == "p":
+            return self.portion.tensors[i].array
+        return self.scratch[buffer][i] if buffer in self.scratch else self._states(i)[buffer]
+
+    def _states(self, i: int) -> dict[str, Any]:
+        return self.portion.bucket.states[self.portion.positions[i]]
+
+    def vectors(self, result: Result, found: Sequence[Array]) -> list[Any]:
+        """A result as kernels read it: contiguous, in the compute dtype, in the order of memory."""
+        # A view of what the kernel writes must not be read by it at the same time.
+        copy = True if result.value.op in (Op.LOAD, Op.TRANSPOSE) else None
+        made = []
+        for array, tensor in zip(found, self.portion.tensors, strict=True):
+            view = tensor.view
+            rows = 1 if result.axes.rows is None else view.rows
+            cols = 1 if result.axes.cols is None else view.cols
+            array = np.broadcast_to(array, (view.batch, rows, cols))
+            if result.axes.elementwise:
+                array = view.tensor(array)
+            made.append(self.arrays.wrapped(np.array(array, self.compute, order="C", copy=copy)))
+        return made
+
+
+def _copied(value: Any) -> Any:
+    return [np.array(x) for x in value] if isinstance(value, list) else np.array(value)

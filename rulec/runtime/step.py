@@ -1,0 +1,100 @@
+"""The loop of a step: launch by launch, or all together from one shared reduction to the next."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rulec.backend.layout import traffic
+from rulec.errors import PartialUpdate, RuleError
+from rulec.runtime.between import Join, Joining, joined
+from rulec.runtime.debug import LEVEL
+from rulec.runtime.launch import Launch
+from rulec.runtime.staged import Staged
+
+
+def run(launches: Sequence[Launch]) -> None:
+    """Writes what is ready, of one engine or several, together where one needs what the others have.
+
+    PartialUpdate where a later launch fails after an earlier one has written.
+    """
+    joining = [launch for launch in launches if not launch.version.plan.alone]
+    done: list[Launch] = []
+    try:
+        if joining:
+            _run_together(joining, done)
+        for launch in launches:
+            if launch.version.plan.alone:
+                for _ in _written(launch):
+                    raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
+                done.append(launch)
+    except Exception as error:
+        if not done or isinstance(error, PartialUpdate):
+            raise
+        names = [t.name for earlier in done for t in earlier.part.tensors]
+        raise PartialUpdate(
+            f"a step failed after {len(names)} tensors were updated ({', '.join(names[:5])}...): {error}"
+        ) from error
+
+
+def _written(launch: Launch) -> Joining:
+    """Writes a launch. Yields where others must come as far."""
+    bucket, part = launch.part.bucket, launch.part
+    # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
+    bucket.counts.advance(part.fired)
+    begin = time.perf_counter() if LEVEL else 0.0
+    try:
+        if launch.version.plan.staged:
+            yield from Staged(launch).run()
+        else:
+            launch.kernel(0, launch.rows, part.positions, launch.grads, None)
+            for state, values in launch.scalar_states.items():
+                launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
+    except BaseException:
+        bucket.counts.advance(part.fired, -1)
+        raise
+    if LEVEL:
+        _report(launch, time.perf_counter() - begin)
+
+
+def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
+    """Runs launches that share reductions, each from one of these to the next."""
+    shared = {tuple((n.op, n.arg) for n in launch.version.program.joins) for launch in launches}
+    if len(shared) > 1:
+        raise _differ(launches)
+    running = [_written(launch) for launch in launches]
+    waiting: list[Join | None] = [next(steps, None) for steps in running]
+    try:
+        while any(waiting):
+            joins = [join for join in waiting if join is not None]
+            if len(joins) < len(waiting) or len({(j.place, j.op, j.level) for j in joins}) > 1:
+                raise _differ(launches)
+            results = joined(joins)
+            waiting = []
+            for launch, steps, result in zip(launches, running, results, strict=True):
+                try:
+                    waiting.append(steps.send(result))
+                except StopIteration:
+                    waiting.append(None)
+                    done.append(launch)
+    finally:
+        for steps in running:
+            steps.close()
+
+
+def _differ(launches: Sequence[Launch]) -> RuleError:
+    return RuleError(
+        f"the tensors of {launches[0].name} do not all have the same values across the model: reduce per group and per "
+        f"model outside of branches on the shape"
+    )
+
+
+def _report(launch: Launch, seconds: float) -> None:
+    bucket = launch.part.bucket
+    where = f"{launch.name} by {bucket.backend.name} on {bucket.device}, {bucket.layout.text()}"
+    line = f"rulec: {where}: {len(launch.grads)} tensors"
+    if LEVEL >= 2:
+        moved = sum(t.numel for t in launch.part.tensors) * sum(traffic(launch.version.program, bucket.layout))
+        line += f", {seconds * 1e6:.1f} us, {moved / seconds / 1e9:.1f} GB/s"
+    print(line, file=sys.stderr)
