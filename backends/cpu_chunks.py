@@ -19,8 +19,8 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
 CHUNK = 32768
-#: Columns in a chunk of a matrix of many rows: sums of so many columns stay in the nearest cache.
-WIDEST = 4096
+#: Columns in a chunk of a matrix of many rows whose columns are reduced: sums of so many stay in a near cache.
+WIDEST = 16384
 #: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
 LEAST_ROWS = 64
 #: Chunks one above the other in one matrix, at most, for the same reason.
@@ -73,12 +73,14 @@ def flat_chunks(sizes: Sequence[int], columns: int = 3) -> Chunks:
 class Matrices:
     """A tensor as it lies in memory: `batch` matrices of `height` rows, `width` neighbouring elements each.
 
-    A chunk has several whole matrices, or `lines` rows of one of them, `block` columns of each.
+    A chunk has several whole matrices, or `lines` rows of one of them, `block` columns of each. Chunks are `tall` for a
+    stage that reduces columns.
     """
 
     batch: int
     height: int
     width: int
+    tall: bool = True
 
     @property
     def size(self) -> int:
@@ -87,13 +89,15 @@ class Matrices:
     @property
     def block(self) -> int:
         """The columns of a chunk."""
-        most = max(WIDEST, CHUNK // max(self.height, 1))
+        most = max(WIDEST, CHUNK // max(self.height, 1)) if self.tall else CHUNK
         return self.width if self.width <= most else _even(self.width, most, 64)
 
     @property
     def lines(self) -> int:
         """The rows of a chunk."""
-        enough = max(LEAST_ROWS, CHUNK // max(self.block, 1), -(-self.height // MOST_PIECES))
+        enough = CHUNK // max(self.block, 1)
+        if self.tall:
+            enough = max(enough, LEAST_ROWS, -(-self.height // MOST_PIECES))
         return self.height if self.height <= enough else _even(self.height, enough, 1)
 
     @property

@@ -7,12 +7,16 @@ and runs nothing but the kernel.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rulec.errors import InternalError
 
 ENTRY = "rulec_kernel"
+
+_NEWEST_LLVM = 22
 
 
 def architecture() -> str:
@@ -32,12 +36,35 @@ def compile_text(source: str, path: Path) -> str:
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     kernel = namespace["kernel"]
     try:
-        kernel.compile((int64,))
+        with _wide_vectors() if "accumulate" in namespace else nullcontext():
+            kernel.compile((int64,))
     except NumbaError as error:
         raise InternalError(f"Numba does not compile the kernel that rulec printed to {path}: {error}") from error
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name
     return f"{kernel.inspect_llvm(signature)}\n{_entry(native)}"
+
+
+@contextmanager
+def _wide_vectors() -> Iterator[None]:
+    """Inside, LLVM counts a loop's lanes by its narrowest numbers instead of its widest.
+
+    The sums of a kernel are float64; everything else would be done in vectors of half the width because of them. The
+    option is LLVM's own and there is one for the process, so Numba's compilers wait meanwhile; llvmlite's LLVM is used
+    by nobody else. An LLVM that does not know an option ends the process: newer ones than were tried are not asked.
+    """
+    import llvmlite.binding as llvm
+    from numba.core.compiler_lock import global_compiler_lock
+
+    if llvm.llvm_version_info[0] > _NEWEST_LLVM:
+        yield
+        return
+    with global_compiler_lock:
+        llvm.set_option("rulec", "-vectorizer-maximize-bandwidth=true")
+        try:
+            yield
+        finally:
+            llvm.set_option("rulec", "-vectorizer-maximize-bandwidth=false")
 
 
 def _entry(native: str) -> str:

@@ -12,7 +12,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
 from .cpu_chunks import Chunks, Matrices, Table, flat_chunks, matrix_chunks
-from .cpu_plan import COL, ELEMENT, MATRIX, ROW, TENSOR, address_lines, chunk_columns, is_shaped, moving_lines, place
+from .cpu_plan import COL, ROW, TENSOR, address_lines, chunk_columns, is_shaped, moving_lines, place
 from .cpu_slots import LineSlots, TensorSlots
 
 
@@ -58,39 +58,53 @@ class Planner:
         self.columns = chunk_columns(program, layout)
         if self.columns > 3 and len(views) != len(sizes):
             raise InternalError(f"{program.name} sees matrices: bind its cpu kernel with a view of each tensor")
-        self.matrices = [_matrices(view, layout) for view in views] if self.columns > 3 else []
-        self._flat = flat_chunks(sizes, self.columns)
-        self._shaped = self._flat if flat or not self.matrices else matrix_chunks(self.matrices)
+        self._views = views if self.columns > 3 else ()
+        self._only_flat = flat
+        self._cuts: dict[str, tuple[Chunks, list[Matrices]]] = {}
 
     def work(self, stage: Stage) -> Work:
         """What a stage needs."""
-        chunks = self._shaped if is_shaped(self.program, stage, self.layout) else self._flat
+        chunks, matrices = self._cut(stage)
         everything = tuple(range(len(self.sizes)))
         spans = chunks.spans(everything)
         moving = [Moving(name, self.lines.index(name), self._bytes(name)) for name in moving_lines(self.program, stage)]
-        slots = {r.name: self._slots(r, chunks) for r in stage.reduces}
+        slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
         return Work(chunks, spans, moving, slots, (everything, spans))
 
-    def _slots(self, reduction: Result, chunks: Chunks) -> TensorSlots | LineSlots:
+    def _cut(self, stage: Stage) -> tuple[Chunks, list[Matrices]]:
+        """A stage's chunks, and the matrices that they are of; stages that are cut alike share them."""
+        tall = any(place(r.axes, self.layout) == COL for r in stage.reduces)
+        shaped = is_shaped(self.program, stage, self.layout)
+        kind = ("tall" if tall else "wide") if shaped else "flat"
+        if kind not in self._cuts:
+            matrices = [_matrices(view, self.layout, tall) for view in self._views]
+            flat = self._only_flat or not shaped
+            chunks = flat_chunks(self.sizes, self.columns) if flat else matrix_chunks(matrices)
+            self._cuts[kind] = (chunks, matrices)
+        return self._cuts[kind]
+
+    def _slots(self, reduction: Result, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
         op, where = reduction.value.op, place(reduction.axes, self.layout)
         if where == TENSOR:
             return TensorSlots(op, chunks)
-        return LineSlots(op, self.matrices, rows=where == ROW, as_rows="i" in reduction.axes.letters)
+        return LineSlots(op, matrices, rows=where == ROW, as_rows="i" in reduction.axes.letters)
 
     def _bytes(self, name: str) -> list[int]:
         """The bytes of what a line of the address table leads to, for each tensor."""
         vector = next((v for v in self.program.vectors if v.name == name), None)
         if vector is None:
             return [ITEM_SIZE[self.layout.dtype(name)] * size for size in self.sizes]
-        item, where = ITEM_SIZE[self.layout.compute], place(vector.axes, self.layout)
-        if where == ELEMENT:
+        letters, item = set(vector.axes.letters), ITEM_SIZE[self.layout.compute]
+        if {"i", "j"} <= letters:
             return [item * size for size in self.sizes]
-        return [item * {ROW: t.batch * t.height, COL: t.batch * t.width, MATRIX: t.batch}[where] for t in self.matrices]
+        return [
+            item * v.batch * (v.rows if "i" in letters else 1) * (v.cols if "j" in letters else 1) for v in self._views
+        ]
 
 
-def _matrices(view: MatrixView, layout: Layout) -> Matrices:
+def _matrices(view: MatrixView, layout: Layout, tall: bool) -> Matrices:
     """A tensor as it lies in memory."""
     if view.transposed != layout.transposed:
         raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
     height, width = (view.cols, view.rows) if layout.transposed else (view.rows, view.cols)
-    return Matrices(view.batch, height, width)
+    return Matrices(view.batch, height, width, tall)
