@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import rulec
 from rulec import Rule
+from rulec.array import Optimizer
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.node import Kind, walk
 from tests.compiler.plain import Array, PlainRun
@@ -38,7 +39,21 @@ def by_reference(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array
     return found
 
 
-SIDES: dict[str, Side] = {"reference": by_reference}
+def by_backend(name: str) -> Side:
+    """The compiled rule by a backend, on float64 arrays."""
+
+    def run(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array]:
+        now, found = param.copy(), []
+        optimizer = Optimizer(rule, [now], backend=name)
+        for g in grads:
+            optimizer.step([g])
+            found.append(now.copy())
+        return found
+
+    return run
+
+
+SIDES: dict[str, Side] = {"reference": by_reference, "numpy": by_backend("numpy"), "cpu": by_backend("cpu")}
 
 
 def is_plain(rule: Rule) -> bool:
@@ -251,10 +266,21 @@ def fits(make: Callable[[], Rule]) -> Rule:
         raise
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["reference", "numpy"])
 @given(drawn, st.integers(0, 1000))
 @SETTINGS
 def test_a_composition_is_its_pieces_stepped_by_hand(side: str, composition: Drawn, seed: int) -> None:
+    against_its_pieces(side, composition, seed)
+
+
+@given(drawn, st.integers(0, 1000))
+@settings(SETTINGS, max_examples=12)
+def test_a_composition_of_the_cpu_backend_is_its_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
+    against_its_pieces("cpu", composition, seed)
+
+
+def against_its_pieces(side: str, composition: Drawn, seed: int) -> None:
+    """Steps a composition by one side and its pieces by hand."""
     rule = fits(composition.composed)
     param, grads = trial(seed)
     run = composition.by_hand(param)
@@ -278,3 +304,54 @@ def test_a_composition_is_written_and_read_again(composition: Drawn) -> None:
     rule = fits(composition.composed)
     assert rulec.parse(rule.to_yaml()) == rule
     assert rulec.compile(rule).stages == rulec.compile(rulec.parse(rule.to_yaml())).stages
+
+
+EVERY = [name for name in rulec.rules(wrappers=False) if not rulec.load(name).inputs]
+WRAPPERS = sorted(set(rulec.rules()) - set(rulec.rules(wrappers=False)))
+BEFORE = [name for name in EVERY if name.startswith("transforms/") and rulec.load(name).reads("g")]
+
+any_composition = st.builds(
+    Drawn,
+    st.lists(st.sampled_from(BEFORE), max_size=2).map(tuple),
+    st.lists(st.sampled_from(WRAPPERS), max_size=2, unique=True).map(tuple),
+    st.lists(st.sampled_from(BEFORE), max_size=2).map(tuple),
+    st.sampled_from([name for name in EVERY if not name.startswith("transforms/")]),
+    st.booleans(),
+).filter(lambda d: 2 <= len(d.before) + len(d.wrappers) + len(d.inside) + d.decayed <= 3)
+
+#: Why a composition may be refused, in words of its error.
+REFUSED = (
+    "only one of them may", "a rule sees tensors in one way", "assigns p itself", "has the parameter's shape",
+    "skips steps", "both have a hyper-parameter",
+)  # fmt: skip
+
+
+@given(any_composition, st.integers(0, 1000))
+@SETTINGS
+def test_any_composition_of_the_numpy_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
+    against_the_reference("numpy", composition, seed)
+
+
+@given(any_composition, st.integers(0, 1000))
+@settings(SETTINGS, max_examples=12)
+def test_any_composition_of_the_cpu_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
+    against_the_reference("cpu", composition, seed)
+
+
+def against_the_reference(backend: str, composition: Drawn, seed: int) -> None:
+    """Steps a composition of any rules of the library over tensors of one to three dimensions, by both."""
+    try:
+        rule = composition.composed()
+    except rulec.RuleError as error:
+        assume(not any(words in error.message for words in REFUSED))
+        raise
+    rng = np.random.default_rng(seed)
+    params = [rng.normal(size=shape) for shape in ((6, 5), (4,), (2, 5, 4))]
+    now = [p.copy() for p in params]
+    reference, optimizer = ReferenceOptimizer(rule, params), Optimizer(rule, now, backend=backend)
+    for _ in range(5):
+        grads = [rng.normal(size=p.shape) for p in params]
+        reference.step(grads)
+        optimizer.step(grads)
+        for found, wanted in zip(now, reference.params, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
