@@ -16,6 +16,8 @@ from rulec.language.node import Op
 from .cpu_chunks import Chunks, Matrices
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
+Whole = np.ndarray[Any, np.dtype[np.int64]]
+Truth = np.ndarray[Any, np.dtype[np.bool_]]
 
 _UFUNC: dict[Op, np.ufunc] = {Op.SUM: np.add, Op.MIN: np.minimum, Op.MAX: np.maximum}
 
@@ -29,22 +31,25 @@ class TensorSlots:
     def __init__(self, op: Op, chunks: Chunks) -> None:
         self._op = op
         self._first = np.array(chunks.first, np.int64)
-        self._everything = np.arange(len(chunks.first) - 1)
         # One slot more than chunks: `reduceat` looks up the end of the last range.
         self._slots = np.full(len(chunks.table) + 1, NOTHING[op])
+        self._everything = self._ranges(np.arange(len(chunks.first) - 1))
+
+    def _ranges(self, tensors: Whole) -> tuple[Truth, Whole]:
+        """Which of these tensors have chunks, and the first and last + 1 of those that have."""
+        starts, stops = self._first[tensors], self._first[tensors + 1]
+        some = starts < stops
+        return some, np.stack([starts[some], stops[some]], axis=1).ravel()
 
     def arrays(self) -> list[Numbers]:
         """What the kernel writes into, for each tensor: one array for all."""
-        return [self._slots] * len(self._everything)
+        return [self._slots] * (len(self._first) - 1)
 
     def finished(self, tensors: Sequence[int] | None) -> Numbers:
         """One number for each of these tensors, or for all."""
-        fired = self._everything if tensors is None else np.array(tensors, np.int64)
-        starts, stops = self._first[fired], self._first[fired + 1]
-        found = np.full(len(fired), NOTHING[self._op])
-        some = starts < stops
-        if some.any():
-            ranges = np.stack([starts[some], stops[some]], axis=1).ravel()
+        some, ranges = self._everything if tensors is None else self._ranges(np.array(tensors, np.int64))
+        found = np.full(len(some), NOTHING[self._op])
+        if len(ranges):
             with np.errstate(all="ignore"):
                 found[some] = _UFUNC[self._op].reduceat(self._slots, ranges)[::2]
         return found
