@@ -10,6 +10,8 @@ from rulec.cli.arguments import BackendOption, DtypeOption, JsonFlag, RuleArgume
 from rulec.cli.console import print_json, print_source
 
 if TYPE_CHECKING:
+    from rulec.backend.layout import Layout
+    from rulec.compiler.ir import Program
     from rulec.language.rule import Rule
 
 
@@ -30,7 +32,7 @@ def show(
     """
     found = find_rule(rule)
     if passes:
-        kind, text, language = "passes", _passes(found), "python"
+        kind, text, language = "passes", _passes(found, check_dtype(dtype), state_dtype), "python"
     elif latex:
         kind, text, language = "latex", found.latex(), "latex"
     elif yaml:
@@ -47,18 +49,27 @@ def show(
 
 def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.backend.layout import layout_for
+    from rulec.backend.layout import scheduled
     from rulec.compiler.pipeline import compile
 
     program = compile(rule)
+    return registry.get(backend).emit(*scheduled(program, _layout(program, dtype, state_dtype)))
+
+
+def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
+    from rulec.backend.layout import layout_for
+
     states = dict.fromkeys((b.name for b in program.states), check_dtype(state_dtype)) if state_dtype else {}
-    return registry.get(backend).emit(program, layout_for(program, dtype, states=states))
+    return layout_for(program, dtype, states=states)
 
 
-def _passes(rule: Rule) -> str:
-    from rulec.compiler.pipeline import DEFAULT_FACTS, passes
+def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
+    from rulec.backend.layout import scheduled
+    from rulec.compiler.pipeline import DEFAULT_FACTS, passes, static_defaults
     from rulec.compiler.show import program_text
 
-    static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
-    made = passes(rule, DEFAULT_FACTS, static)
+    made = [*passes(rule, DEFAULT_FACTS, static_defaults(rule))]
+    _, last = made[-1]
+    if len(last.stages) > 1:
+        made.append(("choose_rereads", scheduled(last, _layout(last, dtype, state_dtype))[0]))
     return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in made)

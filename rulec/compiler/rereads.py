@@ -121,22 +121,23 @@ def _spillable(program: Program) -> list[tuple[Node, int]]:
 def _apply(program: Program, choice: _Choice) -> Program | None:
     """The program with that choice; None where a later stage needs what would be overwritten."""
     stages = list(program.stages)
+    labels = dict(program.labels)
     buffers: tuple[Buffer, ...] = program.buffers
     if choice.spill is not None:
         value, at = choice.spill
         buffer = free_name(program.labels.get(value) or "spilled", {b.name for b in buffers} | _names(program))
         buffers = (*buffers, Buffer(buffer, "scratch", ELEMENT))
         stages = [
-            stage if index <= at else _with_roots(stage, {value: node(Op.LOAD, buffer)})
+            stage if index <= at else _with_roots(stage, {value: node(Op.LOAD, buffer)}, labels)
             for index, stage in enumerate(stages)
         ]
         stages[at] = replace(stages[at], stores=(*stages[at].stores, Store(buffer, value)))
     for store, at in choice.early:
-        moved_stages = _stored_early(stages, store, at)
+        moved_stages = _stored_early(stages, store, at, labels)
         if moved_stages is None:
             return None
         stages = moved_stages
-    return replace(program, buffers=buffers, stages=tuple(_used(program, stages)))
+    return replace(program, buffers=buffers, stages=tuple(_used(program, stages)), labels=labels)
 
 
 def _names(program: Program) -> set[str]:
@@ -144,26 +145,30 @@ def _names(program: Program) -> set[str]:
     return reduces | {c.name for c in program.columns} | {v.name for v in program.vectors}
 
 
-def _stored_early(stages: Sequence[Stage], store: Store, at: int) -> list[Stage] | None:
+def _stored_early(stages: Sequence[Stage], store: Store, at: int, labels: dict[Node, str]) -> list[Stage] | None:
     marker = name(f"\0{store.buffer}")
     done = list(stages)
     for index in range(at + 1, len(stages)):
         kept = replace(stages[index], stores=tuple(s for s in stages[index].stores if s.buffer != store.buffer))
-        changed = _with_roots(kept, {store.value: marker})
+        changed = _with_roots(kept, {store.value: marker}, labels)
         if any(n.op is Op.LOAD and n.arg == store.buffer for n in walk(changed.roots)):
             return None
-        done[index] = _with_roots(changed, {marker: node(Op.LOAD, store.buffer)})
+        done[index] = _with_roots(changed, {marker: node(Op.LOAD, store.buffer)}, labels)
     done[at] = replace(done[at], stores=(*done[at].stores, store))
     return done
 
 
-def _with_roots(stage: Stage, memo: Mapping[Node, Node]) -> Stage:
+def _with_roots(stage: Stage, memo: Mapping[Node, Node], labels: dict[Node, str]) -> Stage:
+    """The stage with values replaced; what is made of them keeps its label."""
     known = dict(memo)
     stores = tuple(Store(s.buffer, rewrite([s.value], lambda n: n, known)[0]) for s in stage.stores)
     reduces = tuple(
         replace(r, value=node(r.value.op, *rewrite(r.value.args, lambda n: n, known), r.value.arg))
         for r in stage.reduces
     )
+    for value, made in known.items():
+        if value in labels and made.op.kind is not Kind.LEAF:
+            labels.setdefault(made, labels[value])
     return replace(stage, stores=stores, reduces=reduces)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rulec.compiler.ir import Program, Stage
-from rulec.language.node import Node, Op
+from rulec.language.node import Kind, Node, Op, name, rewrite, walk
 from rulec.language.text import expression_text, shared
 
 #: A scalar value that is larger than this, written out in full, is written once.
@@ -24,9 +24,9 @@ def program_text(program: Program) -> str:
     for index, stage in enumerate(program.stages):
         lines += _section(f"before stage {index}", _between_lines(program, stage))
         lines += _section(f"stage {index}", stage_lines(program, stage))
-    after = [f"store {s.buffer} = {_with_columns(program, s.value)}" for s in program.finish]
+    after = [f"store {s.buffer} = {_between_text(program, s.value)}" for s in program.finish]
     if program.skip is not None:
-        lines.append(f"  skip where {_with_columns(program, program.skip)}")
+        lines.append(f"  skip where {_between_text(program, program.skip)}")
     return "\n".join([*lines, *_section("after the last stage", after), *(f"  {why}" for why in program.decisions)])
 
 
@@ -37,15 +37,17 @@ def _section(title: str, lines: list[str]) -> list[str]:
 def _between_lines(program: Program, stage: Stage) -> list[str]:
     """What is worked out before a stage: columns of the scalar table, and what its kernel reads beside its buffers."""
     found = [(program.columns[i].name, "", program.columns[i].value) for i in stage.columns]
-    for name in stage.vectors:
-        result = program.result(name)
-        found.append((name, f": {result.axes}", result.value))
-    return [f"{name}{axes} = {_with_columns(program, value)}" for name, axes, value in found]
+    results = [program.result(vector) for vector in stage.vectors]
+    found += [(result.name, f": {result.axes}", result.value) for result in results]
+    return [f"{own}{axes} = {_between_text(program, value, defining=True)}" for own, axes, value in found]
 
 
-def _with_columns(program: Program, value: Node) -> str:
-    """A value as text, columns of the scalar table by their names."""
-    return re.sub(r"\x00(\d+)", lambda m: program.columns[int(m[1])].name, expression_text(_mark(value)))
+def _between_text(program: Program, value: Node, defining: bool = False) -> str:
+    """A value that is worked out between stages, those that have a name by it."""
+    named = {v.value: v.name for v in program.vectors} | {c.value: c.name for c in program.late}
+    named = {v: n for v, n in named.items() if v.op.kind is not Kind.LEAF and not (defining and v is value)}
+    text = named.get(value) or expression_text(_mark(value), _marked(named))
+    return re.sub(r"\x00(\d+)", lambda m: program.columns[int(m[1])].name, text)
 
 
 def _scalar_lines(program: Program) -> list[str]:
@@ -66,8 +68,6 @@ def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
     wanted = set(shared(roots)) | set(labelled)
     names: dict[Node, str] = {}
     taken = {b.name for b in program.buffers}
-    from rulec.language.node import Kind, walk
-
     for value in walk(roots):
         if value in wanted and value.op.kind is not Kind.LEAF:
             name = labelled.get(value, f"x{len(names)}")
@@ -98,8 +98,6 @@ def stage_lines(program: Program, stage: Stage) -> list[str]:
 
 def _mark(value: Node) -> Node:
     """The value with scalar columns as names that `stage_lines` turns into the columns' own."""
-    from rulec.language.node import name, rewrite
-
     return rewrite([value], lambda n: name(f"\0{n.arg}") if n.op is Op.SCALAR else n)[0]
 
 

@@ -147,12 +147,12 @@ class Between:
         found = values if np.ndim(values) == 0 else values[i]
         return bool(found) if np.asarray(found).dtype.kind == "b" else float(found)
 
-    def _matrix_function(self, value: Node) -> Callable[..., Array]:
+    def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.around.functions[value.op]
         if value.arg is None:
             return function
 
-        def in_dtype(*operands: Any) -> Array:
+        def in_dtype(*operands: Any) -> Any:
             return function(*operands, dtype=value.arg)
 
         return in_dtype
