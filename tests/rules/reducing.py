@@ -87,7 +87,7 @@ _TINY = {"eps": 1e-30}
 _PROJECTION = {"lr": 0.02, "eps": 1e-8, "weight_decay": 0.05, "delta": 0.9, "wd_ratio": 0.3}
 _AVERAGED = {"lr": 0.05, "weight_decay": 0.07, "weight_lr_power": 1.5}
 _LARS = {"lr": 0.5, "momentum": 0.8, "trust_coefficient": 0.02}
-_MAX_NORM = 4.0
+_MAX_NORM, _MAX_GLOBAL_NORM = 4.0, 20.0
 
 _EPS_EARLY = "pytorch_optimizer, unlike the authors' code, adds eps before it corrects the bias: eps is tiny here"
 _ROOT = "pytorch_optimizer adds 1e-15 to the second moment: it is taken out"
@@ -196,8 +196,9 @@ _TRANSFORMS: tuple[Peer, ...] = (
         prepare=_clipped(lambda params: [clip_grad_norm_([p], _MAX_NORM) for p in params]),
     ),
     torch_peer(
-        "transforms/clip_by_global_norm >> adamw", torch.optim.AdamW, adam_like, {**_ADAM_DECAY, "max_norm": _MAX_NORM},
-        "after torch.nn.utils.clip_grad_norm_", prepare=_clipped(lambda params: clip_grad_norm_(params, _MAX_NORM)),
+        "transforms/clip_by_global_norm >> adamw", torch.optim.AdamW, adam_like,
+        {**_ADAM_DECAY, "max_norm": _MAX_GLOBAL_NORM}, "after torch.nn.utils.clip_grad_norm_",
+        prepare=_clipped(lambda params: clip_grad_norm_(params, _MAX_GLOBAL_NORM)),
     ),
     optax_peer(
         "transforms/adaptive_clip >> sgd", "optax.adaptive_grad_clip", _unit_clip,

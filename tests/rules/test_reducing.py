@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import rulec
 from tests.rules.measure import ALL_DIMENSIONS, STEPS, Trial, largest_difference
 from tests.rules.peers import Peer
 from tests.rules.reducing import REDUCING
-from tests.rules.runs import Array, Hyper, OracleRun, our_run
+from tests.rules.runs import Array, Hyper, OracleRun, OurRun, our_run
 
 pytestmark = pytest.mark.peer
 
@@ -43,8 +44,18 @@ class SomeZero(Trial):
             yield grads, now
 
 
+class Drifting(Trial):
+    """A trial whose gradients have a common part: what measures the way from the start sees it grow."""
+
+    def moves(self, hyper: Hyper) -> Iterator[tuple[list[Array], dict[str, float]]]:
+        """Gradients and hyper-parameters of each step."""
+        drift = [np.sign(p) for p in self.params]
+        for grads, now in super().moves(hyper):
+            yield [np.add(g, 2 * d, out=g) for g, d in zip(grads, drift, strict=True)], now
+
+
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("kind", [Trial, SomeZero])
+@pytest.mark.parametrize("kind", [Trial, SomeZero, Drifting])
 @pytest.mark.parametrize("peer", REDUCING, ids=str)
 def test_float64(peer: Peer, kind: type[Trial], run: str) -> None:
     trial = kind("float64", shapes=ALL_DIMENSIONS)
@@ -86,3 +97,13 @@ def test_all_zero(peer: Peer, run: str) -> None:
     for p in ours.params():
         assert np.isfinite(p).all()
         assert p.any()
+
+
+@pytest.mark.parametrize("backend", RUNS[1:])
+@pytest.mark.parametrize("name", ["prodigy", "dadapt_adam"])
+def test_distance_stays_without_gradients(name: str, backend: str) -> None:
+    ours = OurRun(rulec.load(name), [np.ones(3), np.ones((2, 2))], {"d0": 0.02}, backend)
+    for _ in range(3):
+        ours.step([np.zeros(3), np.zeros((2, 2))], {})
+    assert ours.state(0)["d"] == 0.02
+    assert (ours.params()[1] == 1).all()

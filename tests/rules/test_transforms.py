@@ -12,7 +12,8 @@ from pytorch_optimizer.optimizer.agc import agc
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
-from tests.rules.reducing import finite_adam
+from tests.rules.printed import CautiousAdamW
+from tests.rules.reducing import REDUCING, finite_adam
 from tests.rules.runs import OptaxRun, TorchRun, our_run
 
 pytestmark = pytest.mark.peer
@@ -91,3 +92,34 @@ def test_noise_differs_by_tensor_and_seed() -> None:
     np.testing.assert_array_equal(one, again)
     assert (one[0] != one[1]).all()
     assert (one[0] != other[0]).all()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_caution_where_almost_nothing_agrees(run: str) -> None:
+    """One element of 5000 is less than the bound: it moves a thousand times as far, not five thousand times."""
+    hyper = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0}
+    first, second = np.ones(5000), np.full(5000, -0.1)
+    second[7] = 1
+    ours = our_run(rulec.load("cautious_adamw"), [np.ones(5000)], hyper, run)
+    theirs = CautiousAdamW([np.ones(5000)])
+    for grad in (first, second):
+        ours.step([grad], hyper)
+        theirs.step([grad], hyper)
+    np.testing.assert_allclose(ours.params()[0], theirs.params()[0], rtol=1e-12)
+    moved = np.flatnonzero(ours.params()[0] != ours.params()[0][0])
+    assert moved.tolist() == [7]
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free_adamw"])
+def test_schedule_that_begins_at_zero(run: str, name: str) -> None:
+    """No step has any weight yet: the average stays where it is."""
+    peer = next(row for row in REDUCING if row.composed == name)
+    trial = Trial("float64", steps=6)
+    ours = our_run(rulec.load(name), trial.params, peer.hyper, run)
+    theirs = peer.start(trial.params, peer.hyper)
+    for k, (grads, now) in enumerate(trial.moves(peer.hyper)):
+        for side in (ours, theirs):
+            side.step(grads, {**now, "lr": 0.0 if k < 2 else now["lr"]})
+        for a, b in zip(ours.params(), theirs.params(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
