@@ -21,7 +21,7 @@ import rulec
 from rulec import Rule
 from rulec.array import Optimizer
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.node import Kind, walk
+from rulec.language.node import Kind, Op, walk
 from tests.compiler.plain import Array, PlainRun
 
 STEPS, SHAPE = 9, (1, 3, 4)
@@ -306,7 +306,12 @@ def test_a_composition_is_written_and_read_again(composition: Drawn) -> None:
     assert rulec.compile(rule).stages == rulec.compile(rulec.parse(rule.to_yaml())).stages
 
 
-EVERY = [name for name in rulec.rules(wrappers=False) if not rulec.load(name).inputs]
+def is_determined(rule: Rule) -> bool:
+    """Whether rounding moves the result by as little: of a matrix of low rank, many eigenvectors are any at all."""
+    return not rule.inputs and all(n.op is not Op.EIGH for n in walk(rule.expressions))
+
+
+EVERY = [name for name in rulec.rules(wrappers=False) if is_determined(rulec.load(name))]
 WRAPPERS = sorted(set(rulec.rules()) - set(rulec.rules(wrappers=False)))
 BEFORE = [name for name in EVERY if name.startswith("transforms/") and rulec.load(name).reads("g")]
 
