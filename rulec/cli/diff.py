@@ -32,8 +32,8 @@ def diff(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option("--backend", "-b", help="How ours runs: a backend or `reference`; cpu where it can by default."),
-    ] = "",
+        typer.Option("--backend", "-b", help="How ours runs: a backend or `reference`."),
+    ] = "cpu",
     dtype: DtypeOption = "float64",
     tolerance: Annotated[
         float | None, typer.Option(help="Differences up to this are rounding, in parts of a tensor's largest value.")
@@ -52,7 +52,8 @@ def diff(
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
     ours = find_rule(rule)
-    trial = Trial(dtype, steps, shapes_for(ours), seed)
+    # Another library's class has one rule for all tensors: ours is held against it on those it is for.
+    trial = Trial(dtype, steps, shapes_for(ours, itself=not _is_rule(against)), seed)
     values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
     other = _theirs(against, ours, values, keywords(theirs))
@@ -128,22 +129,20 @@ def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], given: Mappin
     from rulec.runtime.engine import default_hyper
 
     rule = find_rule(text).standalone()
-    values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in rule.hyper}, **given})
+    known = rule.all_hyper
+    values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in known}, **given})
     call = f"{rule.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
     states = {name: name for name in ours.state if name in rule.state}
-    left_out = [name for name in hyper if name not in rule.hyper]
+    left_out = [name for name in hyper if name not in known]
     return _Theirs(lambda params: ReferenceSide(rule, params, values), call, states, left_out)
 
 
 def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[list[Array]], Side]:
     from rulec.compare.sides import ReferenceSide, backend_side
-    from rulec.compiler.pipeline import compile
 
-    plain = rule.applies_to is None and rule.skip is None and not rule.inputs
-    chosen = backend or ("cpu" if plain and compile(rule).elementwise else "reference")
-    if chosen == "reference":
+    if backend == "reference":
         return lambda params: ReferenceSide(rule, params, hyper)
-    return lambda params: backend_side(rule, params, hyper, chosen)
+    return lambda params: backend_side(rule, params, hyper, backend)
 
 
 def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
@@ -154,6 +153,7 @@ def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, t
     missing = [name for name in rule.state if name not in found.largest]
     return {
         "rule": rule.name, "theirs": theirs.call, "dtype": trial.dtype, "steps": trial.steps, "tolerance": tolerance,
+        "shapes": [list(shape) for shape in trial.shapes],
         "equal": first is None, "largest": found.largest,
         "first": None if first is None else {**vars(first), "line": line},
         "not_compared": missing, "not_given": list(theirs.left_out),
@@ -162,6 +162,8 @@ def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, t
 
 def _print(report: Mapping[str, Any]) -> None:
     print(f"{report['rule']} beside {report['theirs']}: {report['steps']} steps in {report['dtype']}")
+    if len(report["shapes"]) == 1:
+        print(f"  on a tensor of shape {tuple(report['shapes'][0])}, which {report['rule']} applies to")
     for name, value in report["largest"].items():
         print(f"  {name:<12} largest difference {value:.1e}")
     if report["not_compared"]:

@@ -8,7 +8,7 @@ import typer
 
 from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
 from rulec.cli.console import console, print_json
-from rulec.errors import RulecError
+from rulec.errors import BackendUnsupported, RulecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,22 +34,34 @@ def trace(
 
     For a small tensor: by the float64 reference, by a backend beside it, and their distance in ulps.
     """
+    from rulec.backend import registry
     from rulec.compare import lines
     from rulec.compare.trial import Trial
+    from rulec.compiler.routing import route
     from rulec.runtime.engine import default_hyper
 
-    found, extent = find_rule(rule), read_shape(shape)
-    values = default_hyper(found, numbers(hyper, "--hyper"))
+    whole, extent = find_rule(rule), read_shape(shape)
+    values = default_hyper(whole, numbers(hyper, "--hyper"))
     trial = Trial(check_dtype(dtype), steps, (extent,), seed)
-    beside = None if backend == "none" else _side(found, backend)
+    found = route(whole, extent)
     kept = lines.keep_lines(found, extent)
-    traced = lines.trace(kept, values, trial.params[0], [g[0] for g in trial.gradients()], beside)
+    own = {name: value for name, value in values.items() if name in found.hyper}
+    numbers_given = trial.params[0], [g[0] for g in trial.gradients()]
+    beside = None if backend == "none" else registry.usable(backend).name
+    reason = ""
+    try:
+        traced = lines.trace(kept, own, *numbers_given, beside)
+    except BackendUnsupported as error:
+        beside, reason = None, str(error)
+        traced = lines.trace(kept, own, *numbers_given, None)
     if json:
         print_json(_data(found, trial.params[0], traced, beside, dtype))
-    else:
-        if beside is None and backend != "none":
-            print(f"the reference alone: {backend} does not run {found.name}")
-        _print(trial.params[0], traced, beside, dtype)
+        return
+    if found.name != whole.name:
+        print(f"a tensor of shape {extent} goes to {found.name}")
+    if reason:
+        print(f"the reference alone: {reason}")
+    _print(trial.params[0], traced, beside, dtype)
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -64,16 +76,6 @@ def read_shape(text: str) -> tuple[int, ...]:
     if count > 64:
         raise RulecError(f"--shape {text} has {count} elements, more than the 64 that a trace shows")
     return shape
-
-
-def _side(rule: Rule, backend: str) -> str | None:
-    """The backend where it runs such a rule; the reference alone for what it does not yet run."""
-    from rulec.backend import registry
-    from rulec.compiler.pipeline import compile
-
-    registry.usable(backend)
-    plain = rule.applies_to is None and rule.skip is None and not rule.inputs
-    return backend if plain and compile(rule).elementwise else None
 
 
 def _data(rule: Rule, start: Array, traced: Sequence[TracedStep], backend: str | None, dtype: str) -> dict[str, Any]:

@@ -49,10 +49,17 @@ def translate(
     for keyword, ours in _names(parameters, hyper, entry).items():
         names = ours if isinstance(ours, list) else [ours]
         if all(name in hyper for name in names):
-            keywords[keyword] = tuple(hyper[n] for n in names) if isinstance(ours, list) else hyper[ours]
+            values = tuple(hyper[n] for n in names)
+            keywords[keyword] = values if isinstance(ours, list) else _as_theirs(values[0], parameters.get(keyword))
             used.update(names)
     left_out = tuple(name for name in hyper if name not in used)
     return Translation({**keywords, **given}, entry.get("state", {}), left_out)
+
+
+def _as_theirs(value: float, parameter: inspect.Parameter | None) -> float | int:
+    """A whole number as an int where theirs is one, such as a number of iterations."""
+    whole = parameter is not None and type(parameter.default) is int and float(value).is_integer()
+    return int(value) if whole else value
 
 
 def _names(

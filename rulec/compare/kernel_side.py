@@ -15,8 +15,10 @@ from rulec.backend.protocol import Kernel, Rows
 from rulec.compare.ulps import EPS
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
+from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
+from rulec.errors import BackendUnsupported
 from rulec.language.rule import Rule
 from rulec.runtime.state import state_specs
 from rulec.testing.kinds import ArrayKind, kind_named
@@ -52,7 +54,7 @@ class _Tensor:
 
 
 class KernelSide:
-    """A rule of ours, tensor by tensor, through the kernels of a backend that rulec.array does not drive.
+    """An elementwise rule of ours, tensor by tensor, through kernels of a backend that rulec.array does not drive.
 
     `params` are NumPy arrays; the backend gets copies in arrays of its own library.
     """
@@ -62,7 +64,8 @@ class KernelSide:
         self.kind = kind_named(ARRAYS.get(backend, "numpy"))
         self.width = _width(self.kind.name)
         with self.width():
-            self.tensors = [_tensor(rule.standalone(), p, hyper, backend, self.kind) for p in params]
+            router = Router(rule)
+            self.tensors = [_tensor(router.choose(p.shape, ()), p, hyper, backend, self.kind) for p in params]
 
     def step(self, grads: Sequence[Array]) -> None:
         with self.width():
@@ -96,11 +99,15 @@ def _width(arrays: str) -> Any:
 
 
 def _tensor(rule: Rule, param: Array, hyper: Mapping[str, float], backend: str, kind: ArrayKind) -> _Tensor:
+    """One parameter under the rule it is routed to; BackendUnsupported where that has more than one stage, or skips."""
     dtype = param.dtype.name
     facts = {**matrix_view(param.shape, rule.view).facts, "machine_eps": EPS[dtype]}
-    values = resolve_hyper(rule.hyper, hyper, EPS[dtype], rule.name)
+    own = {k: v for k, v in hyper.items() if k in rule.hyper}
+    values = resolve_hyper(rule.hyper, own, EPS[dtype], rule.name)
     static = {k: v for k, v in values.items() if rule.hyper[k].static}
     program = compile(rule, facts, static)
+    if program.skip is not None:
+        raise BackendUnsupported(backend, "the skip", rule.name)
     layout = layout_for(program, dtype)
     chosen = registry.usable(backend)
     kernel = chosen.build(program, layout, chosen.emit(program, layout))

@@ -14,7 +14,7 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import COLS, ROWS, Axes
 from rulec.compiler.lower import lower
 from rulec.compiler.pipeline import DEFAULT_FACTS
-from rulec.language.node import Node, Op, const, name, rewrite
+from rulec.language.node import Node, Op, const, name, node, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement
 from rulec.language.text import expression_text
 
@@ -55,10 +55,18 @@ def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
     program = lower(replace(rule, step=step, state={**rule.state, **kept}), facts, static)
     inference = AxisInference(program)
-    axes = {s.buffer: inference.axes(s.value) for stage in program.stages for s in stage.stores if s.buffer in kept}
+    stores = (s for stage in program.stages for s in stage.stores if s.buffer in kept)
+    axes = {s.buffer: inference.axes(_assigned(s.buffer, s.value)) for s in stores}
     states = {key: _state(found) for key, found in axes.items()}
     ran = [replace(line, narrow=not set("bij") & set(axes[line.state].letters)) for line in lines if line.state in axes]
     return Lines(replace(rule, step=step, state={**rule.state, **states}), tuple(ran))
+
+
+def _assigned(state: str, value: Node) -> Node:
+    """What a line assigns, where a branch around it keeps the state as it was otherwise."""
+    while value.op is Op.WHERE and node(Op.LOAD, state) in value.args[1:]:
+        value = next(a for a in value.args[1:] if a is not node(Op.LOAD, state))
+    return value
 
 
 def _with_copies(step: Sequence[Statement], prefix: str, lines: list[Line]) -> tuple[Statement, ...]:

@@ -29,10 +29,20 @@ class Side(Protocol):
         ...
 
 
+def check_inputs(rule: Rule) -> None:
+    """RuleError for a rule with inputs: a comparison has no values for them."""
+    if rule.inputs:
+        raise RuleError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
+
+
 def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
-    """A rule of ours through a backend: through `rulec.array` where that drives it, else by its kernels alone."""
+    """A rule of ours through a backend: through `rulec.array` where that drives it, else by its kernels alone.
+
+    RuleError for a rule with inputs, BackendUnsupported for one that the backend does not run.
+    """
     from rulec.compare.kernel_side import ARRAYS, KernelSide
 
+    check_inputs(rule)
     if backend in ARRAYS:
         return KernelSide(rule, params, hyper, backend)
     return ArraySide(rule, params, hyper, backend)
@@ -64,8 +74,7 @@ class ReferenceSide:
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64") -> None:
         from rulec.compiler.reference import ReferenceOptimizer
 
-        if rule.inputs:
-            raise RuleError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
+        check_inputs(rule)
         self.name = "reference" if arithmetic == "float64" else arithmetic
         self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], hyper, arithmetic)
 

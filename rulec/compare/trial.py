@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.compiler.routing import route
+from rulec.compiler.routing import applies, route
 from rulec.errors import RuleError
 from rulec.language.rule import Rule
 
@@ -20,16 +20,20 @@ Array = np.ndarray[Any, Any]
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
 
 
-def shapes_for(rule: Rule) -> tuple[tuple[int, ...], ...]:
-    """Those of `SHAPES` that a rule has an update for; RuleError where it has one for neither."""
+def shapes_for(rule: Rule, itself: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Those of `SHAPES` that a rule has an update for; RuleError where it has one for neither.
+
+    Where `itself`, those that it applies to by itself, without the rules that it routes other tensors to.
+    """
     found, refused = [], None
     for shape in SHAPES:
         try:
-            route(rule, shape, set())
+            route(rule, shape)
         except RuleError as error:
             refused = error
         else:
-            found.append(shape)
+            if not itself or applies(rule, shape, ()):
+                found.append(shape)
     if not found and refused is not None:
         raise refused
     return tuple(found)

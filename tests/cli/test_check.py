@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import error, run, run_json
 
 MATRIX = """\
@@ -44,7 +46,7 @@ def test_scalar_states_and_their_bytes() -> None:
     assert sum(facts["state_bytes"].values()) == 8
 
 
-def test_a_rule_with_a_reduction_runs_in_the_reference_alone(tmp_path: Path) -> None:
+def test_a_rule_with_a_reduction_runs_on_both_sides(tmp_path: Path) -> None:
     file = tmp_path / "rooted.yaml"
     file.write_text(MATRIX)
     report = run_json("check", str(file), "--steps", "3")
@@ -52,8 +54,33 @@ def test_a_rule_with_a_reduction_runs_in_the_reference_alone(tmp_path: Path) -> 
     assert (facts["scope"], facts["stages"]) == ("tensor", 2)
     assert facts["bytes_read"]["g"] == 8  # both stages read it
     reference, cpu = report["oracle"]["sides"]
-    assert max(reference["ulps"].values()) < 8
-    assert "reductions" in cpu["reason"]
+    for side in (reference, cpu):
+        assert set(side["ulps"]) == {"m", "size", "p"}
+        assert 0 < max(side["ulps"].values()) < 8
+
+
+@pytest.mark.parametrize("rule", ["adafactor", "prodigy", "lookahead(adamw)", "clip_by_global_norm >> adamw"])
+def test_rows_the_model_and_compositions_are_as_exact_as_elementwise_rules(rule: str) -> None:
+    report = run_json("check", rule, "--steps", "2")
+    assert report["oracle"]["sides"][1]["side"] == "cpu"
+    assert 0 < report["oracle"]["sides"][1]["ulps"]["p"] < 8
+
+
+def test_a_routed_rule_shows_the_program_of_each_tensor() -> None:
+    report = run_json("check", "muon", "--steps", "2")
+    assert [p["rule"] for p in report["programs"]] == ["Muon", "AdamW"]
+    assert [s["side"] for s in report["oracle"]["sides"] if "ulps" in s] == ["reference", "cpu"]
+
+
+def test_what_cannot_be_held_against_50_digits_says_why() -> None:
+    for side in run_json("check", "soap", "--steps", "2")["oracle"]["sides"]:
+        assert side["reason"] == "eigh has no 50-digit form: use the float64 reference"
+
+
+def test_a_backend_without_stages_says_so() -> None:
+    reference, jax = run_json("check", "lamb", "--steps", "2", "--backend", "jax")["oracle"]["sides"]
+    assert "ulps" in reference
+    assert "backend 'jax' cannot express the reductions" in jax["reason"]
 
 
 def test_a_rule_with_inputs_is_valid_and_not_run(tmp_path: Path) -> None:
@@ -88,3 +115,4 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "there is no rule file" in error("check", str(tmp_path / "none.yaml"))
     assert "lr=-1.0 of Adam must be at least 0" in error("check", "adam", "--hyper", "lr=-1")
     assert "Adam has no hyper-parameter 'beta'" in error("check", "adam", "--hyper", "beta=0.5")
+    assert "wraps another rule and has none here" in error("check", "lookahead")

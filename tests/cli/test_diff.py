@@ -63,6 +63,35 @@ def test_every_backend_and_the_reference_can_be_ours() -> None:
         run("diff", "radam", "--against", "torch.optim.RAdam", "--backend", backend, "--steps", "3")
 
 
+@pytest.mark.parametrize("backend", ["reference", "numpy", "cpu"])
+@pytest.mark.parametrize(
+    ("rule", "theirs"),
+    [
+        ("lamb", "optax.lamb"),
+        ("adafactor", "torch.optim.Adafactor"),
+        ("adamw >> trust_ratio", "lamb"),
+        ("soap", "soap"),
+        ("clip_by_global_norm >> muon", "clip_by_global_norm >> muon"),
+    ],
+)
+def test_rules_with_reductions_and_matrices_are_compared(rule: str, theirs: str, backend: str) -> None:
+    given = ("--hyper", "eps=1e-6") if theirs == "lamb" else ()
+    report = run_json("diff", rule, "--against", theirs, "--backend", backend, "--steps", "4", *given)
+    assert report["equal"]
+
+
+def test_a_routed_rule_is_held_against_a_class_on_the_tensors_that_are_for_it() -> None:
+    given = ("--against", "torch.optim.Muon", "--steps", "2", "--tolerance", "1e-3")
+    assert run_json("diff", "muon", *given)["shapes"] == [[4, 6]]
+    assert "on a tensor of shape (4, 6), which Muon applies to" in run("diff", "muon", *given)
+    assert run_json("diff", "muon", "--against", "muon", "--steps", "2")["shapes"] == [[4, 6], [5]]
+
+
+def test_a_backend_without_stages_refuses_in_one_sentence() -> None:
+    message = error("diff", "lamb", "--against", "adam", "--backend", "jax")
+    assert "backend 'jax' cannot express the reductions or matrix functions of rule 'LAMB'" in message
+
+
 def test_what_is_left_out_is_said() -> None:
     shown = run("diff", "yogi", "--against", "torch.optim.SGD", "--steps", "2", code=1)
     assert "not given to theirs, which has no such keyword: beta1, beta2, eps" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rulec.cli.trace import read_shape
@@ -55,6 +56,39 @@ def test_other_backends_trace_too(backend: str) -> None:
     assert max(v["ulps"] for v in step["lines"]) < 8
 
 
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        ("lamb", "3"), ("adafactor", "2x3"), ("prodigy", "3"), ("soap", "3x2"), ("galore", "5x6"), ("apollo", "5x6"),
+        ("muon", "3x2"), ("ema(sgd)", "3"), ("skip_not_finite >> clip_by_global_norm >> sgd", "3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_rules_with_reductions_matrices_and_skips_are_traced_beside_the_reference(
+    rule: str, shape: str, backend: str
+) -> None:
+    traced = run_json("trace", rule, "--shape", shape, "--steps", "2", "--dtype", "float64", "--backend", backend)
+    assert traced["backend"] == backend
+    for step in traced["steps"]:
+        assert "p" in [value["target"] for value in step["lines"]]
+        for value in step["lines"]:
+            ours, theirs = np.array(value["backend"]), np.array(value["reference"])
+            np.testing.assert_allclose(ours.reshape(-1), theirs.reshape(-1), rtol=1e-9, atol=1e-12)
+
+
+def test_a_tensor_is_traced_by_the_rule_it_is_routed_to() -> None:
+    shown = run("trace", "muon", "--steps", "1")
+    assert shown.startswith("a tensor of shape (3,) goes to AdamW\n")
+    assert "newton_schulz" not in shown
+    assert "newton_schulz" in run("trace", "muon", "--steps", "1", "--shape", "2x2")
+
+
+def test_a_rule_that_a_backend_does_not_run_is_traced_by_the_reference_alone() -> None:
+    shown = run("trace", "lamb", "--steps", "1", "--backend", "jax")
+    assert shown.startswith("the reference alone: backend 'jax' cannot express the reductions")
+    assert run_json("trace", "lamb", "--steps", "1", "--backend", "jax")["backend"] is None
+
+
 def test_shapes() -> None:
     assert read_shape("3") == (3,)
     assert read_shape("2x4") == (2, 4)
@@ -68,3 +102,4 @@ def test_shapes() -> None:
 def test_mistakes() -> None:
     assert "there is no backend 'gpu'" in error("trace", "adam", "--backend", "gpu")
     assert "is no shape" in error("trace", "adam", "--shape", "big")
+    assert "wraps another rule and has none here" in error("trace", "lookahead")

@@ -42,3 +42,10 @@ def test_betas_that_cannot_all_be_told_are_left_to_theirs() -> None:
 
 def test_a_rule_without_a_section_has_no_entry() -> None:
     assert entry_for(rulec.load("lion"), "torch", "Lion") == {}
+
+
+def test_whole_numbers_are_whole_where_theirs_are() -> None:
+    rule = rulec.load("muon").standalone()
+    found = translate(default_hyper(rule, {}), torch.optim.Muon, entry_for(rule, "torch", "Muon"), {})
+    assert type(found.keywords["ns_steps"]) is int
+    assert type(found.keywords["lr"]) is float

@@ -15,8 +15,8 @@ from rulec.runtime.engine import default_hyper
 @pytest.mark.parametrize("name", [n for n in rulec.rules() if not n.startswith("transforms/")])
 def test_keeping_lines_changes_nothing(name: str) -> None:
     rule = rulec.load(name).standalone()
-    hyper, trial = default_hyper(rule, {}), Trial("float64", 3, ((2, 3),))
-    kept = keep_lines(rule, (2, 3))
+    hyper, trial = default_hyper(rule, {}), Trial("float64", 3, ((5, 6),))
+    kept = keep_lines(rule, (5, 6))
     plain, traced = (ReferenceSide(r, trial.params, hyper) for r in (rule, kept.rule))
     for grads in trial.gradients():
         plain.step(grads)
@@ -67,3 +67,17 @@ def test_a_low_rank_value_has_its_own_shape() -> None:
     gradient = np.arange(6.0).reshape(2, 3)
     (step,) = trace(kept, {"lr": 1.0}, np.zeros((2, 3)), [gradient], None)
     np.testing.assert_array_equal(step.values[0].reference.reshape(2, 2), gradient @ gradient.T)
+
+
+def test_a_line_of_a_branch_keeps_the_shape_of_what_it_assigns() -> None:
+    rule = rulec.parse(
+        "name: Seldom\nhyper: {lr: 1, every: 2}\nstate: {q: {init: 0, shape: [rows, rows]}}\nstep: |\n"
+        "  if t % every == 1:\n    if every > 1:\n      q = g @ transpose(g)\n  direction = q @ g\n"
+    )
+    kept = keep_lines(rule, (2, 3))
+    gradient = np.arange(6.0).reshape(2, 3)
+    first, second = trace(kept, {"lr": 1.0}, np.zeros((2, 3)), [gradient, 2 * gradient], "numpy")
+    for step in (first, second):
+        for side in (step.values[0].reference, step.values[0].backend):
+            assert side is not None
+            np.testing.assert_array_equal(side.reshape(2, 2), gradient @ gradient.T)

@@ -10,7 +10,7 @@ from rulec.compare.difference import compare, order_of_values
 from rulec.compare.sides import ReferenceSide, backend_side
 from rulec.compare.target import resolve
 from rulec.compare.trial import Trial, shapes_for
-from rulec.errors import RulecError, RuleError
+from rulec.errors import BackendUnsupported, RulecError, RuleError
 from rulec.runtime.engine import default_hyper
 
 
@@ -24,6 +24,33 @@ def test_a_backend_follows_the_reference(name: str, backend: str) -> None:
     found = compare(ours, reference, trial, order, 16 * 2.0**-52, {state: state for state in rule.state})
     assert found.first is None
     assert set(found.largest) == set(order)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "prodigy", "soap", "normuon", "came", "lookahead(adamw)"])
+def test_a_backend_with_stages_follows_the_reference(name: str, backend: str) -> None:
+    rule = rulec.load(name).standalone()
+    hyper, trial = default_hyper(rule, {}), Trial("float64", 4)
+    ours, reference = backend_side(rule, trial.params, hyper, backend), ReferenceSide(rule, trial.params, hyper)
+    order = order_of_values(rule)
+    found = compare(ours, reference, trial, order, 2.0**-36, {state: state for state in rule.state})
+    assert found.first is None
+    assert "p" in found.largest
+
+
+def test_a_backend_that_works_by_itself_refuses_what_is_more_than_a_kernel() -> None:
+    params = Trial().params
+    with pytest.raises(BackendUnsupported, match="backend 'jax' cannot express the reductions"):
+        backend_side(rulec.load("lamb"), params, {}, "jax")
+    skipping = rulec.parse("name: Late\nskip: t < 3\nstep: |\n  direction = g\n")
+    with pytest.raises(BackendUnsupported, match="cannot express the skip of rule 'Late'"):
+        backend_side(skipping, params, {}, "jax")
+    side = backend_side(rulec.parse(
+        "name: Flat\napplies_to: ndim == 2\notherwise: sgd\nstep: |\n  direction = sign(g)\n"
+    ), params, {"lr": 1.0}, "jax")  # fmt: skip
+    side.step([np.full(p.shape, 0.5) for p in params])
+    np.testing.assert_allclose(side.values()[0]["p"], params[0] - 1.0)
+    np.testing.assert_allclose(side.values()[1]["p"], params[1] - 0.5)
 
 
 def test_the_trial_is_the_same_in_every_dtype() -> None:
@@ -55,6 +82,8 @@ def test_a_rule_with_inputs_is_refused() -> None:
     rule = rulec.parse("name: In\ninputs: {loss: scalar}\nstep: |\n  direction = g*loss\n")
     with pytest.raises(RulecError, match=r"In has inputs \(loss\)"):
         ReferenceSide(rule, Trial().params, {"lr": 0.1})
+    with pytest.raises(RulecError, match=r"In has inputs \(loss\)"):
+        backend_side(rule, Trial().params, {"lr": 0.1}, "cpu")
 
 
 def test_names_with_dots_and_with_a_colon_are_the_same() -> None:
