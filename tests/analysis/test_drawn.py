@@ -1,0 +1,128 @@
+"""Proofs about rules that nobody wrote: what is claimed of random ones holds in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rulec import Rule
+from rulec.analysis.accumulate import accumulating, accumulation
+from rulec.analysis.fact import Fact
+from rulec.analysis.flow import flow_of
+from rulec.analysis.linear import LinearForms
+from rulec.analysis.scale import changing_scale, constant_scale
+from rulec.analysis.zero import at_zero
+from rulec.language.node import Node, Op, const, name, node
+from rulec.language.rule import Assign, Hyper, State
+from tests.analysis.runs import Array, Trial, before_and_after, far_apart, hypers, watched
+
+STATES = {"m": State(const(0)), "v": State(const(0)), "w": State(name("p")), "n": State(const(0), per="tensor")}
+HYPER = {"lr": Hyper(0.1, min=0), "eps": Hyper(0.2, min=0), "b": Hyper(0.5, min=0, below=1), "d": Hyper(0.3, above=0)}
+WARM = 3
+
+leaves = st.sampled_from(["g", "g", "m", "v", "n", "w", "p", "eps", "b", "d", "t"]).map(name)
+numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0, 3.0]).map(const)
+
+
+def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    binary = [Op.ADD, Op.SUB, Op.MUL, Op.MUL, Op.DIV, Op.DIV, Op.MINIMUM, Op.MAXIMUM]
+    truth = st.builds(node, st.sampled_from([Op.GT, Op.LE, Op.EQ]), inner, inner)
+    return st.one_of(
+        st.builds(node, st.sampled_from(binary), inner, inner),
+        st.builds(node, st.sampled_from([Op.ABS, Op.SIGN, Op.NEG, Op.ISFINITE, Op.TANH, Op.LOG, Op.RSQRT]), inner),
+        st.builds(lambda x: node(Op.SQRT, node(Op.ABS, x)), inner),
+        st.builds(lambda x, k: node(Op.POW, x, const(k)), inner, st.sampled_from([2.0, 3.0, 1.0, -1.0])),
+        st.builds(lambda c, a, b: node(Op.WHERE, c, a, b), truth, inner, inner),
+        st.builds(lambda b, x, y: node(Op.ADD, node(Op.MUL, b, x), node(Op.MUL, node(Op.SUB, const(1), b), y)),
+                  st.sampled_from(["b", "eps"]).map(name), inner, inner),
+        st.builds(node, st.sampled_from([Op.SUM, Op.NORM, Op.MEAN, Op.MAX]), inner, st.sampled_from(["tensor", "row"])),
+    )  # fmt: skip
+
+
+values = st.recursive(leaves | leaves | numbers, _larger, max_leaves=6)
+
+
+@st.composite
+def drawn_rules(draw: Any) -> Rule:
+    """A rule of up to four lines over states of two levels."""
+    targets = draw(st.lists(st.sampled_from(list(STATES)), max_size=3, unique=True))
+    lines = [Assign(key, node(Op.MEAN, draw(values), "tensor") if key == "n" else draw(values)) for key in targets]
+    return Rule("Drawn", (*lines, Assign("direction", draw(values))), HYPER, STATES)
+
+
+def ordinary(arrays: Sequence[Array]) -> bool:
+    """Whether numbers are of sizes at which rounding is all that floating point does to them."""
+    sizes = [np.abs(a[a != 0]) for a in map(np.asarray, arrays)]
+    return all(np.isfinite(a).all() for a in arrays) and all(((s > 1e-9) & (s < 1e9)).all() for s in sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_rules(), st.integers(0, 99))
+def test_scales(rule: Rule, seed: int) -> None:
+    flow = flow_of(rule)
+    claims: list[tuple[Fact, list[float]]] = [
+        (constant_scale(flow), [64.0] * 4), (changing_scale(flow), [64.0, 1.0, 64.0**-2, 64.0]),
+    ]  # fmt: skip
+    for fact, scales in claims:
+        if fact.answer == "yes":
+            trial = Trial(rule, hypers(rule, fact.where), seed)
+            plain, scaled = trial.path([1.0] * 4), trial.path(scales)
+            if ordinary(plain):
+                assert not far_apart(scaled, plain, trial.params, 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_rules(), st.integers(0, 99))
+def test_linear_states_and_accumulation(rule: Rule, seed: int) -> None:
+    flow, forms, trial = flow_of(rule), LinearForms(), Trial(rule, {}, seed)
+    warm, one, two = [trial.grads(k) for k in range(WARM)], trial.grads(7), trial.grads(8)
+    both = [a + b for a, b in zip(one, two, strict=True)]
+    linear = [key for key in STATES if forms.form(flow.new[key]).broken is None]
+    ends = [trial.after([*warm, g], watched(rule)) for g in (one, two, both, [0 * g for g in one])]
+    for key in linear:
+        pairs = [before_and_after(run, key) for run in ends]
+        for (_, f1), (_, f2), (_, f12), (_, f0) in zip(*pairs, strict=True):
+            if ordinary([f1, f2, f12, f0]):
+                np.testing.assert_allclose(f12 + f0, f1 + f2, rtol=1e-9, atol=1e-9 * np.max(np.abs([f1, f2, f12, f0])))
+    found = accumulation(flow, forms)
+    if found:
+        run = trial.optimizer(accumulating(flow, found.adds))
+        for k, grads in enumerate(warm):
+            trial.step(run, grads, k, phase=0, step=k + 1)
+            trial.step(run, [0 * g for g in grads], k, phase=2, step=k + 1)
+        for grads, phase in ((one, 0), (two, 1), ([0 * g for g in one], 2)):
+            trial.step(run, grads, WARM, phase=phase, step=WARM + 1)
+        if ordinary(ends[2].params):
+            assert not far_apart(run.params, ends[2].params, trial.params, 1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_rules(), st.integers(0, 99))
+def test_gradients_of_zero(rule: Rule, seed: int) -> None:
+    found = at_zero(flow_of(rule), lambda key, first: True)
+    for rests, count in ((found.first, 0), (found.later, WARM)):
+        check_at_zero(rule, rests, count, seed)
+
+
+def check_at_zero(rule: Rule, rests: Mapping[str, Any], count: int, seed: int) -> None:
+    """Every proof about a step with a gradient of zeros after so many others."""
+    for key, rest in ((key, rest) for key, cases in rests.items() for rest in cases if rest.what != "changes"):
+        trial = Trial(rule, hypers(rule, rest.where), seed)
+        warm = [trial.grads(k) for k in range(count)]
+        start = trial.after(warm, watched(rule))
+        run = trial.after([*warm, [0 * g for g in trial.grads(0)]], watched(rule))
+        before = [old for k in STATES for old, _ in before_and_after(run, k)]
+        if not all(np.isfinite(x).all() for x in (*before, *start.params)):
+            continue
+        pairs = list(zip(start.params, run.params, strict=True)) if key == "p" else before_and_after(run, key)
+        for old, new in pairs:
+            if rest.what == "NaN":
+                assert np.isnan(new).all(), (key, count, rest)
+            elif rest.what == "stays":
+                np.testing.assert_allclose(new, old, rtol=1e-12, err_msg=f"{key} {count} {rest}")
+            else:
+                assert np.all((new * old >= 0) & (np.abs(new) <= np.abs(old) * (1 + 1e-12))), (key, count, rest)
