@@ -53,7 +53,13 @@ def pair(program: Program, layout: Layout) -> Pair:
     """The kernel of an elementwise program on the cpu backend, and its limit; compiled or from the cache."""
     backend = registry.usable("cpu")
     kernel = backend.build(program, layout, backend.emit(program, layout))
-    return Pair(program, layout, kernel, _cpu("cpu").limit_kernel(program, layout))
+    return Pair(program, layout, kernel, limit_kernel(program, layout))
+
+
+def limit_kernel(program: Program, layout: Layout) -> Kernel:
+    """The kernel that moves the bytes of every stage of a program and computes nothing, on the cpu backend."""
+    found: Kernel = _cpu("cpu").limit_kernel(program, layout)
+    return found
 
 
 def _cpu(module: str) -> Any:

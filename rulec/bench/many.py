@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from rulec.bench.around import time_around
 from rulec.bench.interleave import interleaved
 from rulec.bench.kernels import Pair, bound, pair, threads
 from rulec.bench.result import Result, Row
+from rulec.bench.tensors import have_torch, tensors
 
 #: (tensors, elements of each, how many times faster than torch's fused AdamW a step should be).
 SIZES = ((1000, 1000, 7.0), (300, 10_000, 3.0), (148, 84_000, 1.3), (1, 1000, 1.0))
@@ -34,35 +34,28 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
     rounds = QUICK_ROUNDS if quick else ROUNDS
     program = rulec.compile(rulec.load("adamw").standalone())
     kernels = pair(program, layout_for(program, "float32"))
-    have_torch = _have_torch(notes)
+    with_torch = have_torch(notes)
     rows: list[Row] = []
     for count, elements, target in SIZES:
-        rows += _size(kernels, count, elements, target, rounds, have_torch)
+        rows += _size(kernels, count, elements, target, rounds, with_torch)
         advance()
-    if have_torch:
+    if with_torch:
         rows.append(_groups(rounds))
     advance()
     return Result("many", rows, quick, threads(), notes)
 
 
-def _have_torch(notes: list[str]) -> bool:
-    if importlib.util.find_spec("torch") is None:
-        notes.append("steps of rulec.torch are left out: torch is not installed")
-        return False
-    return True
-
-
-def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, have_torch: bool) -> Iterator[Row]:
+def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, with_torch: bool) -> Iterator[Row]:
     label = f"{count} tensors of {elements:,}"
     arrays, rows = _arrays(kernels, count, elements), kernels.rows(count, (elements,))
     contenders = {"kernel": bound(kernels.kernel, *arrays, rows), "limit": bound(kernels.limit, *arrays, rows)}
-    if have_torch:
+    if with_torch:
         contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
     times = interleaved(contenders, rounds, settled=True)
     seconds = {name: times.median(name) for name in contenders}
     detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
     yield Row(label, "kernel, of the limit's speed", times.ratio("limit", "kernel"), OF_LIMIT, detail=detail)
-    if have_torch:
+    if with_torch:
         detail = {**seconds, "scatter": times.quartiles("torch", "step")}
         measure = "step, times as fast as torch's fused step"
         yield Row(label, measure, times.ratio("torch", "step"), target, detail=detail)
@@ -91,27 +84,17 @@ def _arrays(kernels: Pair, count: int, elements: int) -> tuple[list[Any], list[A
     return [signed() for _ in range(count)], [signed() for _ in range(count)], states
 
 
-def _tensors(count: int, elements: int) -> list[Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    found = [torch.randn(elements, generator=generator).requires_grad_() for _ in range(count)]
-    for tensor in found:
-        tensor.grad = torch.randn(elements, generator=generator)
-    return found
-
-
 def _our_step(count: int, elements: int) -> Callable[[], object]:
     import rulec.torch
 
-    step: Callable[[], object] = rulec.torch.AdamW(_tensors(count, elements)).step
+    step: Callable[[], object] = rulec.torch.AdamW(tensors(count, elements)).step
     return step
 
 
 def _torch_step(count: int, elements: int) -> Callable[[], object]:
     import torch
 
-    return torch.optim.AdamW(_tensors(count, elements), fused=True).step
+    return torch.optim.AdamW(tensors(count, elements), fused=True).step
 
 
 def _groups(rounds: int) -> Row:
@@ -119,10 +102,10 @@ def _groups(rounds: int) -> Row:
     import rulec.torch
 
     rates = np.geomspace(1e-5, 1e-3, GROUPS).tolist()
-    groups = [{"params": [t], "lr": lr} for t, lr in zip(_tensors(GROUPS, GROUP_ELEMENTS), rates, strict=True)]
+    groups = [{"params": [t], "lr": lr} for t, lr in zip(tensors(GROUPS, GROUP_ELEMENTS), rates, strict=True)]
     contenders: dict[str, Callable[[], object]] = {
         "groups": rulec.torch.AdamW(groups).step,
-        "one": rulec.torch.AdamW(_tensors(GROUPS, GROUP_ELEMENTS)).step,
+        "one": rulec.torch.AdamW(tensors(GROUPS, GROUP_ELEMENTS)).step,
     }
     times = interleaved(contenders, rounds, settled=True)
     detail = {name: times.median(name) for name in contenders} | {"scatter": times.quartiles("groups", "one")}

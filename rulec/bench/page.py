@@ -26,6 +26,11 @@ this page.
 _TEXT = {
     "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
     "kernel; *times as fast* is the time of torch's step over that of the kernel.",
+    "reductions": "One matrix, far larger than the caches. A step is all of it, engine included; its limit is a kernel "
+    "for each stage that moves the same bytes. Other libraries' steps are timed on tensors of their own, with "
+    "the same threads; the fastest that is installed is named, and fused kernels, which are no Python, apart.",
+    "matrices": "Weights in float32, products in bfloat16. The products are those of Muon's iteration by themselves, "
+    "with nothing added, scaled or cast. Steps of SOAP and Shampoo are the mean of ten, one of which decomposes.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",

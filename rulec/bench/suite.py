@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rulec.bench.result import Result
 from rulec.errors import RulecError
@@ -12,6 +12,8 @@ from rulec.language.source import did_you_mean
 #: What there is to measure, in the order of the manual's page, with one line about each.
 MEASUREMENTS: dict[str, str] = {
     "rules": "every elementwise rule on one large tensor, against the memory's limit and torch",
+    "reductions": "every rule that reduces on one large matrix, against its stages' limit and other libraries",
+    "matrices": "Muon and other rules for matrices, against their products and torch, and what they keep",
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates beside parameters, gradients and state",
@@ -28,7 +30,7 @@ class Measurement:
 
 
 def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement:
-    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts `rules` to some.
+    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts those of rules to some.
 
     RulecError for a name that is none of `MEASUREMENTS`.
     """
@@ -36,7 +38,17 @@ def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement
         from rulec.bench import rules
 
         parts = len(rules.plan(only)) + len(rules.half_width(only))
-        return Measurement(name, parts, lambda advance: rules.measure(quick, only, advance))
+        return _restricted(name, parts, only, lambda advance: rules.measure(quick, only, advance))
+    if name == "reductions":
+        from rulec.bench import reductions
+
+        parts = reductions.parts(only)
+        return _restricted(name, parts, only, lambda advance: reductions.measure(quick, only, advance))
+    if name == "matrices":
+        from rulec.bench import matrices
+
+        parts = matrices.parts(quick, only)
+        return _restricted(name, parts, only, lambda advance: matrices.measure(quick, only, advance))
     if name == "many":
         from rulec.bench import many
 
@@ -51,3 +63,15 @@ def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement
         return Measurement(name, memory.PARTS, lambda advance: memory.measure(quick, advance))
     known = ", ".join(MEASUREMENTS)
     raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")
+
+
+def _restricted(
+    name: str, parts: int, only: Sequence[str], run: Callable[[Callable[[], object]], Result]
+) -> Measurement:
+    """A measurement of rules, with a note where it has none of those it is restricted to."""
+
+    def noted(advance: Callable[[], object]) -> Result:
+        result = run(advance)
+        return replace(result, notes=[*result.notes, f"nothing here is about {', '.join(only)}"])
+
+    return Measurement(name, parts, run if parts else noted)

@@ -14,9 +14,9 @@ from rulec.language.node import Kind, Node, Op, walk
 class Traffic:
     """Bytes per parameter of one step. What is kept per row, tensor or group counts nothing beside them.
 
-    `read` and `written` have the bytes of each buffer, `read` once for every stage that reads it. `values` are the
-    operations done for each element, `unfused` the bytes that these would move one by one, each reading its operands
-    and writing its result.
+    `read` and `written` have the bytes of each buffer, once for every stage that reads or writes it, and `read` those
+    of each matrix that is worked out between the stages. `values` are the operations done for each element, `unfused`
+    the bytes that these would move one by one, each reading its operands and writing its result.
     """
 
     read: dict[str, int]
@@ -35,7 +35,7 @@ class Traffic:
 def traffic(program: Program, layout: Layout) -> Traffic:
     """The traffic of a program in a layout."""
     inference = AxisInference(program)
-    wide = {b.name for b in program.buffers if {"i", "j"} <= set(b.axes.letters)}
+    wide = {b.name for b in program.buffers if b.axes.elementwise}
     size = {b: ITEM_SIZE[d] for b, d in layout.dtypes}
     read: dict[str, int] = {}
     written: dict[str, int] = {}
@@ -45,7 +45,10 @@ def traffic(program: Program, layout: Layout) -> Traffic:
         loaded = {str(n.arg) for n in order if n.op is Op.LOAD}
         for buffer in (b.name for b in program.buffers if b.name in loaded & wide):
             read[buffer] = read.get(buffer, 0) + size[buffer]
-        written.update({s.buffer: size[s.buffer] for s in stage.stores if s.buffer in wide})
+        for name in (n for n in stage.reads if program.result(n).axes.elementwise):
+            read[name] = read.get(name, 0) + ITEM_SIZE[layout.compute]
+        for buffer in (s.buffer for s in stage.stores if s.buffer in wide):
+            written[buffer] = written.get(buffer, 0) + size[buffer]
         operations += [n for n in order if n.op.kind is not Kind.LEAF and _is_wide(n, inference)]
     item = ITEM_SIZE[layout.compute]
     unfused = sum(item * (1 + sum(_is_wide(a, inference) for a in n.args)) for n in operations)

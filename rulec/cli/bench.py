@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 def bench(
     what: Annotated[
-        list[str] | None, typer.Argument(metavar="[WHAT]", help="rules, many, start, memory; all of them by default.")
+        list[str] | None,
+        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory; by default all."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
-    rule: Annotated[list[str] | None, typer.Option(help="Restrict `rules` to this one; repeatable.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices to this one; repeatable.")
+    ] = None,
     json: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Write results to a .json file, or into a folder; - prints them."),

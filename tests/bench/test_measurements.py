@@ -148,7 +148,7 @@ def test_a_row_of_the_import_says_what_was_loaded() -> None:
 
 
 def test_names_of_measurements() -> None:
-    assert list(MEASUREMENTS) == ["rules", "many", "start", "memory"]
+    assert list(MEASUREMENTS) == ["rules", "reductions", "matrices", "many", "start", "memory"]
     for name in MEASUREMENTS:
         assert measurement(name, True).parts > 0
     with pytest.raises(RulecError, match="there is no measurement 'rule'; did you mean 'rules'"):
@@ -165,11 +165,16 @@ def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(rules, "HALF_WIDTH", ())
     shown = run("bench", "rules", "--quick", "--rule", "sgd", "--json", str(tmp_path))
     assert "quick: these figures do not count" in shown
+    assert "nothing here is about" not in shown
     result = read_result(tmp_path / "rules.json")
     assert result.quick
     assert result.rows[0].subject == "sgd, float32"
     run("bench", "rules", "--quick", "--rule", "sgd", "--json", str(tmp_path / "one.json"))
     assert read_result(tmp_path / "one.json").rows[0].subject == "sgd, float32"
+
+
+def test_a_rule_that_a_measurement_does_not_have_is_said() -> None:
+    assert "nothing here is about lamb" in run("bench", "rules", "matrices", "--quick", "--rule", "lamb")
 
 
 def test_the_command_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:

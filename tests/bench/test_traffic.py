@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.backend.layout import layout_for, scheduled
+from rulec.backend.layout import traffic as counted
 from rulec.bench.traffic import traffic
 
 
@@ -33,3 +34,20 @@ def test_a_stage_that_reads_again_counts_again() -> None:
     text = "name: N\nhyper: {lr: 1}\nstep: |\n  direction = g/norm(g)\n"
     program = rulec.compile(rulec.parse(text))
     assert traffic(program, layout_for(program, "float32")).read == {"p": 4, "g": 8}
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "muon", "apollo", "prodigy"])
+def test_the_bytes_of_scheduled_stages_are_those_the_engine_counts(name: str) -> None:
+    rule = rulec.load(name).standalone()
+    program = rulec.compile(rule)
+    program, layout = scheduled(program, layout_for(program, "float32"))
+    found = traffic(program, layout)
+    assert (sum(found.read.values()), sum(found.written.values())) == counted(program, layout)
+
+
+def test_what_is_worked_out_between_stages_and_kept_in_other_shapes() -> None:
+    program = rulec.compile(rulec.load("muon").standalone())
+    (matrix,) = (v.name for v in program.vectors if v.axes.elementwise)
+    assert traffic(program, layout_for(program, "bfloat16")).read[matrix] == 4
+    program = rulec.compile(rulec.load("apollo").standalone())
+    assert traffic(program, layout_for(program, "float32")).state == {}
