@@ -19,7 +19,7 @@ RULES = {
 }  # fmt: skip
 TRANSFORMS = {
     "decay", "l2", "sign", "scale", "nesterov", "clip_by_value", "clip_by_norm", "clip_by_global_norm", "adaptive_clip",
-    "trust_ratio", "cautious", "centralize", "normalize", "noise", "skip_not_finite", "projection",
+    "trust_ratio", "cautious", "centralize", "normalize", "noise", "skip_not_finite", "projection", "mechanic",
 }  # fmt: skip
 
 #: Hyper-parameters that may be any number.

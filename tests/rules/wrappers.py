@@ -11,10 +11,12 @@ import numpy as np
 import optax
 import pytorch_optimizer
 import torch
+from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rulec
 from rulec.compiler import random
+from tests.rules.measure import ALL_DIMENSIONS, Shapes
 from tests.rules.runs import Array, Hyper, OptaxRun, OracleRun, Run, TorchRun
 
 Start = Callable[[Sequence[Array], Hyper], Run]
@@ -24,7 +26,8 @@ Start = Callable[[Sequence[Array], Hyper], Run]
 class WrapperPeer:
     """One row: a composition of ours, and who else computes it.
 
-    `state` names what is compared, where it is not the parameter: an average that the rule keeps.
+    `state` names what is compared, where it is not the parameter: an average that the rule keeps. `shapes` are those
+    that theirs treats as ours does.
     """
 
     composed: str
@@ -32,6 +35,7 @@ class WrapperPeer:
     hyper: Hyper
     start: Start
     state: str = ""
+    shapes: Shapes = ALL_DIMENSIONS
 
     def ours(self, params: Sequence[Array]) -> Run:
         """Our side, by the reference in float64."""
@@ -127,6 +131,41 @@ class ScheduleFreeRun(TorchRun):
         return found
 
 
+class GaLoreRun(TorchRun):
+    """pytorch_optimizer's GaLore with random projections: ours of the same numbers, at the steps ours are drawn anew.
+
+    Its eps is added to a root without bias correction, so it has one that is next to nothing.
+    """
+
+    def __init__(self, params: Sequence[Array], hyper: Hyper) -> None:
+        super().__init__(_galore, _torch_galore, params, hyper)
+        for index, tensor in enumerate(self.tensors):
+            if tensor.ndim == 2:
+                self.optimizer.state[tensor]["projector"] = _OurProjector(index, hyper)
+
+
+class _OurProjector(GaLoreProjector):
+    """Theirs, with its matrix made of the random numbers that our rule draws for that tensor."""
+
+    def __init__(self, index: int, hyper: Hyper) -> None:
+        super().__init__(rank=int(hyper["rank"]), update_proj_gap=1)
+        self.index, self.gap, self.t = index, hyper["gap"], 0
+
+    def update_ortho_matrix(self, x: Any, from_random_matrix: bool) -> None:
+        """Called at every step, before the gradient `x` is projected."""
+        self.t += 1
+        projection = random_projection(self.index, min(x.shape), self.rank or 0, int((self.t - 1) // self.gap))
+        # Of a tall matrix theirs shortens the columns.
+        self.ortho_matrix = torch.tensor(projection if x.shape[0] >= x.shape[1] else projection.T)
+
+
+def random_projection(index: int, rows: int, rank: int, at: int) -> Array:
+    """The projection of one matrix with that many rows, by the numbers that are drawn for it at that count."""
+    rank = min(rank, rows)
+    numbers = random.normal(rank * rows, seed=0, tensor=index, draw=0, step=at)
+    return np.asarray(numbers.reshape(rank, rows) / np.sqrt(rank))
+
+
 class ProjectedAdam:
     """Adam on randomly projected gradients of matrices, written out by hand; Adam as it is on anything else."""
 
@@ -134,12 +173,6 @@ class ProjectedAdam:
         self.now = [p.copy() for p in params]
         self.t = 0
         self.moments: list[list[Any]] = [[0.0, 0.0] for _ in params]
-
-    def projection(self, index: int, rows: int, hyper: Hyper) -> Array:
-        """The random projection of one matrix, the one of this step."""
-        rank = min(int(hyper["rank"]), rows)
-        numbers = random.normal(rank * rows, seed=0, tensor=index, draw=0, step=int((self.t - 1) // hyper["gap"]))
-        return np.asarray(numbers.reshape(rank, rows) / np.sqrt(rank))
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
         self.t += 1
@@ -149,7 +182,8 @@ class ProjectedAdam:
                 continue
             tall = g.shape[-2] > g.shape[-1]
             short = np.swapaxes(g, -1, -2) if tall else g
-            projection = self.projection(index, short.shape[-2], hyper)
+            drawn = int((self.t - 1) // hyper["gap"])
+            projection = random_projection(index, short.shape[-2], int(hyper["rank"]), drawn)
             back = projection.T @ self.direction(index, projection @ short, hyper)
             self.now[index] = self.now[index] - hyper["lr"] * (np.swapaxes(back, -1, -2) if tall else back)
 
@@ -173,6 +207,16 @@ def _torch_adam(h: Hyper) -> dict[str, Any]:
 def _torch_schedule_free(h: Hyper) -> dict[str, Any]:
     own = {"momentum": h["beta"], "r": h["r"], "weight_lr_power": h["weight_lr_power"]}
     return {**_torch_adam(h), **own}
+
+
+def _torch_galore(h: Hyper) -> dict[str, Any]:
+    own = {"rank": int(h["rank"]), "update_proj_gap": 1, "scale": 1.0, "projection_type": "std"}
+    return {**_torch_adam(h), **own}
+
+
+def _galore(tensors: Any, foreach: bool, **keywords: Any) -> Any:
+    own = {key: keywords.pop(key) for key in ("rank", "update_proj_gap", "scale", "projection_type")}
+    return pytorch_optimizer.GaLore([{"params": tensors, **own}], foreach=foreach, **keywords)
 
 
 def _schedule_free_adam(tensors: Any, foreach: bool, **keywords: Any) -> Any:
@@ -208,9 +252,14 @@ def _schedule_free(h: Hyper) -> Any:
     return optax.contrib.schedule_free(_optax_adam(h), h["lr"], b1=h["beta"], weight_lr_power=h["weight_lr_power"])
 
 
+def _mechanize(h: Hyper) -> Any:
+    return optax.contrib.mechanize(_optax_adam(h), h["s_decay"], h["tiny"], h["s_init"], 6)
+
+
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _LOOKAHEAD = {**_ADAM, "k": 4, "alpha": 0.3}
 _FREE = {"lr": 0.03, "beta1": 0, "beta2": 0.95, "eps": 1e-6, "beta": 0.85, "weight_lr_power": 1.5}
+_MECHANIC = {**_ADAM, "lr": 1.0, "s_init": 0.01, "s_decay": 0.02, "tiny": 1e-6}
 _LOW_RANK = {**_ADAM, "rank": 2, "gap": 7}
 
 #: Every wrapper of the library, each beside at least one other implementation.
@@ -226,4 +275,12 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
     ),
     WrapperPeer("schedule_free(adam)", "optax.contrib.schedule_free", _FREE, _optax(_schedule_free)),
     WrapperPeer("low_rank(adam)", "the same by hand", _LOW_RANK, ProjectedAdam),
+    WrapperPeer(
+        "low_rank(adam)",
+        "pytorch_optimizer.GaLore",
+        {**_LOW_RANK, "eps": 1e-300},
+        GaLoreRun,
+        shapes=((5,), (3, 4), (), (6, 2)),
+    ),
+    WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
 )
