@@ -25,7 +25,7 @@ from rulec.runtime.rows import Numbers
 from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.flavour import Choice
 from rulec.torch.inputs import Inputs
-from rulec.torch.interface import Interface
+from rulec.torch.interface import CHOOSING, Interface
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
@@ -99,6 +99,7 @@ class Assembly:
         self.names = [route.name for route in self.routes]
         self._values = Values(interface.group_keywords, groups)
         self._flags = Values(interface.flag_keywords, groups)
+        self._chosen = _chosen(groups)
         check_parameters(self.params, self.names)
         self._addresses = [*map(_data_ptr, self.params)]
         self._facts = [_facts(p) for p in self.params]
@@ -236,7 +237,7 @@ class Assembly:
         """Takes over other numbers; False where the groups mean other rules now."""
         decaying = {choice.flavour for choice in self.choices if choice.decay}
         if not self._flags.same(groups):
-            if choices_of(self.interface, groups, decaying) != self.choices:
+            if choices_of(self.interface, groups, decaying) != self.choices or _chosen(groups) != self._chosen:
                 return False
             self._flags = Values(self.interface.flag_keywords, groups)
         self._values = Values(self.interface.group_keywords, groups)
@@ -343,6 +344,11 @@ def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     with plain_memory():
         for into, source in pairs:
             real_view(into).copy_(real_view(source))
+
+
+def _chosen(groups: Groups) -> list[list[Any]]:
+    """What groups say of the rules that their tensors go to and of their random numbers."""
+    return [[group.get(key) for key in CHOOSING] for group in groups]
 
 
 def _seed(groups: Groups) -> int:

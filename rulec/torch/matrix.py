@@ -27,18 +27,24 @@ def _tensor(x: Array) -> Tensor:
 
 
 def _newton_schulz(x: Array, steps: float, dtype: str) -> Array:
-    """The quintic iteration in the dtype asked for, as in `rulec.compiler.matrix`."""
-    a, b, c = _COEFFICIENTS
-    y = _tensor(x).to(getattr(torch, dtype))
-    tall = y.shape[-2] > y.shape[-1]
-    y = y.mT if tall else y
-    y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(int(steps)):
-        gram = y @ y.mT
-        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
-    y = y.mT if tall else y
-    found: Array = y.to(torch.from_numpy(x[:0]).dtype).contiguous().numpy()
+    """The quintic iteration in the dtype asked for, matrix by matrix, operation by operation as in torch.optim.Muon."""
+    given = _tensor(x)
+    made = torch.empty_like(given)
+    for matrix, into in zip(given, made, strict=True):
+        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), int(steps)))
+    found: Array = made.numpy()
     return found
+
+
+def _orthogonalized(y: Tensor, steps: int) -> Tensor:
+    a, b, c = _COEFFICIENTS
+    tall = y.shape[0] > y.shape[1]
+    y = y.T if tall else y
+    y = y / y.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = y @ y.T
+        y = torch.addmm(y, torch.addmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    return y.T if tall else y
 
 
 #: The matrix functions: products by torch, decompositions by LAPACK through NumPy, which torch's would call too.

@@ -41,7 +41,7 @@ def tagged_groups(
     known = [*TAGS, *patterns]
     for tag in options:
         if tag not in known:
-            raise HyperError(f"{tag!r} is no tag{did_you_mean(tag, known)}: there are {', '.join(known)}")
+            raise HyperError(f"{tag!r} is none of the tags {', '.join(known)}{did_you_mean(tag, known)}")
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for name, param, tags in _tagged(model, patterns):
         chosen = {key: value for tag, given in options.items() if tag in tags for key, value in given.items()}

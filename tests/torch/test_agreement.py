@@ -45,6 +45,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Rprop", {"lr": 0.05, "etas": (0.4, 1.3), "step_sizes": (1e-3, 0.2)}),
     ("ASGD", {"lr": 0.1, "lambd": 0.01, "t0": 5, "weight_decay": 0.1}),
     ("Adamax", {"lr": 0.1, "weight_decay": 0.1}),
+    ("Adafactor", {"lr": 0.1}),
+    (
+        "Adafactor",
+        {"lr": 0.1, "beta2_decay": -0.5, "eps": (1e-4, 1e-2), "d": 1.5, "weight_decay": 0.1, "maximize": True},
+    ),
 ]
 
 IDS = [f"{name}-{'-'.join(map(str, keywords))}" for name, keywords in CASES]

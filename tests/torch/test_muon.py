@@ -1,0 +1,93 @@
+"""`Muon` is that of torch: the same signature, states, checkpoints and numbers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import rulec.torch
+from rulec.errors import HyperError
+from rulec.language.node import Op
+from rulec.torch.matrix import TORCH_MATRIX
+from tests.torch.test_rules import advance, through_a_file
+from tests.torch.twins import difference, parameters
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon"),
+]
+
+SHAPES = ((6, 8), (12, 6), (16, 16), (40, 3), (1, 5))
+KEYWORDS: list[dict[str, Any]] = [{}, {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "ns_steps": 3}]
+
+
+def both(dtype: torch.dtype, keywords: dict[str, Any]) -> list[tuple[Any, list[Tensor]]]:
+    """Ours and torch's, with two groups."""
+    found = []
+    for library in (rulec.torch, torch.optim):
+        params = parameters(dtype, SHAPES)
+        found.append((library.Muon([{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **keywords), params))
+    return found
+
+
+def test_the_signature_has_theirs_within_it() -> None:
+    ours = inspect.signature(rulec.torch.Muon).parameters
+    theirs = inspect.signature(torch.optim.Muon).parameters
+    assert [*ours][: len(theirs)] == [*theirs]
+    assert set(ours) - set(theirs) == {"state_dtype", "backend", "adamw_lr", "betas", "adamw_eps"}
+    assert all(ours[k].default == theirs[k].default and ours[k].kind == theirs[k].kind for k in theirs)
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=["defaults", "others"])
+def test_float64(keywords: dict[str, Any]) -> None:
+    (ours, params), (theirs, others) = both(torch.float64, keywords)
+    advance(ours, params, range(20))
+    advance(theirs, others, range(20))
+    assert difference(params, others) * torch.finfo(torch.float64).eps < 1e-12
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=["defaults", "others"])
+def test_one_step_of_float32_and_bfloat16(keywords: dict[str, Any]) -> None:
+    """Later steps part where a momentum that differs in its last bit rounds to another bfloat16."""
+    for dtype in (torch.float32, torch.bfloat16):
+        (ours, params), (theirs, others) = both(dtype, keywords)
+        advance(ours, params, range(1))
+        advance(theirs, others, range(1))
+        assert difference(params, others) <= 4
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (12, 6), (64, 16), (130, 257)])
+def test_newton_schulz_is_theirs_bit_for_bit(shape: tuple[int, int]) -> None:
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    torch.manual_seed(0)
+    grad = torch.randn(shape)
+    theirs = _zeropower_via_newtonschulz(grad, (3.4445, -4.7750, 2.0315), 5, 1e-7).float()
+    ours = TORCH_MATRIX[Op.NEWTON_SCHULZ](np.stack([grad.numpy()] * 2), 5.0, dtype="bfloat16")
+    assert all(np.array_equal(found, theirs.numpy()) for found in ours)
+
+
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours to torch", "torch to ours"])
+def test_a_checkpoint_goes_on_on_the_other_side(ours_first: bool) -> None:
+    first, second = both(torch.float64, {}) if ours_first else both(torch.float64, {})[::-1]
+    advance(*first, range(4))
+    saved = through_a_file(first[0].state_dict())
+    second[0].load_state_dict(saved)
+    with torch.no_grad():
+        for p, q in zip(second[1], first[1], strict=True):
+            p.copy_(q)
+    assert set(saved["state"][0]) == {"momentum_buffer"}
+    for optimizer, params in (first, second):
+        advance(optimizer, params, range(4, 8))
+    assert difference(first[1], second[1]) * torch.finfo(torch.float64).eps < 1e-12
+
+
+@pytest.mark.parametrize("keywords", [{"nesterov": False}, {"eps": 1e-3}, {"ns_coefficients": (2.0, -1.5, 0.5)}])
+def test_what_the_rule_does_not_have_is_refused(keywords: dict[str, Any]) -> None:
+    with pytest.raises(HyperError, match=f"Muon .*{next(iter(keywords))}="):
+        rulec.torch.Muon(parameters(shapes=SHAPES), **keywords)
