@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rulec
+from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import passes
 from rulec.compiler.reference import ReferenceOptimizer, arithmetic
 from rulec.compiler.verify import verify
@@ -25,6 +26,20 @@ from tests.language import expressions
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.yaml"))
 ALL = [*rulec.rules(), *(str(path) for path in EXAMPLES)]
 SHAPE = (2, 3, 4)
+
+
+def whole(rule_name: str) -> Rule:
+    """A rule of the library; a wrapper around Adam, which it lets move something in three steps."""
+    rule = rulec.load(rule_name)
+    if not rule.wraps:
+        return rule
+    wrapped = rule(rulec.load("adam"))
+    return wrapped.bind(every=2) if "every" in wrapped.hyper else wrapped
+
+
+def shapes_for(rule: Rule) -> list[tuple[int, ...]]:
+    """Singular vectors are more than small and empty matrices have."""
+    return SHAPES if rule.name != "GaLore" else [(), (5,), (6, 8), (8, 6)]
 
 
 def same(a: Any, b: Any) -> None:
@@ -79,7 +94,8 @@ def test_text_of_every_rule_reads_back(rule_name: str) -> None:
     again = rulec.parse(rule.to_yaml())
     assert again == rule
     assert hash(again) == hash(rule)
-    assert [s.value for s in stores(again)] == [s.value for s in stores(rule)]
+    if not rule.wraps:
+        assert [s.value for s in stores(again)] == [s.value for s in stores(rule)]
 
 
 def stores(rule: Rule) -> list[Any]:
@@ -92,29 +108,35 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (6, 4), (2, 3, 4), (2, 1, 3, 
 
 @pytest.mark.parametrize("rule_name", ALL, ids=lambda n: Path(n).stem)
 def test_float64_against_50_digits(rule_name: str) -> None:
-    rule = rulec.load(rule_name)
+    rule = whole(rule_name)
+    inexact = {op for op, function in MATRIX.items() if not function.exact}
+    if inexact & {n.op for s in stores(rule) for n in walk([s.value])}:
+        pytest.skip("its matrix functions have no 50-digit form")
+    shapes = shapes_for(rule)
     rng = np.random.default_rng(3)
-    params = [rng.normal(size=shape) for shape in SHAPES]
+    params = [rng.normal(size=shape) for shape in shapes]
     fast, exact = ReferenceOptimizer(rule, params), ReferenceOptimizer(rule, params, arithmetic="mpmath")
     for _ in range(3):
-        grads = [rng.normal(size=shape) for shape in SHAPES]
+        grads = [rng.normal(size=shape) for shape in shapes]
         fast.step(grads)
         exact.step(grads)
     for before, a, b in zip(params, fast.params, exact.params, strict=True):
         assert a.shape == before.shape
         np.testing.assert_allclose(a, np.asarray(b, np.float64), rtol=1e-13, atol=1e-15)
-        assert not a.size or (a != before).any()
+        # What is centred has nothing left where it is one number.
+        assert a.size < 2 or (a != before).any()
 
 
 @pytest.mark.parametrize("rule_name", ALL, ids=lambda n: Path(n).stem)
 def test_tensors_do_not_meet(rule_name: str) -> None:
     """A rule without a level beyond the tensor gives each tensor what it would get alone."""
-    rule = rulec.load(rule_name)
-    if any(state.per in ("group", "model") for state in rule.state.values()):
-        pytest.skip("its tensors share states")
+    rule = whole(rule_name)
+    shared = any(state.per in ("group", "model") for state in rule.state.values())
+    if shared or rulec.compile(rule).joins:
+        pytest.skip("its tensors share states or reductions")
     rng = np.random.default_rng(4)
-    params = [rng.normal(size=shape) for shape in SHAPES]
-    grads = [[rng.normal(size=shape) for shape in SHAPES] for _ in range(2)]
+    params = [rng.normal(size=shape) for shape in shapes_for(rule)]
+    grads = [[rng.normal(size=p.shape) for p in params] for _ in range(2)]
     # Tensors draw their random numbers by their place, so each is alone but at its own.
     together = ReferenceOptimizer(rule, params)
     for step in grads:
