@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rulec.analysis.fact import Line
-from rulec.errors import RuleError
 from rulec.language.node import Kind, Node, Op, const, is_boolean, name, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.source import Span
@@ -88,8 +87,6 @@ def number(value: Node) -> Node:
 
 def flow_of(rule: Rule) -> Flow:
     """The flow of a rule; RuleError for a wrapper that wraps nothing yet, and for what has no default."""
-    if any(n.op.kind is Kind.CALL for n in walk(rule.expressions)):
-        raise RuleError(f"{rule.name} is a wrapper: analyse it around a rule")
     alone = rule.standalone()
     walked = _Walk({"grad": name("g"), **{key: name(key) for key in (*alone.state, "p")}})
     walked.statements(alone.step)

@@ -196,7 +196,7 @@ def _prove(flow: Flow, attempt: Callable[[Flow, Sequence[str]], Degrees]) -> Fac
             continue
         where = (*(f"{key} = 0" for key in zero), *degrees.conditions)
         gone = _where_gone(flow, degrees)
-        return Fact("yes", "the scale is gone after" if gone else "no gradient is read", where, gone)
+        return Fact("yes", "the scale is gone after" if gone else "no scale reaches p", where, gone)
 
 
 def _where_gone(flow: Flow, degrees: Degrees) -> Line | None:

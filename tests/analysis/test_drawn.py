@@ -27,31 +27,52 @@ WARM = 3
 leaves = st.sampled_from(["g", "g", "m", "v", "n", "w", "p", "eps", "b", "d", "t"]).map(name)
 numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0, 3.0]).map(const)
 
+#: What keeps a power of a scale, and what does not.
+_KEEPING, _LOSING = (Op.ABS, Op.SIGN, Op.NEG), (Op.ISFINITE, Op.TANH, Op.LOG, Op.RSQRT)
 
-def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+
+def _larger(inner: st.SearchStrategy[Node], unary: Sequence[Op]) -> st.SearchStrategy[Node]:
     binary = [Op.ADD, Op.SUB, Op.MUL, Op.MUL, Op.DIV, Op.DIV, Op.MINIMUM, Op.MAXIMUM]
     truth = st.builds(node, st.sampled_from([Op.GT, Op.LE, Op.EQ]), inner, inner)
     return st.one_of(
         st.builds(node, st.sampled_from(binary), inner, inner),
-        st.builds(node, st.sampled_from([Op.ABS, Op.SIGN, Op.NEG, Op.ISFINITE, Op.TANH, Op.LOG, Op.RSQRT]), inner),
+        st.builds(node, st.sampled_from(unary), inner),
         st.builds(lambda x: node(Op.SQRT, node(Op.ABS, x)), inner),
         st.builds(lambda x, k: node(Op.POW, x, const(k)), inner, st.sampled_from([2.0, 3.0, 1.0, -1.0])),
         st.builds(lambda c, a, b: node(Op.WHERE, c, a, b), truth, inner, inner),
-        st.builds(lambda b, x, y: node(Op.ADD, node(Op.MUL, b, x), node(Op.MUL, node(Op.SUB, const(1), b), y)),
-                  st.sampled_from(["b", "eps"]).map(name), inner, inner),
+        st.builds(_mean, st.sampled_from(["b", "eps"]).map(name), inner, inner),
         st.builds(node, st.sampled_from([Op.SUM, Op.NORM, Op.MEAN, Op.MAX]), inner, st.sampled_from(["tensor", "row"])),
-    )  # fmt: skip
+    )
 
 
-values = st.recursive(leaves | leaves | numbers, _larger, max_leaves=6)
+def _mean(weight: Node, x: Node, y: Node) -> Node:
+    return node(Op.ADD, node(Op.MUL, weight, x), node(Op.MUL, node(Op.SUB, const(1), weight), y))
+
+
+values = st.recursive(leaves | leaves | numbers, lambda inner: _larger(inner, _KEEPING + _LOSING), max_leaves=6)
+powers = st.recursive(
+    st.sampled_from(["g", "g", "m", "v", "n", "eps", "b"]).map(name), lambda x: _larger(x, _KEEPING), max_leaves=4
+)
+
+
+def _rule(draw: Any, values: st.SearchStrategy[Node], end: Node) -> Rule:
+    targets = draw(st.lists(st.sampled_from(list(STATES)), max_size=3, unique=True))
+    lines = [Assign(key, node(Op.MEAN, draw(values), "tensor") if key == "n" else draw(values)) for key in targets]
+    return Rule("Drawn", (*lines, Assign("direction", end)), HYPER, STATES)
 
 
 @st.composite
 def drawn_rules(draw: Any) -> Rule:
     """A rule of up to four lines over states of two levels."""
-    targets = draw(st.lists(st.sampled_from(list(STATES)), max_size=3, unique=True))
-    lines = [Assign(key, node(Op.MEAN, draw(values), "tensor") if key == "n" else draw(values)) for key in targets]
-    return Rule("Drawn", (*lines, Assign("direction", draw(values))), HYPER, STATES)
+    return _rule(draw, values, draw(values))
+
+
+@st.composite
+def unscaled_rules(draw: Any) -> Rule:
+    """A rule that ends in a sign or in parts of a norm: the scale of what it is made of is gone."""
+    end = draw(powers)
+    whole = draw(st.sampled_from([node(Op.NORM, end, "tensor"), node(Op.ABS, end), None]))
+    return _rule(draw, powers, node(Op.SIGN, end) if whole is None else node(Op.DIV, end, whole))
 
 
 def ordinary(arrays: Sequence[Array]) -> bool:
@@ -61,7 +82,7 @@ def ordinary(arrays: Sequence[Array]) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(drawn_rules(), st.integers(0, 99))
+@given(unscaled_rules(), st.integers(0, 99))
 def test_scales(rule: Rule, seed: int) -> None:
     flow = flow_of(rule)
     claims: list[tuple[Fact, list[float]]] = [
