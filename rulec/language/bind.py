@@ -115,7 +115,7 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
             hyper[key] = replace(h, default=replace_names(h.default, values))
     # Other libraries' names for its hyper-parameters are true of the rule as it was.
     done = replace(substitute_hyper(rule, values), hyper=hyper, interop={})
-    if "lr" not in names_in(values.values()) or done.assigns_parameter:
+    if "lr" not in names_in(values.values()) or done.assigns_parameter or done.wraps:
         return done
     # Lines that come to mention lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
     joined = plus([done])

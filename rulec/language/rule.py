@@ -151,8 +151,12 @@ class Rule:
 
     @property
     def called(self) -> str:
-        """What text calls the rule: the name of its file where it comes from one, else its key."""
-        return self.path.stem if self.path is not None and self.path.suffix in (".yaml", ".yml") else self.key
+        """What text calls the rule: its name in the library, the name of its file, or else its key."""
+        from rulec.language.library import library_folder
+
+        if self.path is None or self.path.suffix not in (".yaml", ".yml"):
+            return self.key
+        return self.path.stem if self.path.is_relative_to(library_folder()) else self.path.name
 
     @property
     def assigns_parameter(self) -> bool:

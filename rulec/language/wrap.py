@@ -66,7 +66,10 @@ class _Called:
         self.key = self.keys[1]
         self.original = inner
         self.reads = wrapper.names_read
-        own = {n: f"{self.keys[0]}.{n}" for n in compose.own_names(wrapper) if n != "direction"}
+        # A direction that mentions lr was bound to it: behind a prefix it is not taken for a mistake.
+        self.bound = not wrapper.assigns_parameter and wrapper.reads("lr")
+        kept = () if self.bound else ("direction",)
+        own = {n: f"{self.keys[0]}.{n}" for n in compose.own_names(wrapper) if n not in kept}
         own |= {f"{self.wraps}.{n}": f"{self.key}.{n}" for n in ("p", "direction")}
         self.wrapper = compose.rename_all(wrapper, own)
         if f"{self.wraps}.direction" in self.reads and inner.assigns_parameter:
@@ -90,7 +93,8 @@ class _Called:
 
     def lines(self) -> list[Statement]:
         """The wrapper's lines, with the wrapped rule's where it is called."""
-        return self._lines(self.wrapper.step, top=True)
+        lines = self._lines(self.wrapper.step, top=True)
+        return [*lines, Assign("direction", name(f"{self.keys[0]}.direction"))] if self.bound else lines
 
     def _lines(self, step: Sequence[Statement], top: bool) -> list[Statement]:
         found: list[Statement] = []

@@ -298,3 +298,10 @@ def test_a_text_is_no_rule() -> None:
         RuleError, match=r"^Lookahead wraps a rule, not a text: write rulec\.load\('lookahead\(adamw\)'\)$"
     ):
         LOOKAHEAD("adamw")
+
+
+def test_a_wrapper_may_be_bound_to_the_learning_rate() -> None:
+    rule = wrapper("direction = c*inner(g)", "hyper: {c: 1}\n").bind(c="2*lr")(ADAM)
+    assert rulec.parse(rule.to_yaml()) == rule
+    assert list(rule.hyper) == ["lr", "beta1", "beta2", "eps"]
+    np.testing.assert_array_equal(steps_of(rule, lr=0.5), steps_of(ADAM, lr=0.5))
