@@ -16,7 +16,7 @@ from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.runtime.engine import Engine, default_hyper
+from rulec.runtime.engine import EPS, Engine, default_hyper
 
 
 class Optimizer:
@@ -38,7 +38,6 @@ class Optimizer:
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
-        self.hyper = default_hyper(self.rule, hyper)
         arrays = NumpyArrays()
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         self._engine = Engine(self.rule, arrays, backend, dtypes, maximize, seed)
@@ -48,6 +47,9 @@ class Optimizer:
             arrays.check_parameter(array, name)
         arrays.own([array for _, array in leaves], [f"parameter {name}" for name in self.names])
         self._params = dict(leaves)
+        # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
+        coarsest = max((arrays.dtype(array) for _, array in leaves), key=EPS.__getitem__, default="float32")
+        self.hyper = default_hyper(self.rule, hyper, coarsest)
         words = _checked_tags(tags or {}, self.names)
         self._ids = {name: self._engine.add(array, 0, name, words.get(name, frozenset())) for name, array in leaves}
         self._open: set[str] | None = None

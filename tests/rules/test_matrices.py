@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
@@ -69,6 +70,19 @@ def test_peer_rounds(peer: Peer) -> None:
     ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
     shipped = peer.start(trial.params, peer.hyper, shipped=True)
     assert 1e-2 > largest_difference(ours, shipped, trial, peer.hyper).relative > RELATIVE_FLOAT64
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_machine_epsilon_is_that_of_the_arrays(run: str) -> None:
+    """Adafactor divides by no less than it: gradients between those of float32 and float64 show which one it is."""
+    weights, grad = np.ones((3, 2)), np.full((3, 2), 1e-6) * np.arange(1, 7).reshape(3, 2)
+    ours = our_run(rulec.load("adafactor"), [weights], {}, run)
+    tensor = torch.tensor(weights, requires_grad=True)
+    theirs = torch.optim.Adafactor([tensor])
+    ours.step([grad], {})
+    tensor.grad = torch.tensor(grad)
+    theirs.step()
+    np.testing.assert_allclose(ours.params()[0], tensor.detach().numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["muon", "normuon"])
