@@ -20,6 +20,7 @@ from typing import cast
 
 from rulec.analysis.fact import Fact, Line
 from rulec.analysis.flow import Flow
+from rulec.analysis.guards import with_guards_outside, zero_unless
 from rulec.analysis.regions import ZERO, range_of
 from rulec.language.node import Kind, Node, Op, name, walk
 
@@ -72,7 +73,7 @@ class Degrees:
     """The degrees of values, given those of states; hyper-parameters in `zero` are 0."""
 
     def __init__(self, flow: Flow, states: Mapping[str, Degree], zero: Sequence[str]) -> None:
-        self.flow, self.zero = flow, zero
+        self.flow, self.states, self.zero = flow, states, zero
         leaves = {name(key): degree for key, degree in states.items()}
         self.known: dict[Node, Degree] = {**leaves, name("g"): Degree(((GRADIENT, Fraction(1)),))}
         self.known |= {name(key): ANY for key in zero}
@@ -112,8 +113,19 @@ class Degrees:
         if op is Op.DIV:
             return args[0].times(args[1], Fraction(-1))
         if op is Op.WHERE:
-            return self._alike(value, *args[1:])
+            return self._where(value, args)
         return self._power(value, args)
+
+    def _where(self, value: Node, args: list[Degree]) -> Degree:
+        try:
+            return self._alike(value, *args[1:])
+        except Broken:
+            zero = zero_unless(value)
+            if not zero:
+                raise
+        guarded = Degrees(self.flow, self.states, self.zero)
+        guarded.known |= dict.fromkeys(zero, ANY)
+        return self._alike(value, args[1], guarded.degree(value.args[2]))
 
     def _power(self, value: Node, args: list[Degree]) -> Degree:
         if value.op in _ROOTS:
@@ -186,6 +198,7 @@ def changing_scale(flow: Flow) -> Fact:
 
 def _prove(flow: Flow, attempt: Callable[[Flow, Sequence[str]], Degrees]) -> Fact:
     zero: list[str] = []
+    flow = with_guards_outside(flow)
     while True:
         try:
             degrees = attempt(flow, zero)

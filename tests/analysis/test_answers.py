@@ -66,9 +66,7 @@ RULES = {
         "elementwise", "lr_max weight_sum", one="eps = 0", first="changes", state="8 per parameter + 8 per group",
     ),
     "transforms/sign": Known("elementwise", "", one="yes", each="yes", later="stays"),
-    "transforms/normalize": Known(
-        "model", "", one="eps = 0", each="eps = 0", first="stays where eps > 0", later="stays where eps > 0",
-    ),
+    "transforms/normalize": Known("model", "", one="yes", each="yes", first="stays", later="stays"),
 }  # fmt: skip
 
 
@@ -179,6 +177,16 @@ def test_a_state_that_p_does_not_read_is_to_be_right_too() -> None:
         ("direction = g/norm(g)", "", "yes", "yes"),
         ("direction = g/(norm(g) + 1e-3)", "", "no", "no"),
         ("direction = g/maximum(norm(g), eps)", "", "eps = 0", "eps = 0"),
+        ("n = norm(g); direction = g/where(n > 0, n, 1)", "", "yes", "yes"),
+        ("n = norm(g); direction = where(n != 0, g/n, g)", "", "yes", "yes"),
+        ("n = norm(g); direction = 3*where(n > 0, 1/n, 1)*g", "", "yes", "yes"),
+        ("n = norm(p); direction = g/where(n > 0, n, 1)", "", "no", "no"),
+        (
+            'n = norm(g); direction = g/norm(g, per="model")*where(n > 0, 2, sum(g, per="model"))',
+            "",
+            "unknown",
+            "unknown",
+        ),
         ("v = maximum(v, g**2); direction = g/sqrt(v)", "v: 0", "yes", "no"),
         ("v = v*norm(g); direction = sign(v)*sign(g)", "v: 1", "yes", "yes"),
         ("v = v + norm(g); direction = p/v", "v: {init: 0, per: tensor}", "no", "no"),
