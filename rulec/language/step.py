@@ -89,6 +89,8 @@ class StepParser:
         wraps = self.scope.rule.wraps
         if identifier == wraps:
             return f"{wraps!r} is the rule that is wrapped: write {wraps}(g)"
+        if wraps and identifier == f"{wraps}.p" and self.scope.rule.wraps_shape is not None:
+            return f"{identifier!r} has no value: {wraps} has a shape of its own, so use the direction, {wraps}(g)"
         if wraps and identifier in (f"{wraps}.p", f"{wraps}.direction"):
             where = "in the same branch" if wraps in self.scope.called else "above this line"
             return f"{identifier!r} has no value here: write {wraps}(g) {where}"
@@ -147,7 +149,7 @@ class StepParser:
                     f"{called} has no argument {keyword!r}: write {called}(g), or {called}(g, t=t/2)", span
                 )
             self.blocks[-1].append(Assign(called, node(Op.CALL, args[0], count, called), span))
-            self.known |= {f"{called}.direction", f"{called}.p"}
+            self.known |= {f"{called}.direction"} | ({f"{called}.p"} if self.scope.rule.wraps_shape is None else set())
             return name(f"{called}.direction")
         self.blocks[-1].extend(inline(rule, called, args[0], self.expressions.next_draw))
         self.expressions.next_draw += count_draws(rule)

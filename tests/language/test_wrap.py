@@ -216,6 +216,21 @@ def test_low_rank_refuses_states_of_the_parameter_s_sides_and_beginnings() -> No
         LOW_RANK(anchored)
 
 
+def test_a_shaped_wrapper_refuses_what_has_the_parameter_s_shape() -> None:
+    shaped = wrapper("inner(sum(g, per='col') + 0*g)\ndirection = g", "").to_yaml().replace(
+        "wraps: inner", "wraps: {inner: {shape: [1, cols]}}"
+    )  # fmt: skip
+    with pytest.raises(
+        RuleError, match=r"rprop\.yaml:\d+:\d+: Rprop \w+ p, which has the parameter's shape, and Outer runs"
+    ):
+        rulec.parse(shaped)(RPROP)
+    curved = rulec.parse("name: Curved\ninputs: {h: like p}\nstep: |\n  direction = g*h\n")
+    with pytest.raises(
+        RuleError, match=r"^Curved reads the input h, which has the parameter's shape, and LowRank runs"
+    ):
+        LOW_RANK(curved)
+
+
 def test_the_direction_of_a_rule_that_assigns_p_is_no_use() -> None:
     with pytest.raises(
         RuleError, match=r"rprop\.yaml:\d+:3: Rprop assigns p itself, and Careful needs the direction of"
