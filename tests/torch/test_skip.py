@@ -33,7 +33,7 @@ def test_a_nan_in_one_tensor_skips_the_whole_step() -> None:
     versions = [p._version for p in params]
     give_gradients(params, 2)
     params[1].grad[0, 0] = torch.nan  # type: ignore[index]
-    with pytest.warns(RuntimeWarning, match="skipped the step of 4 tensors"):
+    with pytest.warns(RuntimeWarning, match="SkipNotFiniteThenAdamW skipped the step of .*parameter 3"):
         optimizer.step()
     assert optimizer.skipped_steps == 1
     assert difference(params, kept) == 0
@@ -54,7 +54,7 @@ def test_a_tensor_may_be_skipped_by_itself() -> None:
     kept, versions = [p.detach().clone() for p in params], [p._version for p in params]
     give_gradients(params, 1)
     params[0].grad[3] = torch.inf  # type: ignore[index]
-    with pytest.warns(RuntimeWarning, match=r"skipped the step of 1 tensors \(parameter 0\)"):
+    with pytest.warns(RuntimeWarning, match="Wary skipped the step of parameter 0: "):
         optimizer.step()
     assert torch.equal(params[0].detach(), kept[0])
     assert all((p != k).all() for p, k in zip(params[1:], kept[1:], strict=True))

@@ -242,6 +242,27 @@ def test_another_memory_order_is_followed() -> None:
     assert difference(*found) <= 4
 
 
+@pytest.mark.parametrize("name", ["Adafactor", "SOAP", "NorMuon", "LAMB"])
+def test_rules_of_rows_and_columns_take_channels_last(name: str) -> None:
+    """The numbers are those of contiguous parameters, whose sums are made in the same order."""
+    found = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        params = parameters(shapes=[(4, 3, 2, 2), (6, 4)])
+        params[0].data = params[0].data.contiguous(memory_format=order)
+        optimizer = getattr(rulec.torch, name)(params, lr=0.1)
+        kept = params[0].data_ptr()
+        for number in range(4):
+            give_gradients(params, number)
+            optimizer.step()
+            if number == 1:
+                params[0].data = params[0].data.clone()
+                kept = params[0].data_ptr()
+        assert params[0].data_ptr() == kept
+        assert params[0].is_contiguous(memory_format=order)
+        found.append(params)
+    assert difference(*found) <= (4 if name == "LAMB" else 0)
+
+
 def test_another_dtype_is_followed_by_the_states() -> None:
     params = parameters()
     optimizer = rulec.torch.AdamW(params, lr=0.1)
