@@ -84,6 +84,6 @@ class NoisySGD(Printed):
     """
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
-        variance = h["eta"] / (1 + (self.t - 1)) ** h["gamma"]
+        variance = h["noise_eta"] / (1 + (self.t - 1)) ** h["noise_gamma"]
         drawn = random.normal(g.size, seed=0, tensor=i, draw=0, step=self.t).reshape(g.shape)
         self.w[i] = self.w[i] - h["lr"] * (g + math.sqrt(variance) * drawn)

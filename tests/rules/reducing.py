@@ -45,7 +45,9 @@ def _nothing_under_the_root(optimizer: Any) -> None:
 
 def _unit_clip(h: Hyper) -> Any:
     """optax's adaptive clipping of all but the first dimension, as torch stores weights."""
-    kinds = {str(n): optax.adaptive_grad_clip(h["clipping"], h["eps"], tuple(range(1, n)) or None) for n in range(5)}
+    kinds = {
+        str(n): optax.adaptive_grad_clip(h["clipping"], h["min_norm"], tuple(range(1, n)) or None) for n in range(5)
+    }
     return optax.chain(
         optax.partition(kinds, lambda params: [str(p.ndim) for p in params]), optax.scale_by_learning_rate(h["lr"])
     )
@@ -119,7 +121,8 @@ _LAYERWISE: tuple[Peer, ...] = (
     ),
     torch_peer("adamp", pytorch_optimizer.AdamP, _adamp, {**_ADAM, **_PROJECTION, **_TINY}, _EPS_EARLY),
     torch_peer(
-        "adam >> transforms/projection", pytorch_optimizer.AdamP, _adamp, {**_ADAM, **_PROJECTION, **_TINY}, _EPS_EARLY,
+        "adam >> transforms/projection", pytorch_optimizer.AdamP, _adamp,
+        {**_ADAM, **_PROJECTION, **_TINY, "tiny": 1e-30}, _EPS_EARLY,
     ),
     torch_peer(
         "sgdp", pytorch_optimizer.SGDP,
@@ -202,7 +205,7 @@ _TRANSFORMS: tuple[Peer, ...] = (
     ),
     optax_peer(
         "transforms/adaptive_clip >> sgd", "optax.adaptive_grad_clip", _unit_clip,
-        {"lr": 0.05, "clipping": 0.3, "eps": 0.01}, "optax is told the axes of a unit",
+        {"lr": 0.05, "clipping": 0.3, "min_norm": 0.01}, "optax is told the axes of a unit",
     ),
     optax_peer(
         "transforms/trust_ratio >> sgd", "optax.scale_by_trust_ratio",
@@ -213,11 +216,11 @@ _TRANSFORMS: tuple[Peer, ...] = (
         "transforms/centralize >> sgd", "optax.centralize", _before_sgd(lambda _: optax.centralize()), {"lr": 0.05},
     ),
     optax_peer(
-        "transforms/normalize >> sgd", "optax.normalize_by_update_norm",
-        _before_sgd(lambda h: optax.normalize_by_update_norm(eps=h["eps"])), {"lr": 0.05, "eps": 0.1},
+        "transforms/normalize >> sgd", "optax.contrib.normalize", _before_sgd(lambda _: optax.contrib.normalize()),
+        {"lr": 0.05},
     ),
     printed_peer(
-        "transforms/noise >> sgd", "the paper's formula", NoisySGD, {"lr": 0.05, "eta": 0.3, "gamma": 0.6},
+        "transforms/noise >> sgd", "the paper's formula", NoisySGD, {"lr": 0.05, "noise_eta": 0.3, "noise_gamma": 0.6},
         "of the same random numbers, which are Philox4x32-10",
     ),
     optax_peer(

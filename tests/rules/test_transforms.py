@@ -50,7 +50,7 @@ def test_units_of_torch(run: str) -> None:
         for p in optimizer.param_groups[0]["params"]:
             p.grad = agc(p, p.grad, 0.01, 0.3)
 
-    hyper = {"lr": 0.05, "clipping": 0.3, "eps": 0.01}
+    hyper = {"lr": 0.05, "clipping": 0.3, "min_norm": 0.01}
     trial = Trial("float64", shapes=tuple(shape for shape in ALL_DIMENSIONS if len(shape) != 3))
     ours = our_run(rulec.load("adaptive_clip") >> rulec.load("sgd"), trial.params, hyper, run)
     theirs = TorchRun(
@@ -64,7 +64,7 @@ def test_units_of_torch(run: str) -> None:
 @pytest.mark.parametrize("shape", [(30000,), (60, 500), (10, 30, 100), (5, 6, 10, 100)])
 def test_noise_is_normal_and_falls(run: str, shape: tuple[int, ...]) -> None:
     """Moments within four standard errors of what Gaussian numbers of the annealed variance have."""
-    hyper = {"lr": 1.0, "eta": 0.3, "gamma": 0.6}
+    hyper = {"lr": 1.0, "noise_eta": 0.3, "noise_gamma": 0.6}
     ours = our_run(rulec.load("noise") >> rulec.load("sgd"), [np.zeros(shape)], hyper, run)
     drawn = []
     for t in range(1, 4):
