@@ -110,13 +110,16 @@ sys.meta_path.insert(0, Absent())
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import layout_for
+from rulec.backend.layout import layout_for, scheduled
 
 for backend in map(registry.get, BUNDLED):
     for name in rulec.rules():
-        program = rulec.compile(rulec.load(name))
+        rule = rulec.load(name)
+        program = rulec.compile(rule(rulec.load("adam")) if rule.wraps else rule)
+        if backend.name in ("jax", "triton") and not program.elementwise:
+            continue
         for dtype in ("float32", "float64", "bfloat16"):
-            source = backend.emit(program, layout_for(program, dtype))
+            source = backend.emit(*scheduled(program, layout_for(program, dtype)))
             print(backend.name, name, dtype, len(source), hashlib.sha256(source.encode()).hexdigest())
 """
 

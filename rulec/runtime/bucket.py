@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, scheduled
+from rulec.backend.layout import Layout, is_shaped, scheduled
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
@@ -96,7 +96,8 @@ class Bucket:
         """The same, bound to the tensors."""
         found = self.versions.get(decided) or self.made(decided)
         if found.call is None:
-            found.call = found.kernel.bind(self.params, self.states, [t.view for t in self.tensors])
+            views = [[t.view for t in self.tensors]] if is_shaped(found.program) else []
+            found.call = found.kernel.bind(self.params, self.states, *views)
             found.rows = RowSource(found.program, self.groups, self.facts)
         return found
 

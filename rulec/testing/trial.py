@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.layout import Layout, is_shaped, kernel_buffers
 from rulec.backend.protocol import Backend, Kernel, Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
@@ -84,7 +84,8 @@ class Trial:
         #: The reductions of the last step, by stage and name: for each tensor fired its array.
         self.reductions: dict[tuple[int, str], list[Array]] = {}
         self.kernel = kernel or subject.kernel(program, layout)
-        self.call = self.kernel.bind(self.params, self.states, self.views)
+        views = [self.views] if is_shaped(program) else []
+        self.call = self.kernel.bind(self.params, self.states, *views)
 
     def _initial_states(
         self, index: int, param: Array, hyper: Mapping[str, float], facts: Mapping[str, float]
