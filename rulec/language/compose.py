@@ -261,7 +261,8 @@ def _join(
         inputs=unify_inputs(rules),
         **single_attributes(parts),
     )
-    return check_rule(rename_all(joined, short_names(rules, keys, {*joined.hyper, *joined.inputs, *RESERVED})))
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys)}
+    return check_rule(rename_all(joined, short_names(rules, keys, taken)))
 
 
 def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:

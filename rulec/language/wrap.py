@@ -44,16 +44,15 @@ def _rest(wrapper: Rule, inner: Rule) -> Rule:
 
 def _wrapped(wrapper: Rule, inner: Rule, title: str) -> Rule:
     called = _Called(wrapper, inner)
-    lines = called.lines()
     joined = Rule(
         name=title,
-        step=tuple(lines),
+        step=tuple(called.lines()),
         hyper=compose.unify_hyper([(inner.name, called.hyper), (wrapper.name, wrapper.hyper)]),
-        state={**called.states(), **called.wrapper.state},
+        state={**called.inner.state, **called.wrapper.state},
         inputs=compose.unify_inputs([inner, wrapper]),
         **compose.single_attributes([called.wrapper, called.inner]),
     )
-    taken = {*joined.hyper, *joined.inputs, *RESERVED}
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{called.key}.{n}" for n in ("g", "t", "p"))}
     return check_rule(compose.rename_all(joined, compose.short_names([inner, wrapper], called.keys[::-1], taken)))
 
 
@@ -79,17 +78,11 @@ class _Called:
             )
         inner = compose.shifted_draws(inner, compose.count_draws(wrapper))
         self.inner = compose.prefixed(inner, self.key)
-        self.shape = None
         if wrapper.wraps_shape is not None:
-            self.shape = _Shape(wrapper, wrapper.wraps_shape)
-            self.inner = self.shape.fitted(self.inner, inner.name)
+            self.inner = _Shape(wrapper, wrapper.wraps_shape).fitted(self.inner, inner.name)
         self.hyper = dict(inner.hyper)
         if f"{self.wraps}.p" in self.reads and not inner.assigns_parameter:
             self.hyper.setdefault("lr", Hyper(DEFAULT_LR, **well_known_range("lr")))
-
-    def states(self) -> dict[str, State]:
-        """The wrapped rule's states, by their prefixed names."""
-        return dict(self.inner.state)
 
     def lines(self) -> list[Statement]:
         """The wrapper's lines, with the wrapped rule's where it is called."""

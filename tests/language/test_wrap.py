@@ -320,3 +320,15 @@ def test_a_wrapper_may_be_bound_to_the_learning_rate() -> None:
     assert rulec.parse(rule.to_yaml()) == rule
     assert list(rule.hyper) == ["lr", "beta1", "beta2", "eps"]
     np.testing.assert_array_equal(steps_of(rule, lr=0.5), steps_of(ADAM, lr=0.5))
+
+
+def test_names_made_for_a_call_are_those_of_no_other_call() -> None:
+    """However often a rule is wrapped, and whatever it is called by then."""
+    half = wrapper("inner(g/2, t=2*t)\np = inner.p")
+    one, two = half(half(ADAM)), half(half(ADAM).renamed("Adam"))
+    np.testing.assert_array_equal(steps_of(one), steps_of(two))
+    assert rulec.parse(two.to_yaml()) == two
+    doubled = rulec.parse("name: Adam\nuses: [adam]\nstep: |\n  direction = adam(2*g)\n")
+    chained = rulec.load("scale").bind(factor=0.5) >> doubled
+    np.testing.assert_allclose(steps_of(wrapper("direction = inner(g/2)")(doubled)), steps_of(ADAM), rtol=1e-12)
+    np.testing.assert_allclose(steps_of(chained), steps_of(ADAM), rtol=1e-12)
