@@ -34,21 +34,15 @@ COMPOSED = (
 )  # fmt: skip
 
 
-def _built(text: str) -> Rule:
-    from rulec.cli.arguments import find_rule
-
-    return find_rule(text)
-
-
 def names() -> list[str]:
     """Every rule of the library that runs by itself, and some made of several."""
-    return [key for key in (*rulec.rules(), *COMPOSED) if not _built(key).wraps]
+    return [*rulec.rules(wrappers=False), *COMPOSED]
 
 
 @functools.cache
 def analysed(text: str) -> tuple[Rule, Analysis]:
     """A rule for the tensors that it applies to, and its analysis."""
-    rule = _built(text)
+    rule = rulec.load(text)
     return rule, rule.analysis
 
 

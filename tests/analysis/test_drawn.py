@@ -40,9 +40,15 @@ def _larger(inner: st.SearchStrategy[Node], unary: Sequence[Op]) -> st.SearchStr
         st.builds(lambda x: node(Op.SQRT, node(Op.ABS, x)), inner),
         st.builds(lambda x, k: node(Op.POW, x, const(k)), inner, st.sampled_from([2.0, 3.0, 1.0, -1.0])),
         st.builds(lambda c, a, b: node(Op.WHERE, c, a, b), truth, inner, inner),
+        st.builds(_guarded, inner, inner, inner, st.sampled_from(["tensor", "row"])),
         st.builds(_mean, st.sampled_from(["b", "eps"]).map(name), inner, inner),
         st.builds(node, st.sampled_from([Op.SUM, Op.NORM, Op.MEAN, Op.MAX]), inner, st.sampled_from(["tensor", "row"])),
     )
+
+
+def _guarded(x: Node, size: Node, instead: Node, level: str) -> Node:
+    norm = node(Op.NORM, size, level)
+    return node(Op.DIV, x, node(Op.WHERE, node(Op.GT, norm, const(0)), norm, instead))
 
 
 def _mean(weight: Node, x: Node, y: Node) -> Node:
