@@ -324,7 +324,7 @@ def test_a_wrapper_may_be_bound_to_the_learning_rate() -> None:
 
 def test_names_made_for_a_call_are_those_of_no_other_call() -> None:
     """However often a rule is wrapped, and whatever it is called by then."""
-    mixed = wrapper("d = inner(g/2, t=2*t)\ndirection = d + g*t")
+    mixed = wrapper("d = inner(g/2, t=2*t)\ndirection = d + g*t**2")
     one, two = mixed(mixed(ADAM)), mixed(mixed(ADAM).renamed("Adam"))
     np.testing.assert_array_equal(steps_of(one), steps_of(two))
     assert rulec.parse(two.to_yaml()) == two
