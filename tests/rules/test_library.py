@@ -54,6 +54,20 @@ def test_yaml_round_trip(name: str) -> None:
     assert rulec.parse(rule.to_yaml()) == rule
 
 
+#: What transforms share with rules on purpose: the same thing, in another measure.
+SHARED = {"weight_decay", "momentum"}
+
+
+@pytest.mark.parametrize("name", [name for name in rulec.rules(wrappers=False) if name.startswith("transforms/")])
+def test_transform_meets_no_other_hyper_parameter(name: str) -> None:
+    """Of two parts with one name the defaults must agree, so a transform's names are its own: it composes as it is."""
+    own = rulec.load(name).hyper
+    for other in rulec.rules(wrappers=False):
+        theirs = rulec.load(other).hyper
+        clashing = {key for key in own.keys() & theirs.keys() if own[key].default != theirs[key].default}
+        assert clashing <= SHARED, f"{name} with {other}"
+
+
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 
 #: Rules that are the same function at these values: (rule, its values, the other, its values).
