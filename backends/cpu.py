@@ -14,7 +14,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rulec.backend import cache
 from rulec.backend.layout import Layout
@@ -22,11 +22,12 @@ from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 
 from .cpu_call import ElementwiseCall
-from .cpu_limit import limit_source
 from .cpu_machine import Machine, architecture, compile_text, emit_object
 from .cpu_plan import address_lines, moving_lines
 from .cpu_print import kernel_source
-from .cpu_staged import StagedCall
+
+if TYPE_CHECKING:
+    from .cpu_staged import StagedCall
 
 
 class CpuBackend:
@@ -51,8 +52,10 @@ class CpuBackend:
 def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
     """A kernel that moves the same bytes as the program's own and computes nothing: the yardstick of `rulec bench`.
 
-    Every number stays as it was.
+    Every number stays as it was; what stages reduce to means nothing.
     """
+    from .cpu_limit import limit_source
+
     return CpuKernel(program, layout, _machine(f"{program.name}_limit", limit_source(program, layout)), flat=True)
 
 
@@ -120,4 +123,7 @@ class CpuKernel:
         """
         if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
             return ElementwiseCall(self.machine, address_lines(self.program), params, states)
+        # Imported by who needs it: most programs are elementwise, and a process should start soon.
+        from .cpu_staged import StagedCall
+
         return StagedCall(self.machine, self.program, self.layout, params, states, views, self.flat)
