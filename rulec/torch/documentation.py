@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from rulec.language.rule import Hyper, Rule
+from rulec.language.text import expression_text
 from rulec.torch.flavour import Flavour
 from rulec.torch.interface import HINTS, Interface
 
@@ -15,6 +17,7 @@ _MEANINGS = {
     "maximize": "whether to go up the gradient instead of down",
     "state_dtype": "storage dtype of states, for all or by name; by default each parameter's own",
     "backend": "name of the backend to run on; by default the device's own",
+    "seed": "of its random numbers, from 0 to 2**32 - 1, the same in all groups",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip
 
@@ -25,7 +28,7 @@ def class_doc(interface: Interface) -> str:
     parts = [first.rule.summary or f"The rule {first.rule.name}."]
     for flavour in interface.flavours:
         parts.append(_mathematics(flavour, alone=len(interface.flavours) == 1))
-    parts.append(_decay_text(interface))
+    parts += [_decay_text(interface), _routed_text(interface), _shared_text(interface), _evaluation_text(interface)]
     parts.append("Args:\n" + "\n".join(_argument(interface, p) for p in interface.signature.parameters.values()))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -60,6 +63,39 @@ def _decay_text(interface: Interface) -> str:
     return "\n".join(lines)
 
 
+def _routed_text(interface: Interface) -> str:
+    """The rules of tensors that the first does not apply to, and what tags have to do with it."""
+    parts = []
+    for main, rest in pairwise(interface.rules if len(interface.flavours) == 1 else []):
+        condition = "" if main.applies_to is None else expression_text(main.applies_to)
+        step = textwrap.indent(rest.step_text().strip(), "    ")
+        parts.append(f"It is for tensors with {condition}; for others {rest.name} computes::\n\n{step}")
+    if parts and "tags" in interface.fixed:
+        parts.append(
+            "A group's `tags` are the words of its parameters, as `rulec.torch.tagged_groups` finds them in a model."
+            + (" Without tags a parameter that the rule is not for is refused." if interface.refuses else "")
+        )
+    return "\n\n".join(parts)
+
+
+def _shared_text(interface: Interface) -> str:
+    words = {"group": "of each group", "model": "of the whole model"}
+    lines = [
+        f"`param_groups[i][{name!r}]` is its {name}, one number {words[k]}." for name, k in interface.shared.items()
+    ]
+    return "\n".join(lines)
+
+
+def _evaluation_text(interface: Interface) -> str:
+    points = [rule.evaluate for rule in interface.rules if rule.evaluate is not None]
+    if not points:
+        return ""
+    return (
+        f"The model is to be evaluated at `{expression_text(points[0])}`: `eval()` moves the parameters there, and "
+        f"`train()` back."
+    )
+
+
 def _argument(interface: Interface, parameter: Any) -> str:
     name = parameter.name
     default = "" if parameter.default is parameter.empty else f", {parameter.default!r} by default"
@@ -72,7 +108,7 @@ def _ranges(interface: Interface, keyword: str) -> Iterator[str]:
     seen = set()
     for flavour in interface.flavours:
         for choice in {"", *flavour.decays.values()}:
-            for name, hyper in flavour.composed(choice).hyper.items():
+            for name, hyper in flavour.settings(choice).items():
                 place, position = flavour.places.get(name, (name, None))
                 if place == keyword and name not in seen:
                     seen.add(name)
