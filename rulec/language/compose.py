@@ -228,9 +228,15 @@ def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rul
 def routed(joined: Rule, left: Rule, make: Callable[[], Rule]) -> Rule:
     """The joined rule, with what `make` gives for the tensors that its part `left` leaves out."""
     try:
-        return replace(joined, otherwise=Routing(make()))
+        return with_inputs_of_rest(replace(joined, otherwise=Routing(make())))
     except RuleError as error:
         raise RuleError(f"for the tensors that {left.name} leaves out: {error.message}") from None
+
+
+def with_inputs_of_rest(rule: Rule) -> Rule:
+    """The rule with the inputs that the rule for the tensors it leaves out is given: a step is given all at once."""
+    rest = None if rule.otherwise is None else rule.otherwise.rule
+    return rule if rest is None or not rest.inputs else replace(rule, inputs=unify_inputs([rule, rest]))
 
 
 def joined_name(word: str, rules: Sequence[Rule]) -> str:

@@ -126,6 +126,7 @@ class _RuleReader:
         body = self._step_rule() if file.step is not None else self._composed_rule()
         given = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **given, **self._expressions(body))
+        rule = self._placed(lambda: compose.with_inputs_of_rest(rule), self.document.span(("otherwise",)))
         return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
 
     def _check_keys(self) -> None:

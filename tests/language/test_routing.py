@@ -155,3 +155,20 @@ def test_a_wrapper_leaves_tensors_to_what_it_wraps_or_to_another() -> None:
 def test_a_tensor_that_nothing_applies_to_is_refused() -> None:
     with pytest.raises(RuleError, match=r"Matrices does not apply to .*\(3,\), and names no rule"):
         stepped(matrices(""), (3,))
+
+
+def test_a_step_is_given_the_inputs_of_both() -> None:
+    other = "otherwise:\n  name: Polyak\n  inputs: {loss: scalar}\n  step: |\n    direction = g*loss\n"
+    for rule in (matrices(other), L2.bind(weight_decay=0.0) >> matrices(other)):
+        assert rule.inputs == {"loss": "scalar"}
+        assert rulec.parse(rule.to_yaml()) == rule
+        optimizer = ReferenceOptimizer(rule, [np.zeros(2), np.zeros((2, 2))])
+        optimizer.step([np.ones(2), np.ones((2, 2))], inputs={"loss": 3.0})
+        np.testing.assert_allclose(optimizer.params[0], -0.02 * 3, rtol=1e-15)
+        np.testing.assert_allclose(optimizer.params[1], -0.02, rtol=1e-15)
+        arrays = [np.zeros(2), np.zeros((2, 2))]
+        rulec.array.Optimizer(rule, arrays).step([np.ones(2), np.ones((2, 2))], loss=3.0)
+        np.testing.assert_allclose(arrays[0], optimizer.params[0], rtol=1e-15)
+    clashing = other.replace("loss: scalar", "loss: like p").replace("otherwise:", "inputs: {loss: scalar}\notherwise:")
+    with pytest.raises(RuleError, match="the input 'loss' is 'like p' for Polyak and 'scalar' for another"):
+        matrices(clashing)
