@@ -30,7 +30,7 @@ _TEXT = {
     "for each stage that moves the same bytes. Other libraries' steps are timed on tensors of their own, with "
     "the same threads; the fastest that is installed is named, and fused kernels, which are no Python, apart.",
     "matrices": "Weights in float32, products in bfloat16. The products are those of Muon's iteration by themselves, "
-    "with nothing added, scaled or cast. Steps of SOAP and Shampoo are the mean of ten, one of which decomposes.",
+    "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
