@@ -16,7 +16,7 @@ Nesterov's momentum and Lion read `g` beside the moment, Adam its square, and gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.analysis.fact import Fact, Line
@@ -41,7 +41,10 @@ class Accumulation:
 
 
 def accumulation(flow: Flow, forms: LinearForms) -> Accumulation:
-    """What is proved of a rule; the answer is `unknown` where nothing is."""
+    """What is proved of a rule; the answer is `unknown` where nothing is.
+
+    What refutes it is a sum that these linear states were seen to miss.
+    """
     members = linear_members(flow, forms)
     adds = {key: part for key in members if (part := forms.form(flow.taken[key]).part) is not None}
     for key in ("p", *flow.rule.state):
@@ -65,7 +68,7 @@ def linear_members(flow: Flow, forms: LinearForms) -> list[str]:
     while True:
         adds = [part for key in found if (part := forms.form(flow.taken[key]).part) is not None]
         ends = {flow.taken[key] for key in found}
-        rest = [value for key, value in flow.taken.items() if key not in found]
+        rest = [of_states(flow, key, found) for key in flow.taken if key not in found]
         old = {n for n in (*walk(rest, ends), *walk(adds)) if n.op is Op.NAME}
         kept = [key for key in found if name(key) not in old]
         if kept == found:
@@ -79,7 +82,7 @@ def _affine(flow: Flow, forms: LinearForms, key: str) -> bool:
 
 def _read_beside(flow: Flow, key: str, members: list[str]) -> tuple[Line | None] | None:
     """The line where the new value of `key` reads `g` past the new values of the linear states, if it does."""
-    g, value, ends = name("g"), flow.taken[key], {flow.taken[member] for member in members}
+    g, value, ends = name("g"), of_states(flow, key, members), {flow.taken[member] for member in members}
     if value is g:
         return (None,)
     seen: list[Node] = [] if g in ends else [g]
@@ -93,6 +96,43 @@ def _read_beside(flow: Flow, key: str, members: list[str]) -> tuple[Line | None]
     # A part of what a linear state adds may stand elsewhere too: what makes something else of it says more.
     shared = set(walk(ends))
     return (flow.line(next((part for part in found if part not in shared), found[0]), key),)
+
+
+#: Deepest expression that is searched for what a state is within an arm.
+_DEEP = 300
+
+
+def of_states(flow: Flow, key: str, members: Sequence[str]) -> Node:
+    """The new value of `key`, in which what the new value of a linear state is within an arm of an `if` is that value.
+
+    After `if c: m = a` and `else: m = b`, what an arm under the same `c` reads as `a` or `b` is the new `m`.
+    """
+    value = flow.taken[key]
+    return value if value.depth > _DEEP else _within(value, flow.taken, {m: flow.taken[m] for m in members}, {})
+
+
+def _within(
+    value: Node, new: Mapping[str, Node], here: Mapping[str, Node], done: dict[tuple[Node, tuple[Node, ...]], Node]
+) -> Node:
+    """`value` where the new values of linear states, `new` in general, are those of `here`."""
+    found = done.get((value, tuple(here.values())))
+    if found is not None:
+        return found
+    for key, now in here.items():
+        if value is now and (value.args or value in (name(key), name("g"))):
+            return new[key]
+    args = [_within(value.args[0], new, here, done)] if value.op is Op.WHERE else []
+    for arm in range(len(args), len(value.args)):
+        inside = {key: _arm(now, value, arm) for key, now in here.items()} if value.op is Op.WHERE else here
+        args.append(_within(value.args[arm], new, inside, done))
+    made = value if all(a is b for a, b in zip(args, value.args, strict=True)) else node(value.op, *args, value.arg)
+    done[value, tuple(here.values())] = made
+    return made
+
+
+def _arm(now: Node, choice: Node, arm: int) -> Node:
+    """What a state is in one arm of a `where`."""
+    return now.args[arm] if now.op is Op.WHERE and now.args[0] is choice.args[0] else now
 
 
 def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
@@ -109,7 +149,7 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
             added = node(Op.WHERE, _is(1), node(Op.ADD, name(key), more), name(key))
             lines.append(Assign(f"{key}_now", node(Op.WHERE, _is(0), first, added)))
         else:
-            finished = rewrite([value], lambda n: now.get(n, n), dict(now))[0]
+            finished = rewrite([of_states(flow, key, list(adds))], lambda n: now.get(n, n), dict(now))[0]
             late.append(Assign(f"{key}_now", node(Op.WHERE, _is(2), finished, name(key))))
     stores = [Assign(line.target.removesuffix("_now"), name(line.target)) for line in (*lines, *late)]
     inputs = {**flow.rule.inputs, "phase": "scalar", "step": "scalar"}

@@ -13,6 +13,8 @@ import numpy as np
 import rulec
 from rulec import Rule
 from rulec.analysis import Analysis
+from rulec.analysis.accumulate import accumulating
+from rulec.analysis.flow import flow_of
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
 from rulec.language.hyper import resolve_hyper
@@ -25,6 +27,9 @@ Values = list[Array]
 EXAMPLES = Path(__file__).parents[1] / "compiler" / "examples"
 SHAPES = ((5, 8), (7, 6), (4,), (), (2, 6, 5))
 SMALL = 1e-2
+
+#: Steps before the one that is looked at.
+WARM = 7
 
 #: Rules made of others, beside those of the library.
 COMPOSED = (
@@ -145,3 +150,21 @@ def far_apart(one: Values, two: Values, start: Values, least: float) -> bool:
         if bool(np.any(gap & np.isfinite(a) & np.isfinite(b))):
             return True
     return False
+
+
+def two_calls(trial: Trial) -> tuple[Values, Values]:
+    """`p` after a step with the sum of two gradients, and after two calls with one each.
+
+    The last phase is given no gradient at all: only the states can have brought the sum.
+    """
+    flow = flow_of(trial.rule)
+    apart = accumulating(flow, trial.rule.analysis.accumulates.adds)
+    warm, one, two = [trial.grads(k) for k in range(WARM)], trial.grads(20), trial.grads(21)
+    at_once = trial.after([*warm, [a + b for a, b in zip(one, two, strict=True)]])
+    run = trial.optimizer(apart)
+    for k, grads in enumerate(warm):
+        trial.step(run, grads, k, phase=0, step=k + 1)
+        trial.step(run, grads, k, phase=2, step=k + 1)
+    for grads, phase in ((one, 0), (two, 1), ([0 * g for g in two], 2)):
+        trial.step(run, grads, WARM, phase=phase, step=WARM + 1)
+    return at_once.params, run.params

@@ -18,7 +18,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.arithmetic import NUMPY
 from rulec.language.hyper import Hyper
 from rulec.language.node import Op, name, node
-from tests.analysis.runs import EXAMPLES
+from tests.analysis.runs import EXAMPLES, Trial, far_apart, two_calls
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,24 @@ def test_the_sum_of_two_gradients_is_what_accumulation_adds_up_to() -> None:
         ("m = 0.9*m + abs(g); direction = m", "m: 0", "no"),
         ("k = k + mean(g); m = 0.9*m + g; direction = m*k", "m: 0, k: {init: 0, per: tensor}", "yes"),
         ("if t > 3:;   m = g + m; else:;   m = g; direction = sign(m)", "m: 0", "yes"),
+        ("if t > 3:;   m = g + m;   d = m; else:;   m = g;   d = 2*m; direction = d", "m: 0", "yes"),
+        ("if t > 3:;   m = g + m;   d = m; else:;   d = 2*m; direction = d", "m: 0", "yes"),
+        ("if t > 3:;   m = g + m;   d = m; else:;   m = g;   d = g + p; direction = d", "m: 0", "yes"),
+        ("if t > 3:;   m = g + m;   d = g; else:;   m = g;   d = 2*m; direction = d", "m: 0", "no"),
+        (
+            "if t > 3:;   if t > 5:;     m = g + m;     d = m;   else:;     m = 2*g;     d = 3*m; else:;   d = m; "
+            "direction = d",
+            "m: 0",
+            "yes",
+        ),
         ("if g > 0:;   m = g + m; else:;   m = g; direction = sign(m)", "m: 0", "no"),
     ],
 )
 def test_accumulation(step: str, state: str, answer: str) -> None:
-    assert rule(step, state).analysis.accumulates.fact.answer == answer
+    made = rule(step, state)
+    assert made.analysis.accumulates.fact.answer == answer
+    trial = Trial(made, {})
+    assert far_apart(*two_calls(trial), trial.params, 1e-9) is (answer == "no")
 
 
 def test_a_state_that_p_does_not_read_is_to_be_right_too() -> None:

@@ -11,14 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rulec.analysis import Fact, Rest
-from rulec.analysis.accumulate import accumulating
-from rulec.analysis.flow import flow_of
-from tests.analysis.runs import Trial, Values, analysed, before_and_after, far_apart, hypers, lifted, names, watched
+from tests.analysis.runs import (
+    WARM,
+    Trial,
+    analysed,
+    before_and_after,
+    far_apart,
+    hypers,
+    lifted,
+    names,
+    two_calls,
+    watched,
+)
 
 NAMES = names()
 EXACT, SEEN = 1e-7, 1e-5
 STRAIGHT, BENT = 1e-10, 1e-8
-WARM = 7
 
 rules = pytest.mark.parametrize("text", NAMES)
 few = settings(max_examples=3, deadline=None, database=None)
@@ -101,21 +109,6 @@ def test_states_that_are_not_linear(text: str) -> None:
     for key, fact in found.linear.items():
         if fact.answer == "no":
             assert refuted(text, partial(bends, key)), key
-
-
-def two_calls(trial: Trial) -> tuple[Values, Values]:
-    """`p` after a step with the sum of two gradients, and after two calls with one each."""
-    flow = flow_of(trial.rule)
-    apart = accumulating(flow, trial.rule.analysis.accumulates.adds)
-    warm, one, two = [trial.grads(k) for k in range(WARM)], trial.grads(20), trial.grads(21)
-    at_once = trial.after([*warm, [a + b for a, b in zip(one, two, strict=True)]])
-    run = trial.optimizer(apart)
-    for k, grads in enumerate(warm):
-        trial.step(run, grads, k, phase=0, step=k + 1)
-        trial.step(run, grads, k, phase=2, step=k + 1)
-    for grads, phase in ((one, 0), (two, 1), ([0 * g for g in two], 2)):
-        trial.step(run, grads, WARM, phase=phase, step=WARM + 1)
-    return at_once.params, run.params
 
 
 @rules
