@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rulec
+import rulec.math as rm
 from rulec.compiler.ir import AXES, COLS, ROWS, Axes
 from rulec.compiler.matrix import MATRIX, matrix_axes, newton_schulz
 from rulec.compiler.reference import ReferenceOptimizer
@@ -100,6 +101,35 @@ def test_newton_schulz_of_a_tall_matrix_is_that_of_its_transpose() -> None:
     x = stack(Op.NEWTON_SCHULZ)
     np.testing.assert_array_equal(newton_schulz(x, 5), newton_schulz(x.swapaxes(1, 2), 5).swapaxes(1, 2))
     assert not newton_schulz(np.zeros((1, 2, 3)), 5).any()
+
+
+def test_python_computes_on_arrays_what_rules_do() -> None:
+    for op, called in (
+        (Op.TRANSPOSE, rm.transpose), (Op.QR, rm.qr), (Op.EIGH, rm.eigh), (Op.SINGULAR_VECTORS, rm.singular_vectors),
+        (Op.INVERSE_ROOT, rm.inverse_root), (Op.NEWTON_SCHULZ, rm.newton_schulz),
+    ):  # fmt: skip
+        x, numbers = stack(op), CALLS[op][0]
+        np.testing.assert_array_equal(called(x, *numbers), MATRIX[op].compute(x, *numbers))
+        np.testing.assert_allclose(called(x[0], *numbers), MATRIX[op].compute(x[:1], *numbers)[0], atol=1e-15)
+
+
+def test_python_records_what_yaml_says() -> None:
+    @rulec.rule
+    def rooted(g: Any, t: Any, s: Any, *, eps: float = 1e-8) -> Any:
+        u = rm.singular_vectors(g, 2)
+        return rm.inverse_root(rm.matmul(g, rm.transpose(g)), 4, eps=eps) @ u @ (rm.transpose(u) @ g)
+
+    text = """name: rooted
+hyper: {eps: 1e-8}
+step: |
+  u = singular_vectors(g, 2)
+  direction = inverse_root(g @ transpose(g), 4, eps=eps) @ u @ (transpose(u) @ g)
+"""
+    sides = [ReferenceOptimizer(rule, [np.ones((4, 3))]) for rule in (rooted, rulec.parse(text))]
+    for side in sides:
+        side.step([stack(Op.QR)[0]])
+    np.testing.assert_array_equal(sides[0].params[0], sides[1].params[0])
+    assert not np.array_equal(sides[0].params[0], np.ones((4, 3)))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,6 +21,11 @@ class Apollo(Printed):
 
     #: The axis of the projected gradient that one scaling factor has; None for one factor in all.
     channel: int | None = 0
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        #: The norm of each matrix's last scaled gradient.
+        self.sizes: dict[int, float] = {}
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         if g.ndim != 2:
@@ -51,12 +57,6 @@ class Apollo(Printed):
         self.sizes[i] = size
         correction: float = math.sqrt(1 - beta2**self.t) / (1 - beta1**self.t)
         return np.asarray(math.sqrt(h["scale"]) * correction * scaled)
-
-    @property
-    def sizes(self) -> dict[int, float]:
-        """The norm of each tensor's last scaled gradient."""
-        found: dict[int, float] = self.__dict__.setdefault("_sizes", {})
-        return found
 
     def _adam(self, i: int, g: Array, h: Hyper) -> None:
         beta1, beta2, t = h["beta1"], h["beta2"], self.t
