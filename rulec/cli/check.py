@@ -33,6 +33,9 @@ def check(
     from rulec.runtime.engine import default_hyper
 
     found = find_rule(rule)
+    if found.wraps:
+        _report_wrapper(found, json)
+        return
     values = default_hyper(found, numbers(hyper, "--hyper"))
     programs = {str(shape): _program_facts(found, shape, check_dtype(dtype)) for shape in shapes_for(found)}
     exact = _oracle(found, values, dtype, backend, steps)
@@ -41,6 +44,14 @@ def check(
         print_json(report)
     else:
         _print(report)
+
+
+def _report_wrapper(wrapper: Rule, json: bool) -> None:
+    """A wrapper has no program of its own: what it costs is a matter of the rule it is put around."""
+    if json:
+        print_json({"rule": wrapper.name, "wraps": wrapper.wraps})
+    else:
+        typer.echo(f'{wrapper.name} is a valid wrapper: check "{wrapper.called}(adam)", or around another rule')
 
 
 def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:

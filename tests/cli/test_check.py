@@ -115,4 +115,13 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "there is no rule file" in error("check", str(tmp_path / "none.yaml"))
     assert "lr=-1.0 of Adam must be at least 0" in error("check", "adam", "--hyper", "lr=-1")
     assert "Adam has no hyper-parameter 'beta'" in error("check", "adam", "--hyper", "beta=0.5")
-    assert "wraps another rule and has none here" in error("check", "lookahead")
+
+
+def test_a_wrapper_is_valid_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "half.yaml"
+    file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner(g)/2\n")
+    assert run("check", str(file)) == 'Half is a valid wrapper: check "half.yaml(adam)", or around another rule\n'
+    assert run_json("check", str(file)) == {"rule": "Half", "wraps": "inner"}
+    assert run_json("check", f"{file}(sgd)", "--steps", "2")["rule"] == "HalfSGD"
+    file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner.p\n")
+    assert "'inner.p' has no value here: write inner(g) above this line" in error("check", str(file))
