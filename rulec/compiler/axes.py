@@ -100,19 +100,21 @@ def _one_of_each(removed: str) -> Node:
 
 
 def _written_out(value: Node, inference: AxisInference) -> Node:
-    """A mean, norm, rms or count as sums; anything else as it is."""
-    if value.op not in (Op.MEAN, Op.NORM, Op.RMS, Op.COUNT_NONZERO):
+    """A mean, norm, rms or count as sums, and what reduces nothing as its operand; anything else as it is."""
+    if value.op.kind is not Kind.REDUCE:
         return value
     (x,), level = value.args, str(value.arg)
     if value.op is Op.COUNT_NONZERO:
-        return node(Op.SUM, node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0)), level)
+        x = node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0))
     operand = inference.axes(x)
     removed = "".join(c for c in operand.letters if c not in LEVEL_AXES[level])
     if not removed:
         return node(Op.ABS, x) if value.op in (Op.NORM, Op.RMS) else x
-    total = node(Op.SUM, x if value.op is Op.MEAN else node(Op.MUL, x, x), level)
-    mean = total if value.op is Op.NORM else node(Op.DIV, total, _count(removed, operand, level))
-    return mean if value.op is Op.MEAN else node(Op.SQRT, mean)
+    if value.op in (Op.SUM, Op.MIN, Op.MAX):
+        return value
+    total = node(Op.SUM, node(Op.MUL, x, x) if value.op in (Op.NORM, Op.RMS) else x, level)
+    mean = node(Op.DIV, total, _count(removed, operand, level)) if value.op in (Op.MEAN, Op.RMS) else total
+    return node(Op.SQRT, mean) if value.op in (Op.NORM, Op.RMS) else mean
 
 
 def infer_axes(program: Program) -> Program:

@@ -18,6 +18,9 @@ from rulec.runtime.part import Portion
 
 Array = np.ndarray[Any, Any]
 
+#: What nothing is reduced to.
+_START: Mapping[Op, float] = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}
+
 
 class Staged:
     """The run of a launch of several stages.
@@ -67,14 +70,15 @@ class Staged:
         self._keep_scalars(portion, stays)
 
     def _last_of_some(self, values: PortionValues, kept: list[int]) -> Mapping[str, Any]:
-        """The last stage for those tensors alone that do not skip the step."""
-        if not kept:
-            return {}
-        self.wrote = True
-        grads = [values.grads[i] for i in kept]
-        scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
-        fired = [values.portion.positions[i] for i in kept]
-        return self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
+        """The last stage for those tensors alone that do not skip the step; the others add nothing to reductions."""
+        reduced: Mapping[str, Any] = {}
+        if kept:
+            self.wrote = True
+            grads = [values.grads[i] for i in kept]
+            scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
+            fired = [values.portion.positions[i] for i in kept]
+            reduced = self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
+        return {r.name: values.spread(r, reduced.get(r.name, ()), kept) for r in self.program.stages[-1].reduces}
 
     # What kernels are given
 
@@ -252,6 +256,20 @@ class PortionValues:
             if result.axes.elementwise:
                 array = view.tensor(array)
             made.append(self.arrays.wrapped(np.array(array, self.compute, order="C", copy=copy)))
+        return made
+
+    def spread(self, result: Result, found: Sequence[Any], kept: Sequence[int]) -> Any:
+        """A reduction of the tensors `kept` as one of all: what nothing is reduced to, for the others."""
+        start = _START[result.value.op]
+        if set(result.axes.letters) <= {"k", "n"}:
+            numbers = np.full(len(self), start)
+            numbers[list(kept)] = found
+            return numbers
+        views = [tensor.view for tensor in self.portion.tensors]
+        sizes = [{"b": view.batch, "i": view.rows, "j": view.cols} for view in views]
+        made = [np.full(tuple(s[c] if c in result.axes.letters else 1 for c in "bij"), start) for s in sizes]
+        for i, array in zip(kept, found, strict=True):
+            made[i] = array
         return made
 
 

@@ -1,7 +1,8 @@
-"""Random rules, shapes and dtypes: the cpu kernels against NumPy and the reference, bit for bit.
+"""Random rules, shapes and dtypes: the cpu kernels against NumPy and the reference.
 
-Every operation drawn here is correctly rounded by IEEE 754, and no backend may contract or reassociate, so there is
-one right answer: equal bits, NaN where NaN is due, and the sign of zero.
+Elementwise rules agree bit for bit: every operation drawn here is correctly rounded by IEEE 754, and no backend may
+contract or reassociate, so there is one right answer: equal bits, NaN where NaN is due, and the sign of zero. Rules
+with reductions agree in float64 but for the rounding of sums, which may be added up in any order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 
 import rulec
 from rulec.array import Optimizer
+from rulec.backend import registry
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.testing import IEEE, NumpyKind
+from rulec.testing.trial import Subject
+from rulec.testing.whole import follow_reference
+from tests.properties import reducing
+from tests.properties.reducing import reducing_rules
+from tests.testing import broken_stages
 
 LEAVES = ["g", "p", "a", "b", "lr", "k", "t", "0", "1", "-1", "0.5", "3", "1e-3", "-2.5"]
 UNARY = ["-({})", "abs({})", "sqrt({})", "sign({})", "floor({})", "({})**2", "where(isfinite({}), 1, 0)"]
@@ -100,6 +108,36 @@ def test_cpu_and_the_reference_give_the_same_bits_in_float64(
         reference.step([_values(rng, s, "float64") for s in shapes])
     for name, theirs in zip(cpu.names, reference.params, strict=True):
         _assert_same_bits(cpu._params[name], theirs, f"p of {name} by\n{text}")
+
+
+def _subject(backend: str) -> Subject:
+    return Subject(registry.get(backend), NumpyKind(), IEEE)
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
+def test_numpy_follows_the_reference_through_reductions_levels_and_branches(
+    text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
+) -> None:
+    follow_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
+def test_cpu_follows_the_reference_through_reductions_levels_and_branches(
+    text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
+) -> None:
+    follow_reference(_subject("cpu"), rulec.parse(text), shapes, seed, special)
+
+
+def test_a_wrong_reduction_would_be_noticed() -> None:
+    rule = rulec.parse('name: Right\nstep: |\n  direction = g*sum(g, per="row")\n')
+    subject = Subject(broken_stages.SkipsNan(), NumpyKind(), IEEE)
+    follow_reference(subject, rule, [(3, 4)], 0)
+    with pytest.raises(AssertionError, match="after step 4 of the runtime"):
+        follow_reference(subject, rule, [(3, 4)], 0, special=True)
 
 
 def test_a_wrong_kernel_would_be_noticed() -> None:

@@ -16,7 +16,7 @@ from rulec.testing.conformance import check_stages
 from rulec.testing.interval import Range, point
 from rulec.testing.totals import exact, reduced
 from rulec.testing.trial import Subject
-from rulec.testing.whole import check_whole
+from rulec.testing.whole import SHAPES, check_whole, follow_reference
 from tests.testing import broken
 from tests.testing import broken_stages as faults
 
@@ -76,6 +76,26 @@ def test_a_wrong_whole_step_is_caught() -> None:
 @pytest.mark.parametrize("name", ["adafactor", "muon", "prodigy", "transforms/lookahead", "transforms/skip_not_finite"])
 def test_whole_steps_of_reductions_matrices_and_wrappers_pass(name: str) -> None:
     check_whole(Subject(broken.BrokenBackend(), NumpyKind(), IEEE), loaded(name))
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Reductions that nothing is left to reduce in, at the level of a group, a matrix and the model.
+        'hyper: {h: 0.7}\nstate: {k: {init: 0.3, per: group}}\nstep: |\n  y = sum(k + h, per="group")\n'
+        '  k = 0.5*k + y\n  direction = g*y*max(g, per="row") + sum(h, per="matrix")*max(k, per="col")\n',
+        # Reductions of the last stage, with some tensors skipped and with all of them.
+        "skip: sum(abs(g)) > 1 and t != 2\nstate: {r: {init: 1, per: row}, n: {init: 0, per: tensor}}\nstep: |\n"
+        '  p = p - 0.1*g*r - n\n  r = max(p, per="row")\n  n = 0.1*norm(p)\n',
+        'skip: t != 2\nstate: {r: {init: 1, per: row}}\nstep: |\n  p = p - 0.1*g*r\n  r = max(p, per="row")\n',
+        # An input that only one of the routed rules has.
+        "inputs: {h: like p}\napplies_to: ndim >= 2\notherwise: sgd\nstep: |\n  direction = g*h\n",
+    ],
+)
+def test_the_runtime_follows_the_reference_at_the_edges(text: str) -> None:
+    rule = rulec.parse(f"name: Edge\n{text}")
+    follow_reference(Subject(broken.BrokenBackend(), NumpyKind(), IEEE), rule, [*SHAPES, (0, 3), (2, 0, 3)])
 
 
 def test_every_shape_is_in_the_bucket_that_it_belongs_to() -> None:
