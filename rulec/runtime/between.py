@@ -43,6 +43,10 @@ class Join:
     owner: Any = None
 
 
+#: Matrices of at most this many elements are worth stacking.
+_SMALL = 1 << 14
+
+
 #: A computation that yields where it needs what other launches have, and is sent the result for each of its tensors.
 Joining = Generator[Join, Array, None]
 
@@ -102,7 +106,7 @@ class Between:
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            return self._for_each(value, self._matrix_function(value))
+            return self._by_shape(value, self._matrix_function(value))
         if kind is Kind.RANDOM:
             return [self._random(value, i) for i in range(self.count)]
         function = NUMPY[value.op]
@@ -128,17 +132,43 @@ class Between:
             return self.around.numbers(str(value.arg))
         return [self.around.matrices(str(value.arg), i) for i in range(self.count)]
 
+    def _operands(self, value: Node, i: int) -> list[Any]:
+        """The operands of a value for tensor i: arrays, and numbers as Python's."""
+        given = ((self.values[a], self._is_number(a)) for a in value.args)
+        return [self._number(x, i) if number else x[i] for x, number in given]
+
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
-        narrow = [self._is_number(a) for a in value.args]
+        return [self._rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
+
+    def _rounded(self, value: Node, found: Any) -> Array:
+        """A result in its dtype: that of arithmetic for a matrix, float64 for a vector."""
+        array = np.asarray(found)
         matrix = {"i", "j"} <= set(self._axes(value).letters)
-        made = []
-        for i in range(self.count):
-            given = [self.values[a] for a in value.args]
-            operands = [self._number(x, i) if n else x[i] for x, n in zip(given, narrow, strict=True)]
-            array = np.asarray(function(*operands))
-            if matrix and array.dtype.kind == "f" and array.dtype != self.around.compute:
-                array = array.astype(self.around.compute)
-            made.append(array)
+        if matrix and array.dtype.kind == "f" and array.dtype != self.around.compute:
+            array = array.astype(self.around.compute)
+        return array
+
+    def _by_shape(self, value: Node, function: Callable[..., Array]) -> list[Array]:
+        """A matrix function of all tensors: small matrices of equal shape are stacked and go through it at once."""
+        operands = [self._operands(value, i) for i in range(self.count)]
+        alike: dict[Any, list[int]] = {}
+        for i, own in enumerate(operands):
+            small = all(x.size <= _SMALL for x in own if isinstance(x, np.ndarray))
+            key = tuple(x.shape if isinstance(x, np.ndarray) else x for x in own) if small else i
+            alike.setdefault(key, []).append(i)
+        made: list[Any] = [None] * self.count
+        for places in alike.values():
+            first = operands[places[0]]
+            if len(places) == 1:
+                made[places[0]] = self._rounded(value, function(*first))
+                continue
+            stacked = [
+                np.concatenate([operands[i][k] for i in places]) if isinstance(x, np.ndarray) else x
+                for k, x in enumerate(first)
+            ]
+            found = self._rounded(value, function(*stacked))
+            for i, array in zip(places, np.split(found, len(places)), strict=True):
+                made[i] = array
         return made
 
     @staticmethod

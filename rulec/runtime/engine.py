@@ -63,6 +63,7 @@ class Engine:
         self.buckets: dict[Any, Bucket] = {}
         self.shared: dict[str, Numbers] = {}
         self.group_t: Numbers = np.zeros(0)
+        self._of_groups: set[str] = set()
         self.model_t = 0.0
         self.extensions = 0
         #: How many updates of tensors were skipped so far, by the rule's own condition.
@@ -217,6 +218,7 @@ class Engine:
                 bucket.scalar_states[buffer.name] = self.arrays.vector(np.concatenate([old, initial]))
                 continue
             size = self.group_t.size if "k" in letters else 1
+            self._of_groups |= {buffer.name} if "k" in letters else set()
             have = self.shared.get(buffer.name, np.zeros(0))
             self.shared[buffer.name] = np.concatenate([have, np.full(size - have.size, initial[0])])
 
@@ -286,7 +288,7 @@ class Engine:
         for name, values in self.pending.items():
             for group, value in values.items():
                 self.shared[name][group] = value
-        touched = {g for values in self.pending.values() for g in values}
+        touched = {g for name, values in self.pending.items() if name in self._of_groups for g in values}
         if self.pending:
             self.group_t[list(touched)] += 1
             self.model_t += 1

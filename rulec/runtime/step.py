@@ -61,7 +61,9 @@ def _written(launch: Launch) -> Joining:
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     """Runs launches that share reductions, each from one of these to the next."""
     shared = {tuple((n.op, n.arg) for n in launch.version.program.joins) for launch in launches}
-    if len(shared) > 1:
+    places = {(n, place) for launch in launches for place, n in enumerate(launch.version.program.joins)}
+    # One value at two places would be joined with another: what is first in one program is not in the next.
+    if len(shared) > 1 or len(places) > len({n for n, _ in places}):
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
     waiting: list[Join | None] = [next(steps, None) for steps in running]
