@@ -17,7 +17,7 @@ from rulec.analysis.linear import LinearForms
 from rulec.analysis.scale import changing_scale, constant_scale
 from rulec.analysis.zero import at_zero
 from rulec.language.node import Node, Op, const, name, node
-from rulec.language.rule import Assign, Hyper, State
+from rulec.language.rule import Assign, Branch, Hyper, State, Statement
 from tests.analysis.runs import Array, Trial, before_and_after, far_apart, hypers, watched
 
 STATES = {"m": State(const(0)), "v": State(const(0)), "w": State(name("p")), "n": State(const(0), per="tensor")}
@@ -62,9 +62,17 @@ powers = st.recursive(
 
 
 def _rule(draw: Any, values: st.SearchStrategy[Node], end: Node) -> Rule:
+    step = _lines(draw, values, end)
+    if draw(st.booleans()):
+        other = _lines(draw, values, draw(st.sampled_from([end, node(Op.NEG, end)])))
+        step = (Branch(node(Op.GT, name("t"), const(draw(st.sampled_from([1.0, 3.0])))), step, other),)
+    return Rule("Drawn", step, HYPER, STATES)
+
+
+def _lines(draw: Any, values: st.SearchStrategy[Node], end: Node) -> tuple[Statement, ...]:
     targets = draw(st.lists(st.sampled_from(list(STATES)), max_size=3, unique=True))
     lines = [Assign(key, node(Op.MEAN, draw(values), "tensor") if key == "n" else draw(values)) for key in targets]
-    return Rule("Drawn", (*lines, Assign("direction", end)), HYPER, STATES)
+    return (*lines, Assign("direction", end))
 
 
 @st.composite
