@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ class StagedCall:
         self._pointers = np.zeros((len(plan.lines), len(params)), np.int64)
         self._gradients = plan.lines.index("g")
         self._address = address_of(params)
-        self._fired: tuple[Any, tuple[int, ...] | None] = (None, None)
+        self._last: tuple[int, tuple[int, ...] | None] = (0, None)
+        self._first: Callable[[], Any] = _nothing
         for buffer in program.buffers:
             if buffer.name in plan.lines and buffer.role in ("param", "state"):
                 arrays = params if buffer.role == "param" else [s[buffer.name] for s in states]
@@ -49,6 +51,7 @@ class StagedCall:
     ) -> Written:  # fmt: skip
         """Runs a stage over every tensor of the bucket, or `tensors` of it, in place.
 
+        A list of gradients that is given to several stages, one after the other, is not changed between them.
         Reductions per row and column hold until their tensor's next pass through the stage: some are the kernel's own.
         """
         work = self._works[stage]
@@ -65,11 +68,12 @@ class StagedCall:
     ) -> None:
         """Fills in the addresses that come with a call."""
         at = slice(None) if fired is None else list(fired)
-        last_moving, last_fired = self._fired
         # The stages of a step are called with one list of gradients: its addresses are read at the first.
-        if not stage or last_moving is not moving or last_fired != fired:
+        if not stage or self._last != (id(moving), fired) or self._first() is not next(iter(moving), None):
             self._pointers[self._gradients, at] = [*map(self._address, moving)]
-        self._fired = (moving, fired) if stage + 1 < len(self._works) else (None, None)
+            self._last = (id(moving), fired)
+            # Not the list itself: a step that ends early must not keep its gradients in memory.
+            self._first = weakref.ref(moving[0]) if moving else _nothing
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
             self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
@@ -86,3 +90,7 @@ class StagedCall:
             len(self._everything), array_address(rows.index), array_address(rows.table), stage,
         ]  # fmt: skip
         cpu_threads.run(self._machine.run, self._machine.address, job)
+
+
+def _nothing() -> None:
+    """What is left of gradients where there were none."""

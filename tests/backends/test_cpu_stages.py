@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,24 @@ def test_a_call_is_the_same_again() -> None:
     for held in bucket.buffers:
         held["g"][...] *= -0.125
     bucket.check(0)
+
+
+def test_gradients_are_not_kept_after_a_stage() -> None:
+    bucket = bucket_of(program("lamb"), [(5,), (6,)])
+    grads = [b["g"].copy() for b in bucket.buffers]
+    bucket.bind()
+    bucket.bound(0, grads, bucket.rows, {})
+    kept = [weakref.ref(g) for g in grads]
+    del grads
+    assert [k() for k in kept] == [None, None]
+
+
+def test_a_later_stage_may_be_given_other_gradients() -> None:
+    bucket = bucket_of(program("lamb"), [(50,), (60,)])
+    bucket.check(0)
+    for held in bucket.buffers:
+        held["g"] = held["g"] * 3
+    bucket.check(1)
 
 
 # Chunks
