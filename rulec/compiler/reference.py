@@ -243,7 +243,8 @@ class Run:
                 f"the tensors of {self.program.name} do not all have the same values across the model: "
                 f"reduce per group and per model outside of branches on the shape"
             )
-        value = self.joins[ordinal]
+        # The same value may stand at another place, where a branch leads to it first.
+        value = joins[ordinal] if joins[ordinal] in self.joins else self.joins[ordinal]
         (operand,) = value.args
         self._evaluate([operand])
         have = self._letters(operand)

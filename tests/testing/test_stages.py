@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec.array import Optimizer
 from rulec.backend.layout import layout_for
 from rulec.compiler.pipeline import compile
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.view import matrix_view
+from rulec.errors import RuleError
 from rulec.language.node import Op
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded, staged_rules
@@ -155,3 +158,18 @@ def test_the_layout_of_a_bucket_says_that_its_matrices_are_transposed() -> None:
 
     bucket = next(b for b in buckets_of(RULES["Rows2"], MATRIX_SHAPES) if b.transposed)
     assert layout_of(bucket, "float32") == layout_for(bucket.program, "float32", transposed=True)
+
+
+def test_sums_over_the_model_that_branches_reach_in_another_order_are_not_mixed_up() -> None:
+    rule = rulec.parse(
+        'name: Mix\nstate: {m: 0}\nstep: |\n  a = sum(g, per="model")\n  b = sum(g*g, per="model")\n'
+        "  if ndim >= 2:\n    m = a\n  else:\n    m = b\n  p = p + m + 0*(a + b)\n"
+    )
+    params = [np.zeros((1, 2)), np.zeros(2)]
+    grads = [np.array([[1.0, 2.0]]), np.array([3.0, 4.0])]
+    reference = ReferenceOptimizer(rule, params)
+    reference.step(grads)
+    assert [p.tolist() for p in reference.params] == [[[10.0, 10.0]], [30.0, 30.0]]
+    with pytest.raises(RuleError, match="reduce per group and per model outside of branches"):
+        Optimizer(rule, params, "numpy").step(grads)
+    assert [p.tolist() for p in params] == [[[0.0, 0.0]], [0.0, 0.0]]
