@@ -48,7 +48,7 @@ def translate(
     used: set[str] = set()
     for keyword, ours in _names(parameters, hyper, entry).items():
         names = ours if isinstance(ours, list) else [ours]
-        if all(name in hyper for name in names):
+        if keyword not in keywords and all(name in hyper for name in names):
             values = tuple(hyper[n] for n in names)
             keywords[keyword] = values if isinstance(ours, list) else _as_theirs(values[0], parameters.get(keyword))
             used.update(names)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rulec
+from rulec.compare.interop import entry_for, translate
 from tests.rules.interop import Entry, entries
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Trial, largest_difference
@@ -89,6 +90,21 @@ def test_keywords_and_defaults(entry: Entry) -> None:
         theirs = entry.signature[key].default
         if key not in entry.when and theirs is not None and theirs is not entry.signature[key].empty:
             assert default == theirs, f"{key} is {theirs} by default there, {default} here"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_the_diff_command_reads_entries_alike(entry: Entry) -> None:
+    hyper = values(entry)
+    section = entry_for(rulec.load(entry.rule), entry.package, entry.callable)
+    found = translate(hyper, entry.function, section, {}).keywords
+    here = entry.keywords(hyper)
+    # What has no number, as a default that is an expression, is left to them.
+    without = {key for key, value in here.items() if key not in entry.when and _has_none(value)}
+    assert found == {key: value for key, value in here.items() if key not in without}
+
+
+def _has_none(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple) and None in value)
 
 
 @pytest.mark.parametrize("theirs", sorted({(e.package, e.callable) for e in ENTRIES}), ids=".".join)
