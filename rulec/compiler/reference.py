@@ -5,6 +5,7 @@ Slow on purpose. Every backend is compared with the float64 walk, and the float6
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -75,6 +76,13 @@ class Tensor:
     t: int = 0
 
 
+@functools.lru_cache(maxsize=512)
+def _known(program: Program) -> tuple[AxisInference, list[Node]]:
+    """The axes of a program's values, and its reductions over several tensors: the same in every run of it."""
+    inference = AxisInference(program)
+    return inference, joins(program, inference)
+
+
 class Run:
     """One step of a program over some tensors: values by node and instance."""
 
@@ -86,11 +94,10 @@ class Run:
         self.program, self.tensors, self.hyper, self.how = program, list(tensors), hyper, how
         self.inputs = inputs or {}
         self.shared, self.gradients, self.seed = shared, gradients, seed
-        self.inference = AxisInference(program)
+        self.inference, self.joins = _known(program)
         self.values: dict[tuple[Node, Key], Any] = {}
         self.columns: dict[tuple[int, Key], Any] = {}
         self.by_index = {t.index: t for t in self.tensors}
-        self.joins = joins(program, self.inference)
         #: The runs of one step, this one among them: what several tensors share is reduced over all of them.
         self.family: list[Run] = [self]
 
