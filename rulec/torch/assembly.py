@@ -8,7 +8,7 @@ States are copied into the new one's buffers, so nothing is lost. Everything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -18,20 +18,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.errors import HyperError, StateMismatch
+from rulec.errors import StateMismatch
 from rulec.language.rule import Rule
-from rulec.runtime.engine import Engine, Launch, run
-from rulec.runtime.rows import Numbers
+from rulec.runtime.engine import Launch, run
 from rulec.torch.ahead import FEW, Ahead
-from rulec.torch.flavour import Choice
 from rulec.torch.inputs import Inputs
-from rulec.torch.interface import CHOOSING, Interface
+from rulec.torch.interface import Interface
+from rulec.torch.members import Member, Options, add_parameters, chosen, members_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
 from rulec.torch.tensors import (
     OtherDtype,
-    TorchArrays,
     check_apart,
     check_parameters,
     dtype_name,
@@ -41,25 +39,6 @@ from rulec.torch.tensors import (
 from rulec.torch.values import Groups, Values, choices_of, table_of
 
 _data_ptr = Tensor.data_ptr
-
-
-@dataclass(frozen=True)
-class Options:
-    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for."""
-
-    state_dtypes: Mapping[str, str] = field(default_factory=dict)
-    backend: str | None = None
-
-
-@dataclass
-class Member:
-    """One engine, its groups (their indices, in the engine's order) and their hyper-parameters now."""
-
-    engine: Engine
-    choice: Choice
-    groups: list[int]
-    table: Numbers
-    extensions: int = 0
 
 
 @dataclass
@@ -99,12 +78,12 @@ class Assembly:
         self.names = [route.name for route in self.routes]
         self._values = Values(interface.group_keywords, groups)
         self._flags = Values(interface.flag_keywords, groups)
-        self._chosen = _chosen(groups)
+        self._chosen = chosen(groups)
         check_parameters(self.params, self.names)
         self._addresses = [*map(_data_ptr, self.params)]
         self._facts = [_facts(p) for p in self.params]
-        self.members = self._make_members(groups)
-        self._homes = self._add_parameters(groups)
+        self.members = members_of(interface, self.choices, groups, options)
+        self._homes = add_parameters(self.members, self.choices, self.routes)
         self._copies = self._make_copies()
         self._shared = [Shared(interface.shared, m.engine) for m in self.members if interface.shared]
         #: In how many steps a tensor's update was skipped.
@@ -115,34 +94,6 @@ class Assembly:
         self._restore(saved, groups, strict)
         self.store = Store(saved)
         self._publish()
-
-    def _make_members(self, groups: Groups) -> list[Member]:
-        by_engine: dict[Any, list[int]] = {}
-        for index, choice in enumerate(self.choices):
-            by_engine.setdefault(choice.engine, []).append(index)
-        if len(by_engine) > 1 and self.interface.shared:
-            raise HyperError(
-                f"{self.interface.name} keeps {min(self.interface.shared)} across groups, so they must agree on which "
-                f"hyper-parameters are None"
-            )
-        members = []
-        for indices in by_engine.values():
-            choice = self.choices[indices[0]]
-            dtypes = {o: d for s, d in self.options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
-            engine = Engine(choice.rule, TorchArrays(), self.options.backend, dtypes, seed=_seed(groups))
-            members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
-        return members
-
-    def _add_parameters(self, groups: Groups) -> list[tuple[Member, int]]:
-        """For each parameter its engine and its id there."""
-        homes = []
-        of_group = {g: (m, column) for m in self.members for column, g in enumerate(m.groups)}
-        for place, route in enumerate(self.routes):
-            member, column = of_group[route.group]
-            tags, maximize = route.tags, self.choices[route.group].maximize
-            array = real_view(route.param)
-            homes.append((member, member.engine.add(array, column, route.name, tags, place, maximize)))
-        return homes
 
     def _make_copies(self) -> dict[int, Tensor]:
         """Contiguous copies of the parameters whose rules need rows and columns in memory, in their places."""
@@ -237,7 +188,7 @@ class Assembly:
         """Takes over other numbers; False where the groups mean other rules now."""
         decaying = {choice.flavour for choice in self.choices if choice.decay}
         if not self._flags.same(groups):
-            if choices_of(self.interface, groups, decaying) != self.choices or _chosen(groups) != self._chosen:
+            if choices_of(self.interface, groups, decaying) != self.choices or chosen(groups) != self._chosen:
                 return False
             self._flags = Values(self.interface.flag_keywords, groups)
         self._values = Values(self.interface.group_keywords, groups)
@@ -269,13 +220,16 @@ class Assembly:
                 launches += share.member.engine.ready(share.ids, chosen, share.member.table, given)
         except OtherDtype:
             return False
-        if self.interface.skips:
-            self._run_skipping(launches, plan.written)
-        else:
-            increment_version(plan.written)  # before the kernel: what torch keeps of the tensors is still in the caches
-            self._run(launches)
-        if plan.copied:
-            _copy_all(plan.copied)
+        try:
+            if self.interface.skips:
+                self._run_skipping(launches, plan.written)
+            else:
+                # Before the kernel: what torch keeps of the tensors is still in the caches.
+                increment_version(plan.written)
+                self._run(launches)
+        finally:
+            if plan.copied:
+                _copy_all(plan.copied)
         if [1 for m in self.members if m.extensions != m.engine.extensions]:
             self._publish()
         for shared in self._shared:
@@ -346,22 +300,6 @@ def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             real_view(into).copy_(real_view(source))
 
 
-def _chosen(groups: Groups) -> list[list[Any]]:
-    """What groups say of the rules that their tensors go to and of their random numbers."""
-    return [[group.get(key) for key in CHOOSING] for group in groups]
-
-
-def _seed(groups: Groups) -> int:
-    """The seed of random numbers, which is one for the whole optimizer."""
-    seeds = {group.get("seed", 0) for group in groups}
-    if len(seeds) > 1:
-        raise HyperError(f"seed is one for all groups, and they have {', '.join(map(repr, seeds))}: give all the same")
-    seed = min(seeds, default=0)
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise HyperError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
-    return seed
-
-
 def _grad_dtype(param: Tensor) -> str:
     """Our name for the dtype of a parameter's gradient, its own where there is none."""
     return dtype_name(param.dtype if param.grad is None else param.grad.dtype)
@@ -369,12 +307,6 @@ def _grad_dtype(param: Tensor) -> str:
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
     return param.shape, param.stride(), param.dtype, param.device
-
-
-def _ours(choice: Choice, name: str) -> str | None:
-    """Our name for a state of the choice's rule called by torch's or ours; None where it is a state of another rule."""
-    states = {state for rule in choice.flavour.rules for state in rule.state}
-    return name if name in {"", *states} else next((s for s in states if choice.flavour.outside(s) == name), None)
 
 
 def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:

@@ -17,10 +17,11 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.torch.assembly import Assembly, Options
+from rulec.torch.assembly import Assembly
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.lean import frame_callback, without_compiler
+from rulec.torch.members import Options
 from rulec.torch.routes import Routing, names_of, routes_of, tag_all
 from rulec.torch.states import Store
 from rulec.torch.tensors import DTYPES, check_parameters

@@ -102,6 +102,18 @@ def test_each_rule_gets_its_own_hyper_parameters() -> None:
     assert difference(*sides) * torch.finfo(torch.float64).eps < 1e-12
 
 
+def test_the_rate_of_the_rest_may_follow_a_schedule() -> None:
+    kind = rulec.torch.optimizer(rulec.load("muon").bind(adamw_lr="0.1*lr"))
+    params = [torch.nn.Parameter(torch.zeros(3))]
+    optimizer = kind([{"params": params}], lr=0.5, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    for _ in range(2):
+        params[0].grad = torch.ones(3)
+        optimizer.step()
+        schedule.step()
+    assert params[0].tolist() == pytest.approx([-0.05 - 0.005] * 3, rel=1e-5)
+
+
 def test_muon_refuses_what_that_of_torch_refuses() -> None:
     with pytest.raises(TensorError, match=r"Muon does not apply to bias, of shape \(2,\): leave it out"):
         rulec.torch.Muon(nn.Linear(3, 2).named_parameters())

@@ -93,6 +93,26 @@ def test_a_group_without_gradients_keeps_its_numbers_and_the_model_has_one() -> 
     assert (first["d"], first["model_updates"]) == (second["d"], second["model_updates"])
 
 
+def test_steps_of_groups_and_of_the_model_are_counted_apart() -> None:
+    rule = """
+name: Counting
+state: {a: {init: 0, per: group}, b: {init: 0, per: model}}
+step: |
+  a = a + sum(g, per="group")
+  b = b + sum(g, per="model")
+  direction = g + 0*a + 0*b
+"""
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = rulec.torch.optimizer(rulec.parse(rule))([{"params": [p]} for p in params])
+    params[0].grad = params[1].grad = torch.ones(1)
+    optimizer.step()
+    params[0].grad = None
+    optimizer.step()
+    first, second = optimizer.param_groups
+    assert [first[key] for key in ("a", "b", "updates", "model_updates")] == [1.0, 3.0, 1, 2]
+    assert [second[key] for key in ("a", "b", "updates", "model_updates")] == [2.0, 3.0, 2, 2]
+
+
 def test_a_group_that_joins_later_has_the_number_of_the_model() -> None:
     params = parameters()
     optimizer = rulec.torch.Prodigy(params[:2], d0=0.01)
