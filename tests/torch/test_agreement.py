@@ -48,7 +48,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Adafactor", {"lr": 0.1}),
     (
         "Adafactor",
-        {"lr": 0.1, "beta2_decay": -0.5, "eps": (1e-4, 1e-2), "d": 1.5, "weight_decay": 0.1, "maximize": True},
+        {"lr": 0.1, "beta2_decay": -0.5, "eps": (1e-4, 1e-2), "d": 1.5, "weight_decay": 0.1},
     ),
 ]
 
