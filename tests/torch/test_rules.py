@@ -69,7 +69,8 @@ def test_a_checkpoint_goes_on_bit_for_bit(name: str, dtype: torch.dtype) -> None
     advance(again, others, range(10, 20))
     assert all(p.isfinite().all() for p in params)
     assert difference(others, params) == 0
-    assert any((p != b).any() for p, b in zip(params, before, strict=True))
+    if dtype is torch.float32:  # the first steps of some rules are below what bfloat16 can add
+        assert any((p != b).any() for p, b in zip(params, before, strict=True))
     one, two = optimizer.state_dict(), again.state_dict()
     assert one["param_groups"] == two["param_groups"]
     for index, states in one["state"].items():
