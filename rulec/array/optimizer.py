@@ -160,6 +160,8 @@ class Optimizer:
             "hyper": dict(self.hyper),
             "state": {k: v for k, v in state.items() if v},
             "shared": shared,
+            "counts": {"group": self._engine.group_t.copy(), "model": self._engine.model_t},
+            "seed": self._engine.seed,
             "training": self._training,
         }
 
@@ -175,17 +177,27 @@ class Optimizer:
             raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
         hyper = default_hyper(self.rule, dict(saved["hyper"]))
         table = self._engine.hyper_table([hyper])
+        self._engine.check_hyper(table)
         self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
         pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
         for own, states, name in pairs:
             _check_states(own, states, name)
+        shared = saved.get("shared", {})
+        _check_states(self._engine.shared if shared else {}, shared, "all arrays")
         for own, states, _ in pairs:
             for key, value in states.items():
                 own[key][...] = value
-        for key, value in saved.get("shared", {}).items():
+        for key, value in shared.items():
             self._engine.shared[key][...] = value
+        self._take_counts(saved)
         self.hyper = hyper
         self._training = bool(saved.get("training", True))
+
+    def _take_counts(self, saved: Mapping[str, Any]) -> None:
+        counts, engine = saved.get("counts", {}), self._engine
+        engine.group_t[...] = counts.get("group", 0)
+        engine.model_t = float(counts.get("model", 0))
+        engine.seed = saved.get("seed", engine.seed)
 
 
 def _checked_tags(tags: Mapping[str, Collection[str]], names: Sequence[str]) -> dict[str, frozenset[str]]:

@@ -64,6 +64,7 @@ class Engine:
         self.shared: dict[str, Numbers] = {}
         self.group_t: Numbers = np.zeros(0)
         self._of_groups: set[str] = set()
+        self._begun: set[tuple[str, int]] = set()
         self.model_t = 0.0
         self.extensions = 0
         #: How many updates of tensors were skipped so far, by the rule's own condition.
@@ -126,8 +127,11 @@ class Engine:
             if tensor.bucket is None:
                 key = self._bucket_key(tensor, grad_dtypes[place] if grad_dtypes else None, hyper)
                 new.setdefault(key, []).append(tensor)
-        for key, tensors in new.items():
-            self._extend(key, tensors, hyper)
+        for key in new:
+            self._model_hyper |= _model_hyper(key[0])
+        self._check_model_hyper(hyper)
+        for join in [self._extension(key, tensors, hyper) for key, tensors in new.items()]:
+            join()
         if new:
             self.extensions += 1
             self._forget_plans()
@@ -172,7 +176,8 @@ class Engine:
                 f"{tensor.rule.name} need: pass it contiguous"
             )
 
-    def _extend(self, key: Any, tensors: list[Tensor], hyper: Numbers) -> None:
+    def _extension(self, key: Any, tensors: list[Tensor], hyper: Numbers) -> Callable[[], None]:
+        """What lets tensors join a bucket, with their states: all that may fail has been done."""
         program, layout, device, static = key
         bucket = self.buckets.get(key)
         if bucket is None:
@@ -186,12 +191,17 @@ class Engine:
         specs = state_specs(program, layout)
         shapes = [[s.shape(t.view, h, f) for s in specs] for t, h, f in zip(tensors, named, facts, strict=True)]
         states = self.arrays.allocate(params, specs, shapes, named, facts)
-        self._extend_numbers(bucket, named, facts)
-        # From here on nothing can fail: the tensors join with their states or not at all.
+        return lambda: self._extend(key, bucket, tensors, states, named, facts)
+
+    def _extend(
+        self, key: Any, bucket: Bucket, tensors: list[Tensor], states: list[dict[str, Any]],
+        named: list[dict[str, float]], facts: list[dict[str, float]],
+    ) -> None:  # fmt: skip
+        self._extend_numbers(bucket, tensors, named, facts)
         for position, tensor in enumerate(tensors, len(bucket.tensors)):
             tensor.bucket, tensor.position = bucket, position
         bucket.tensors += tensors
-        bucket.params += params
+        bucket.params += [t.array for t in tensors]
         bucket.states += states
         bucket.facts += facts
         bucket.groups = np.array([t.group for t in bucket.tensors], np.int64)
@@ -200,12 +210,11 @@ class Engine:
         )
         bucket.rebind()
         self.buckets[key] = bucket
-        nodes = walk([c.value for c in program.scalars.columns] + [s.value for s in program.scalars.stores])
-        self._model_hyper |= {str(n.arg) for n in nodes if n.op is Op.MODEL_HYPER}
 
     def _extend_numbers(
-        self, bucket: Bucket, named: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]]
-    ) -> None:
+        self, bucket: Bucket, tensors: Sequence[Tensor], named: Sequence[Mapping[str, float]],
+        facts: Sequence[Mapping[str, float]],
+    ) -> None:  # fmt: skip
         """The first values of the states that are single numbers for a tensor, a group or the model."""
         first = len(bucket.tensors)
         for buffer in bucket.program.states:
@@ -217,10 +226,19 @@ class Engine:
                 old = bucket.scalar_states[buffer.name].numbers if first else np.zeros(0)
                 bucket.scalar_states[buffer.name] = self.arrays.vector(np.concatenate([old, initial]))
                 continue
-            size = self.group_t.size if "k" in letters else 1
-            self._of_groups |= {buffer.name} if "k" in letters else set()
-            have = self.shared.get(buffer.name, np.zeros(0))
-            self.shared[buffer.name] = np.concatenate([have, np.full(size - have.size, initial[0])])
+            of_group = "k" in letters
+            self._of_groups |= {buffer.name} if of_group else set()
+            places = [t.group if of_group else 0 for t in tensors]
+            self._begin_shared(buffer.name, self.group_t.size if of_group else 1, places, initial)
+
+    def _begin_shared(self, state: str, size: int, places: Sequence[int], initial: Numbers) -> None:
+        """The first value of a group's or the model's state, which it has since the first of its tensors joined."""
+        have = self.shared.get(state, np.zeros(0))
+        self.shared[state] = np.concatenate([have, np.full(size - have.size, initial[0])])
+        for place, value in zip(places, initial.tolist(), strict=True):
+            if (state, place) not in self._begun:
+                self.shared[state][place] = value
+                self._begun.add((state, place))
 
     def _facts(self, tensor: Tensor) -> dict[str, float]:
         return {**tensor.view.facts, "machine_eps": EPS[self.arrays.dtype(tensor.array)]}
@@ -231,8 +249,7 @@ class Engine:
     @property
     def joins(self) -> bool:
         """Whether a tensor's update needs other tensors'."""
-        programs = (compile(t.rule, self._facts(t)) for t in {id(t.rule): t for t in self.tensors}.values())
-        return any(program.joins for program in programs)
+        return any(compile(t.rule, self._facts(t)).joins for t in self.tensors)
 
     # State, for checkpoints
 
@@ -344,7 +361,6 @@ class Engine:
         if parts is None:
             if any(self.tensors[i].bucket is None for i in ids):
                 self.prepare(ids, [self.arrays.dtype(g) for g in grads], self._hyper)
-                self._check_model_hyper(self._hyper)
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             parts = self._plans[ids] = self._partition(ids)
@@ -430,7 +446,7 @@ class Engine:
         used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
         for name, value in ((k, v) for k, v in inputs.items() if k in used):
             if self.rule.inputs[name] != "like p":
-                found[name] = float(value)
+                found[name] = _number(value, name)
                 continue
             chosen = value if part.pick is None else part.pick(value)
             names = [f"{t.name} (its {name})" for t in part.tensors]
@@ -482,3 +498,20 @@ def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32"
         if key not in hyper:
             raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
     return resolve_hyper(hyper, given, EPS[dtype], rule.name)
+
+
+def _model_hyper(program: Program) -> set[str]:
+    """The hyper-parameters that the whole model's states are made of, their first values included."""
+    roots = [c.value for c in program.scalars.columns] + [s.value for s in program.scalars.stores]
+    first = [b.init for b in program.states if b.init is not None and not b.axes.letters]
+    return {str(n.arg) for n in walk(roots) if n.op is Op.MODEL_HYPER} | {
+        str(n.arg) for n in walk(first) if n.op is Op.HYPER
+    }
+
+
+def _number(value: Any, name: str) -> float:
+    """An input that is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TensorError(f"the input {name!r} must be one number, not {type(value).__name__} {value!r:.80}") from None

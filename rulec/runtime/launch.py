@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,8 @@ class Launch:
     """One bucket's share of a step: nothing of it has been written yet.
 
     `scalar_states` are the new values of states that follow from hyper-parameters and `t`, for each tensor fired;
-    `inputs` has a number, or an array for each tensor fired.
+    `inputs` has a number, or an array for each tensor fired. Once it runs, `wrote` says that something may be written,
+    and `skipped` names the tensors whose step was skipped.
     """
 
     engine: Engine
@@ -33,6 +34,8 @@ class Launch:
     rows: Rows
     scalar_states: Mapping[str, Numbers]
     inputs: Mapping[str, Any]
+    wrote: bool = False
+    skipped: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,9 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
 
+#: What gives memory of something else: it must be copied before that is written.
+VIEWS = (Op.LOAD, Op.TRANSPOSE)
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -22,7 +25,8 @@ class Plan:
     """The gaps of a program, one before each stage and one after the last, and the axes of everything in them.
 
     What is stored after the last stage is worked out before it wherever it can be: the stage's kernel overwrites what
-    it is made of, and what fails should fail before anything is written.
+    it is made of, and what fails should fail before anything is written. What it reads beside the last stage's
+    reductions is worked out before, too; of this, `held` is what must be copied before the kernel runs.
 
     `alone` says that a tensor's update needs no other tensor's, so that a bucket can be updated part by part.
     """
@@ -37,11 +41,12 @@ class Plan:
             wanted += [program.result(name).value for name in stage.vectors]
             if stage is program.stages[-1]:
                 wanted += [program.skip] if program.skip is not None else []
-                wanted += [s.value for s in program.finish if not _needs(s.value, stage)]
+                wanted += _before([s.value for s in program.finish], stage)
             gaps.append(_gap(wanted, done))
         self.gaps = (*gaps, _gap([s.value for s in program.finish], done))
         #: What is worked out after the last stage.
         self.after = frozenset(self.gaps[-1].values)
+        self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
@@ -55,10 +60,15 @@ class Plan:
         )  # fmt: skip
 
 
-def _needs(value: Node, stage: Stage) -> bool:
-    """Whether a value is made of a reduction of this stage."""
+def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:
+    """These values, or what of them is not made of a reduction of this stage."""
     names = {r.name for r in stage.reduces}
-    return any(n.op is Op.RESULT and n.arg in names for n in walk([value]))
+    late: set[Node] = set()
+    for value in walk(roots):
+        if (value.op is Op.RESULT and value.arg in names) or not late.isdisjoint(value.args):
+            late.add(value)
+    found = [*roots, *(a for value in walk(roots) if value in late for a in value.args)]
+    return list(dict.fromkeys(value for value in found if value not in late))
 
 
 def _gap(wanted: Sequence[Node], done: set[Node]) -> Gap:

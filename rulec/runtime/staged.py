@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result, Stage
-from rulec.errors import PartialUpdate
 from rulec.language.node import Op
 from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
+from rulec.runtime.plan import VIEWS
 
 Array = np.ndarray[Any, Any]
 
@@ -31,19 +30,11 @@ class Staged:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
-        self.wrote = False
 
     def run(self) -> Joining:
-        """Writes everything; PartialUpdate where it fails after some of it. Yields where others must come as far."""
-        portions = self.launch.part.portions(self.plan.large and self.plan.alone)
-        try:
-            for portion in portions:
-                yield from self._portion(portion)
-        except Exception as error:
-            if not self.wrote:
-                raise
-            names = ", ".join(t.name for t in portions[0].tensors[:5])
-            raise PartialUpdate(f"a step failed after some of {names} were updated: {error}") from error
+        """Writes everything and counts it. Yields where others must come as far."""
+        for portion in self.launch.part.portions(self.plan.large and self.plan.alone):
+            yield from self._portion(portion)
 
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
@@ -54,13 +45,15 @@ class Staged:
             yield from between.work_out(plan.gaps[index])
             self._give(stage, values, between)
             if index < last:
-                self.wrote = self.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
+                launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
                 reduced = launch.kernel(index, values.rows, portion.fired, values.grads, values.scratch)
                 between.reduced.update(reduced)
         stays = self._stays(between)
         finished = self._finished(between, before=True)
+        for value in plan.held:
+            between.values[value] = _copied(between.values[value])
         if stays is None:
-            self.wrote = True
+            launch.wrote = True
             reduced = launch.kernel(last, values.rows, portion.fired, values.grads, values.scratch)
         else:
             reduced = self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
@@ -68,12 +61,13 @@ class Staged:
         yield from between.work_out(plan.gaps[-1])
         self._finish(portion, stays, finished + self._finished(between, before=False))
         self._keep_scalars(portion, stays)
+        self._count(portion, stays)
 
     def _last_of_some(self, values: PortionValues, kept: list[int]) -> Mapping[str, Any]:
         """The last stage for those tensors alone that do not skip the step; the others add nothing to reductions."""
         reduced: Mapping[str, Any] = {}
         if kept:
-            self.wrote = True
+            self.launch.wrote = True
             grads = [values.grads[i] for i in kept]
             scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
             fired = [values.portion.positions[i] for i in kept]
@@ -105,7 +99,7 @@ class Staged:
         wanted = [s for s in self.program.finish if (s.value not in after) == before]
         # One that is another state's old value must be taken before that is written.
         return [
-            (s.buffer, _copied(between.values[s.value]) if s.value.op is Op.LOAD else between.values[s.value])
+            (s.buffer, _copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
             for s in wanted
         ]
 
@@ -127,24 +121,23 @@ class Staged:
         self.launch.engine.arrays.write(state, np.broadcast_to(value, (view.batch, *shape[-2:])).reshape(shape))
 
     def _keep_scalars(self, portion: Portion, stays: Array | None) -> None:
-        """The states of the scalar program; what was skipped keeps its own, and its count."""
+        """The states of the scalar program; what was skipped keeps its own."""
         launch = self.launch
         kept = slice(None) if stays is None else ~stays
         for state, values in launch.scalar_states.items():
             own = values if portion.places is None else values[portion.places]
             if stays is None or not stays.all():
                 launch.keep_number(state, portion.at[kept], own[kept])
+
+    def _count(self, portion: Portion, stays: Array | None) -> None:
+        """One more update of these tensors, but of those that skipped it."""
+        counts = portion.bucket.counts
         if stays is None:
+            counts.advance(portion.fired if portion.fired is None else portion.at)
             return
-        portion.bucket.counts.advance(portion.at[stays], -1)
-        launch.engine.skipped += int(stays.sum())
-        names = ", ".join(t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay)
-        warnings.warn(
-            f"{launch.name} skipped the step of {names[:80]}: its skip was true; parameters, states and counts are as "
-            f"before",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        counts.advance(portion.at[~stays])
+        self.launch.engine.skipped += int(stays.sum())
+        self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
 
 
 class PortionValues:
@@ -182,10 +175,12 @@ class PortionValues:
     def _allot(self) -> None:
         """Scratch buffers and inputs."""
         engine, positions = self.launch.engine, self.portion.positions
+        # Launches that wait for each other are on the way at the same time.
+        owner = None if self.launch.version.plan.alone else id(self.launch.version)
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
             params = [self.portion.bucket.params[i] for i in positions]
-            self.scratch[name] = [engine.scratch((name, i), p, dtype) for i, p in enumerate(params)]
+            self.scratch[name] = [engine.scratch((name, i, owner), p, dtype) for i, p in enumerate(params)]
         for name, value in self.launch.inputs.items():
             if not isinstance(value, float):
                 self.scratch[name] = self.portion.pick(value)
@@ -246,7 +241,7 @@ class PortionValues:
     def vectors(self, result: Result, found: Sequence[Array]) -> list[Any]:
         """A result as kernels read it: contiguous, in the compute dtype, in the order of memory."""
         # A view of what the kernel writes must not be read by it at the same time.
-        copy = True if result.value.op in (Op.LOAD, Op.TRANSPOSE) else None
+        copy = True if result.value.op in VIEWS else None
         made = []
         for array, tensor in zip(found, self.portion.tensors, strict=True):
             view = tensor.view

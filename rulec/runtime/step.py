@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 
 from rulec.backend.layout import traffic
@@ -30,30 +31,51 @@ def run(launches: Sequence[Launch]) -> None:
                     raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
                 done.append(launch)
     except Exception as error:
-        if not done or isinstance(error, PartialUpdate):
+        begun = [launch for launch in launches if launch.wrote]
+        if not begun:
             raise
-        names = [t.name for earlier in done for t in earlier.part.tensors]
-        raise PartialUpdate(
-            f"a step failed after {len(names)} tensors were updated ({', '.join(names[:5])}...): {error}"
-        ) from error
+        raise PartialUpdate(f"a step failed after {_updated(begun, done)}: {error}") from error
+    for launch in launches:
+        if launch.skipped:
+            _warn(launch)
+
+
+def _updated(begun: Sequence[Launch], done: Sequence[Launch]) -> str:
+    """What a step that failed has written, in words."""
+    names = [t.name for launch in done for t in launch.part.tensors]
+    words = [f"{len(names)} tensors were updated ({', '.join(names[:5])}...)"] if done else []
+    finished = {id(launch) for launch in done}
+    some = [t.name for launch in begun if id(launch) not in finished for t in launch.part.tensors]
+    words += [f"some of {', '.join(some[:5])} were updated"] if some else []
+    return " and ".join(words)
+
+
+def _warn(launch: Launch) -> None:
+    warnings.warn(
+        f"{launch.name} skipped the step of {', '.join(launch.skipped)[:80]}: its skip was true; parameters, states "
+        f"and counts are as before",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _written(launch: Launch) -> Joining:
     """Writes a launch. Yields where others must come as far."""
     bucket, part = launch.part.bucket, launch.part
-    # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
-    bucket.counts.advance(part.fired)
     begin = time.perf_counter() if LEVEL else 0.0
-    try:
-        if launch.version.plan.staged:
-            yield from Staged(launch).run()
-        else:
+    if launch.version.plan.staged:
+        yield from Staged(launch).run()
+    else:
+        # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
+        bucket.counts.advance(part.fired)
+        try:
             launch.kernel(0, launch.rows, part.positions, launch.grads, None)
-            for state, values in launch.scalar_states.items():
-                launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
-    except BaseException:
-        bucket.counts.advance(part.fired, -1)
-        raise
+        except BaseException:
+            bucket.counts.advance(part.fired, -1)
+            raise
+        launch.wrote = True
+        for state, values in launch.scalar_states.items():
+            launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
     if LEVEL:
         _report(launch, time.perf_counter() - begin)
 
@@ -66,8 +88,8 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     if len(shared) > 1 or len(places) > len({n for n, _ in places}):
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
-    waiting: list[Join | None] = [next(steps, None) for steps in running]
     try:
+        waiting: list[Join | None] = [next(steps, None) for steps in running]
         while any(waiting):
             joins = [join for join in waiting if join is not None]
             if len(joins) < len(waiting) or len({(j.place, j.op, j.level) for j in joins}) > 1:
