@@ -686,7 +686,7 @@ class NovoGrad(RuleOptimizer):
     ) -> None: ...
 
 class Prodigy(RuleOptimizer):
-    """AdamW that finds its learning rate from the distance to the start, with growing weights."""
+    """AdamW that finds its learning rate from how far it has come, and weighs late gradients more."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from rulec.runtime.engine import Launch, run
 from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
-from rulec.torch.members import Member, Options, add_parameters, chosen, members_of
+from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
@@ -78,7 +78,7 @@ class Assembly:
         self.names = [route.name for route in self.routes]
         self._values = Values(interface.group_keywords, groups)
         self._flags = Values(interface.flag_keywords, groups)
-        self._chosen = chosen(groups)
+        self._words = words_of(groups)
         check_parameters(self.params, self.names)
         self._addresses = [*map(_data_ptr, self.params)]
         self._facts = [_facts(p) for p in self.params]
@@ -188,7 +188,7 @@ class Assembly:
         """Takes over other numbers; False where the groups mean other rules now."""
         decaying = {choice.flavour for choice in self.choices if choice.decay}
         if not self._flags.same(groups):
-            if choices_of(self.interface, groups, decaying) != self.choices or chosen(groups) != self._chosen:
+            if choices_of(self.interface, groups, decaying) != self.choices or words_of(groups) != self._words:
                 return False
             self._flags = Values(self.interface.flag_keywords, groups)
         self._values = Values(self.interface.group_keywords, groups)
@@ -212,12 +212,8 @@ class Assembly:
             shared.read(groups)
         if plan.copied:
             _copy_all((copy, param) for param, copy in plan.copied)
-        launches: list[Launch] = []
         try:
-            for share in plan.shares:
-                chosen = grads if share.places is None else [grads[i] for i in share.places]
-                given = None if inputs is None else inputs.of(plan.written, share.places)
-                launches += share.member.engine.ready(share.ids, chosen, share.member.table, given)
+            launches = _launches(plan, grads, inputs)
         except OtherDtype:
             return False
         try:
@@ -266,7 +262,7 @@ class Assembly:
 
     def change(self, way: Callable[[Rule], Rule | None]) -> None:
         """One step of another rule on the same parameters and states, of those that have states."""
-        held = [p for p, (member, tensor_id) in zip(self.params, self._homes, strict=True) if self.store.get(p)]
+        held = [p for p in self.params if self.store.get(p)]
         copied = [(self.params[place], copy) for place, copy in self._copies.items()]
         _copy_all((copy, param) for param, copy in copied)
         increment_version(held)
@@ -291,6 +287,16 @@ class Assembly:
         copied = [(self.params[i], self._copies[i]) for i in chosen if i in self._copies]
         plan = self._plans[present] = _Plan(shares, written, complexes, copied)
         return plan
+
+
+def _launches(plan: _Plan, grads: Sequence[Tensor], inputs: Inputs | None) -> list[Launch]:
+    """Every engine's share of a step, checked; OtherDtype where a gradient's dtype is new."""
+    launches: list[Launch] = []
+    for share in plan.shares:
+        own = grads if share.places is None else [grads[i] for i in share.places]
+        given = None if inputs is None else inputs.of(plan.written, share.places)
+        launches += share.member.engine.ready(share.ids, own, share.member.table, given)
+    return launches
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -67,7 +67,7 @@ def add_parameters(
     return homes
 
 
-def chosen(groups: Groups) -> list[list[Any]]:
+def words_of(groups: Groups) -> list[list[Any]]:
     """What groups say of the rules that their tensors go to and of their random numbers."""
     return [[group.get(key) for key in CHOOSING] for group in groups]
 
