@@ -10,7 +10,7 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RuleError, TensorError
 from tests.torch.test_rules import advance, through_a_file
-from tests.torch.twins import difference, parameters
+from tests.torch.twins import difference, give_gradients, parameters
 
 
 class Tiny(nn.Module):
@@ -100,6 +100,27 @@ def test_each_rule_gets_its_own_hyper_parameters() -> None:
     advance(theirs[0], sides[1], range(10))
     advance(theirs[1], sides[1], range(10))
     assert difference(*sides) * torch.finfo(torch.float64).eps < 1e-12
+
+
+def test_clipping_is_one_norm_over_both_rules() -> None:
+    """Against torch's clipping of all gradients, its Muon of the matrix and its AdamW of the others."""
+    kind = rulec.torch.optimizer(rulec.load("clip_by_global_norm") >> rulec.load("muon"))
+    sides = [parameters(torch.float64, [(6, 4), (5,), (4, 8)]) for _ in range(2)]
+    groups = [{"params": sides[0][:2]}, {"params": sides[0][2:], "tags": ["head"]}]
+    ours = kind(groups, max_norm=0.5, lr=0.05, weight_decay=0.2, adamw_lr=0.01)
+    matrix, *others = sides[1]
+    theirs = [
+        torch.optim.Muon([matrix], lr=0.05, weight_decay=0.2),
+        torch.optim.AdamW(others, lr=0.01, weight_decay=0.2, foreach=False),
+    ]
+    for number in range(10):
+        give_gradients(sides[0], number)
+        give_gradients(sides[1], number)
+        torch.nn.utils.clip_grad_norm_(sides[1], 0.5)
+        for optimizer in [ours, *theirs]:
+            optimizer.step()
+    assert difference(*sides) * torch.finfo(torch.float64).eps < 1e-12
+    assert [route.routed for route in ours.routing()] == [False, True, True]
 
 
 def test_the_rate_of_the_rest_may_follow_a_schedule() -> None:
