@@ -61,10 +61,12 @@ class Choice:
     def _number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """The value given; None where the rule's default is an expression of others and nothing else was given."""
         keyword, position = self.flavour.places.get(name, (name, None))
-        given = values[keyword]
+        given, derived = values[keyword], isinstance(self.settings[name].default, Node)
         try:
+            if derived and position is not None and position == len(given):
+                return None  # the last of a tuple may be left out
             value = given if position is None else given[position]
-            if value is None and isinstance(self.settings[name].default, Node):
+            if value is None and derived:
                 return None
             return float(value)
         except (TypeError, ValueError, IndexError, KeyError, RuntimeError):

@@ -136,6 +136,23 @@ def round_states(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
                     value.copy_(value.to(dtype))
 
 
+def test_the_epsilon_of_adafactor_is_that_of_each_dtype() -> None:
+    """In groups of their own: torch keeps that of a group's first tensor for all of it."""
+    dtypes = (torch.bfloat16, torch.float32, torch.float64)
+    sides = [[parameters(dtype, [(4, 6)])[0] for dtype in dtypes] for _ in range(2)]
+    optimizers = [
+        library.Adafactor([{"params": [p]} for p in side], foreach=False)
+        for library, side in zip((rulec.torch, torch.optim), sides, strict=True)
+    ]
+    for number in range(5):
+        for side, optimizer in zip(sides, optimizers, strict=True):
+            give_gradients(side, number)
+            for p in side:
+                p.grad.mul_(1e-9)  # type: ignore[union-attr]
+            optimizer.step()
+    assert difference(*sides) <= 4
+
+
 FUSED = [case for case in CASES if "fused" in inspect.signature(getattr(torch.optim, case[0])).parameters]
 
 

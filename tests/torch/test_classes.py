@@ -144,6 +144,21 @@ def test_a_default_may_be_an_expression() -> None:
         assert params[0].item() == -moved
 
 
+def test_the_last_of_a_tuple_may_follow_from_the_others() -> None:
+    found = []
+    for betas in ((0.8, 0.81), (0.8, 0.81, None), (0.8, 0.81, 0.9), (0.8, 0.81, 0.5)):
+        params = parameters(torch.float64)
+        optimizer = rulec.torch.Prodigy(params, betas=betas, d0=0.1)
+        for number in range(3):
+            give_gradients(params, number)
+            optimizer.step()
+        found.append([optimizer.state[p]["s"] for p in params])
+    assert difference(found[0], found[1]) == difference(found[0], found[2]) == 0
+    assert difference(found[0], found[3]) > 1
+    with pytest.raises(HyperError, match=r"betas=\(0.9,\) of Prodigy must be 3 numbers"):
+        rulec.torch.Prodigy(params, betas=(0.9,))
+
+
 def test_rules_that_cannot_run_say_so_when_a_class_is_asked_for() -> None:
     with pytest.raises(RuleError, match="Lookahead wraps another rule and has none here"):
         rulec.torch.optimizer("lookahead")
