@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Stage, Store
+from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Site, Stage, Store
 from rulec.compiler.matrix import matrix_axes
 from rulec.errors import RuleError
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
@@ -141,7 +142,17 @@ def infer_axes(program: Program) -> Program:
                 f"skip of {program.name} differs from element to element: reduce it, as in isfinite(sum(g))"
             )
     labels = {memo.get(value, value): label for value, label in program.labels.items()}
-    return replace(program, stages=tuple(stages), labels=labels, skip=skip)
+    return replace(program, stages=tuple(stages), labels=labels, skip=skip, sites=_written_sites(program, memo))
+
+
+def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Site]:
+    """The sites of the sums that means and norms over several tensors are written out as."""
+    found: dict[Node, Site] = {}
+    for value, site in program.sites.items():
+        sums = (n for n in walk([memo.get(value, value)]) if n.op.kind is Kind.REDUCE and n.arg == value.arg)
+        for count, n in enumerate(n for n in sums if n not in found):
+            found[n] = (*site, count)
+    return found
 
 
 def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:

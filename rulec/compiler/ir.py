@@ -15,6 +15,9 @@ from rulec.language.source import Span
 
 AXES = "knbij"
 
+#: Where in a rule's text a reduction over several tensors stands: file, line, column and so on, to be compared.
+Site = tuple[str | int, ...]
+
 #: What remains of a value at each level of the language.
 LEVEL_AXES: Mapping[str, str] = {
     "element": "knbij", "row": "knbi", "col": "knbj", "matrix": "knb", "tensor": "kn", "group": "k", "model": "",
@@ -135,7 +138,8 @@ class Program:
     each name, kept for errors. `skip` is true where a step is to leave everything as it is. `predicates` are the
     conditions of its branches that are known before a step, by their place among the rule's branches: both arms are in
     this program, and a variant of it has one. Two compilations of one rule for one set of decisions are the same
-    object. `joins` are the reductions over several tensors, in an order that all programs of a rule share.
+    object. `joins` are the reductions over several tensors, in the order of their `sites`, the places in the rule's
+    text that they come from: programs of one rule for tensors of different shapes match theirs by these.
     """
 
     name: str
@@ -152,6 +156,7 @@ class Program:
     evaluate: Node | None = None
     places: Mapping[str, Span] = field(default_factory=dict)
     predicates: tuple[tuple[int, Node], ...] = ()
+    sites: Mapping[Node, Site] = field(default_factory=dict)
     joins: tuple[Node, ...] = ()
     decisions: tuple[str, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.fold import fold_node
-from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Stage, Store, axes_of_letters
+from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Site, Stage, Store, axes_of_letters
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
@@ -42,6 +43,8 @@ class _Lowering:
     values: dict[str, Node]
     assumed: Mapping[int, bool] = field(default_factory=dict)
     predicates: dict[int, Node] = field(default_factory=dict)
+    sites: dict[Node, Site] = field(default_factory=dict)
+    _lines: Counter[Site] = field(default_factory=Counter)
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     span: Span | None = None
@@ -75,6 +78,7 @@ class _Lowering:
     def _assign(self, line: Assign) -> None:
         self.span = line.span
         value = self.expression(line.value)
+        self.note_sites(value, line.span)
         if line.target in self.rule.state:
             value = self._stored(line.target, value)
         self.values[line.target] = value
@@ -83,6 +87,14 @@ class _Lowering:
         if value.op.kind is not Kind.LEAF:
             new = line.target in self.rule.state or line.target == "p"
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
+
+    def note_sites(self, value: Node, span: Span | None) -> None:
+        """Remembers where the reductions over several tensors come from that are new with this line."""
+        line: Site = ("",) if span is None else (span.source.name, span.line, span.column)
+        self._lines[line] += 1
+        wide = (n for n in walk([value]) if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS)
+        for count, n in enumerate(n for n in wide if n not in self.sites):
+            self.sites[n] = (*line, self._lines[line], count)
 
     def _stored(self, target: str, value: Node) -> Node:
         """The value as `target` keeps it: a number, and for a state of a group or model that level's own."""
@@ -177,6 +189,8 @@ def lower(
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
+    if skip is not None:
+        lowering.note_sites(skip, None)
     stores = []
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
@@ -193,6 +207,7 @@ def lower(
     return Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
+        sites=lowering.sites,
     )  # fmt: skip
 
 

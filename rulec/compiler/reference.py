@@ -14,7 +14,7 @@ import numpy as np
 
 from rulec.compiler import random
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import Program, Store
+from rulec.compiler.ir import Program, Site, Store
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -77,10 +77,10 @@ class Tensor:
 
 
 @functools.lru_cache(maxsize=512)
-def _known(program: Program) -> tuple[AxisInference, list[Node]]:
-    """The axes of a program's values, and its reductions over several tensors: the same in every run of it."""
+def _known(program: Program) -> tuple[AxisInference, dict[Node, Site]]:
+    """The axes of a program's values, and the sites of its reductions over several tensors: the same in every run."""
     inference = AxisInference(program)
-    return inference, joins(program, inference)
+    return inference, {n: program.sites[n] for n in joins(program, inference)}
 
 
 class Run:
@@ -233,25 +233,23 @@ class Run:
         have, keep = self._letters(value.args[0]), self._letters(value)
         if "n" in keep:
             return self._within(value, np.asarray(self.values[value.args[0], key]))
-        ordinal = self.joins.index(value)
         parts: dict[Key, Any] = {}
         for run in self.family:
             if run.joins:
-                parts |= run.contributions(ordinal, key, self.joins)
+                parts |= run.contributions(self.joins[value], key, self.joins)
         total = None
         for part in parts.values():
             total = part if total is None else self._combine(value.op)(total, part)
         return np.asarray(total).reshape(()) if "n" in have else total
 
-    def contributions(self, ordinal: int, key: Key, joins: Sequence[Node]) -> dict[Key, Any]:
-        """What this run's tensors (or groups) add to the model-wide reduction of that place in the program."""
-        if [(n.op, n.arg) for n in joins] != [(n.op, n.arg) for n in self.joins]:
+    def contributions(self, site: Site, key: Key, joins: Mapping[Node, Site]) -> dict[Key, Any]:
+        """What this run's tensors (or groups) add to the reduction over several tensors of that site."""
+        if {*joins.values()} != {*self.joins.values()}:
             raise RuleError(
                 f"the tensors of {self.program.name} do not all have the same values across the model: "
                 f"reduce per group and per model outside of branches on the shape"
             )
-        # The same value may stand at another place, where a branch leads to it first.
-        value = joins[ordinal] if joins[ordinal] in self.joins else self.joins[ordinal]
+        value = next(n for n, own in self.joins.items() if own == site)
         (operand,) = value.args
         self._evaluate([operand])
         have = self._letters(operand)

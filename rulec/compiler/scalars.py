@@ -49,9 +49,10 @@ def hoist_scalars(program: Program) -> Program:
     memo: dict[Node, Node] = {}
     for value, label in program.labels.items():
         labels[_replace([value], position, memo)[0]] = label
+    sites = {_replace([value], position, memo)[0]: site for value, site in program.sites.items()}
     stores = tuple(Store(s.buffer, v) for s, v in zip(kernel_stores, rewritten, strict=True))
     scalars = ScalarProgram(tuple(columns.values()), tuple(Store(b, v) for b, v in values.items() if b in states))
-    return replace(program, stages=(Stage(stores),), scalars=scalars, labels=labels, skip=skip)
+    return replace(program, stages=(Stage(stores),), scalars=scalars, labels=labels, skip=skip, sites=sites)
 
 
 def _replace(roots: Sequence[Node], position: Mapping[Node, Node], memo: dict[Node, Node] | None = None) -> list[Node]:

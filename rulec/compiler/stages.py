@@ -21,12 +21,10 @@ ELEMENT = axes_of_letters("knbij")
 
 
 def joins(program: Program, inference: AxisInference) -> list[Node]:
-    """The reductions over several tensors, of a program that is not cut yet, in the order of its values.
-
-    Programs of one rule for tensors of different shapes take part in the same ones: they match by their places.
-    """
+    """The reductions over several tensors, of a program that is not cut yet, in the order of their sites."""
     roots = [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
-    return [n for n in walk(roots) if n.op.kind is Kind.REDUCE and "n" not in inference.axes(n).letters]
+    found = [n for n in walk(roots) if n.op.kind is Kind.REDUCE and "n" not in inference.axes(n).letters]
+    return sorted(found, key=lambda n: tuple((isinstance(part, int), part) for part in program.sites[n]))
 
 
 def split_stages(program: Program) -> Program:
@@ -68,6 +66,8 @@ class _Splitter:
         narrow = [s for s in stores if s not in wide]
         needed = [self.level[s.value] for s in wide] + ([self.level[program.skip]] if program.skip is not None else [])
         last = max([*needed, *self.reduces, *self.spilled, 0])
+        if program.skip is not None and last in self.reduces:
+            last += 1  # what all tensors take part in comes before the stage that some of them skip
         stages = [
             Stage(stores=tuple(self.spilled.get(i, ())), reduces=tuple(self.reduces.get(i, ()))) for i in range(last)
         ]
@@ -75,8 +75,9 @@ class _Splitter:
         stages.append(Stage(stores=tuple(final), reduces=tuple(self.reduces.get(last, ()))))
         finish = tuple(Store(s.buffer, self._outside(s.value)) for s in narrow)
         skip = None if program.skip is None else self._outside(program.skip)
-        shared = tuple(self.between[value] for value in joins(program, self.inference))
-        return replace(self._assembled(stages, finish, skip), joins=shared)
+        shared = joins(program, self.inference)
+        sites = {self.between[value]: program.sites[value] for value in shared}
+        return replace(self._assembled(stages, finish, skip), joins=tuple(sites), sites=sites)
 
     def _assembled(self, stages: list[Stage], finish: tuple[Store, ...], skip: Node | None) -> Program:
         program = replace(

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from rulec.compiler import random
-from rulec.compiler.ir import Axes
+from rulec.compiler.ir import Axes, Site
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Kind, Node, Op
@@ -34,7 +34,7 @@ class Join:
     groups of these, of the engine `owner`.
     """
 
-    place: int
+    site: Site
     op: Op
     level: str
     values: Array
@@ -222,8 +222,8 @@ class Between:
         if per_group:
             _, first = np.unique(groups, return_index=True)
             numbers, groups = numbers[first], groups[first]
-        place = self.plan.program.joins.index(value)
-        return (yield Join(place, value.op, level, numbers, groups, per_group, self.around.owner))
+        site = self.plan.program.sites[value]
+        return (yield Join(site, value.op, level, numbers, groups, per_group, self.around.owner))
 
 
 def _reduced(op: Op, x: Array, axes: tuple[int, ...]) -> Array:

@@ -42,8 +42,8 @@ class Plan:
             if stage is program.stages[-1]:
                 wanted += [program.skip] if program.skip is not None else []
                 wanted += _before([s.value for s in program.finish], stage)
-            gaps.append(_gap(wanted, done))
-        self.gaps = (*gaps, _gap([s.value for s in program.finish], done))
+            gaps.append(_gap(program, wanted, done))
+        self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
         #: What is worked out after the last stage.
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
@@ -71,8 +71,10 @@ def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:
     return list(dict.fromkeys(value for value in found if value not in late))
 
 
-def _gap(wanted: Sequence[Node], done: set[Node]) -> Gap:
-    values = tuple(walk(wanted, done))
+def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
+    """A gap, its joins in the order of their sites: all programs of a rule come to them in that order."""
+    needed = set(walk(wanted, done))
+    values = tuple(walk([*(n for n in program.joins if n in needed), *wanted], done))
     done.update(values)
     return Gap(values)
 

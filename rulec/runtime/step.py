@@ -82,17 +82,15 @@ def _written(launch: Launch) -> Joining:
 
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     """Runs launches that share reductions, each from one of these to the next."""
-    shared = {tuple((n.op, n.arg) for n in launch.version.program.joins) for launch in launches}
-    places = {(n, place) for launch in launches for place, n in enumerate(launch.version.program.joins)}
-    # One value at two places would be joined with another: what is first in one program is not in the next.
-    if len(shared) > 1 or len(places) > len({n for n, _ in places}):
+    programs = [launch.version.program for launch in launches]
+    if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
     try:
         waiting: list[Join | None] = [next(steps, None) for steps in running]
         while any(waiting):
             joins = [join for join in waiting if join is not None]
-            if len(joins) < len(waiting) or len({(j.place, j.op, j.level) for j in joins}) > 1:
+            if len(joins) < len(waiting) or len({(j.site, j.op, j.level) for j in joins}) > 1:
                 raise _differ(launches)
             results = joined(joins)
             waiting = []

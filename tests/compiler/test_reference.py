@@ -250,3 +250,26 @@ def test_matrix_functions() -> None:
     near.step([square])
     assert np.abs(np.linalg.svd(near.params[0])[1] - 1).max() < 0.4
     assert np.sum(near.params[0] * (u @ vt)) > 2
+
+
+_SUMS = 'a = sum(g, per="model")\nb = sum(g*g, per="model")\nif ndim >= 2:\n  m = {}\nelse:\n  m = {}\ndirection = g*m'
+
+
+def _branching(then: str, otherwise: str) -> rulec.Rule:
+    lines = _SUMS.format(then, otherwise).replace("\n", "\n  ")
+    return rulec.parse(f"name: R\nstep: |\n  {lines}\n")
+
+
+def test_model_wide_sums_are_matched_by_their_lines_whatever_branches_read_them_first() -> None:
+    grads = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 2.0, 3.0])]
+    optimizer = ReferenceOptimizer(_branching("a + 2*b", "3*b + a"), [g * 0 for g in grads], {"lr": 1.0})
+    optimizer.step(grads)
+    np.testing.assert_array_equal(optimizer.params[0], -grads[0] * (16 + 2 * 44))
+    np.testing.assert_array_equal(optimizer.params[1], -grads[1] * (3 * 44 + 16))
+
+
+def test_a_model_wide_sum_that_some_tensors_alone_read_is_refused() -> None:
+    grads = [np.ones((2, 2)), np.ones(3)]
+    optimizer = ReferenceOptimizer(_branching("a", "b"), grads)
+    with pytest.raises(RuleError, match="do not all have the same values across the model"):
+        optimizer.step(grads)
