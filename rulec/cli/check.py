@@ -14,7 +14,7 @@ from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
     from rulec.compiler.ir import Program
-    from rulec.language.rule import Rule
+    from rulec.language.rule import Rule, State
 
 
 def check(
@@ -67,7 +67,7 @@ def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
-    from rulec.backend.layout import layout_for
+    from rulec.backend.layout import layout_for, scheduled
     from rulec.bench.traffic import traffic
     from rulec.compiler.pipeline import compile
     from rulec.compiler.routing import route
@@ -76,8 +76,9 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
 
     routed = route(rule, shape, set())
     program = compile(routed, matrix_view(shape, routed.view).facts)
-    moved = traffic(program, layout_for(program, dtype))
-    narrow = {b.name: routed.state[b.name].per for b in program.states if b.name not in moved.state}
+    program, layout = scheduled(program, layout_for(program, dtype))
+    moved = traffic(program, layout)
+    narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}
     return {
         "rule": routed.name,
         "scope": scope(program),
@@ -93,6 +94,15 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
         "bytes_moved": moved.total,
         "bytes_unfused": moved.unfused,
     }
+
+
+def _kept(state: State) -> str:
+    """What one value of a state is kept for, or the shape that it has of its own."""
+    from rulec.language.text import expression_text
+
+    if state.shape is None:
+        return f"per {state.per}"
+    return f"a matrix of {' by '.join(map(expression_text, state.shape))}"
 
 
 def scope(program: Program) -> str:
@@ -140,7 +150,7 @@ def _print_program(facts: Mapping[str, Any], dtype: str) -> None:
     _line("scope", f"{facts['scope']}, {stages}")
     _line("reads", f"{_bytes(facts['bytes_read'])} for each {dtype} parameter")
     _line("writes", _bytes(facts["bytes_written"]))
-    narrow = "".join(f", {name} per {per}" for name, per in facts["narrow_states"].items())
+    narrow = "".join(f", {name} {kept}" for name, kept in facts["narrow_states"].items())
     _line("state", _bytes(facts["state_bytes"]) + narrow)
     scalars = {**facts["hoisted"], **{f"store {k}": v for k, v in facts["scalar_states"].items()}}
     _line("hoisted", f"{len(scalars)} scalars, in float64 once for each group and t" if scalars else "nothing")

@@ -41,7 +41,7 @@ def test_exactness_is_of_the_reference_and_of_the_backend() -> None:
 
 def test_scalar_states_and_their_bytes() -> None:
     (facts,) = run_json("check", "nadam", "--steps", "2")["programs"]
-    assert facts["narrow_states"] == {"mu_product": "tensor"}
+    assert facts["narrow_states"] == {"mu_product": "per tensor"}
     assert set(facts["scalar_states"]) == {"mu_product"}
     assert sum(facts["state_bytes"].values()) == 8
 
