@@ -39,16 +39,22 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     that are equal have one class. `optimizer("adamw")` is the class of torch's name, with torch's keywords.
     """
     if isinstance(rule, Rule):
-        return _of_text(rule.to_yaml())
+        text = rule.to_yaml()
+        _given.setdefault(text, rule)
+        return _of_text(text)
     loaded = load(rule)
     if loaded.name in class_names() and loaded.path == load(library_index()[0].get(loaded.name, rule)).path:
         return class_named(loaded.name)
     return optimizer(loaded)
 
 
+#: The rules that classes were asked for, by their text: lines of these know the files that they are from.
+_given: dict[str, Rule] = {}
+
+
 @functools.cache
 def _of_text(text: str) -> type[RuleOptimizer]:
-    return _make(rule_interface(parse(text), source=text))
+    return _make(rule_interface(_given.get(text) or parse(text), source=text))
 
 
 def _make(interface: Interface) -> type[RuleOptimizer]:
