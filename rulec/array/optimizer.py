@@ -66,13 +66,13 @@ class Optimizer:
         leaves = matching_leaves(grads, self.names, "the gradient")
         self._fire(leaves, self._inputs(inputs, leaves))
 
-    def _inputs(self, given: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs(self, given: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in given.items():
             if self.rule.inputs.get(key) != "like p":
                 found[key] = value
                 continue
-            own = matching_leaves(value, self.names, f"the input {key}")
+            own = matching_leaves(value, self.names, f"the input {key}", prefix)
             missing = leaves.keys() - own.keys()
             if missing:
                 raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
@@ -105,18 +105,20 @@ class Optimizer:
             self._engine.finish()
             self._open = None
 
-    def update(self, layer: str | int, grad: Any) -> None:
-        """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure."""
+    def update(self, layer: str | int, grad: Any, **inputs: Any) -> None:
+        """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure.
+
+        `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the layer.
+        """
         if self._open is None:
             raise RulecError("update() belongs inside `with opt.partial():`")
         prefix = str(layer)
-        leaves = matching_leaves(
-            grad, self.names, f"the gradient of {prefix}", "" if prefix == "param" else f"{prefix}/"
-        )
+        inside = "" if prefix == "param" else f"{prefix}/"
+        leaves = matching_leaves(grad, self.names, f"the gradient of {prefix}", inside)
         again = self._open & leaves.keys()
         if again:
             raise TensorError(f"{min(again)} is updated twice in one step: give it its whole gradient once")
-        self._fire(leaves, {}, in_step=True)
+        self._fire(leaves, self._inputs(inputs, leaves, inside), in_step=True)
         self._open |= leaves.keys()
 
     def eval(self) -> None:

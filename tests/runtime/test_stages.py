@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -607,21 +608,35 @@ def test_a_state_stored_early_by_another_launch_is_told() -> None:
     assert ours.counts() == [1, 1]
 
 
-def test_a_matrix_function_that_fails_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = Run(rulec.load("muon"), random_arrays(0, [(3, 4), (5,), (4, 2)]))
-    straight = Run(rulec.load("muon"), random_arrays(0, [(3, 4), (5,), (4, 2)]))
-    grads = [np.asarray(g) for g in random_arrays(1, [(3, 4), (5,), (4, 2)])]
+PLAIN = rule_of("direction = newton_schulz(g)", "applies_to: ndim >= 2\notherwise: adam\n")
+
+
+@pytest.mark.parametrize(
+    ("rule", "shapes", "written"),
+    [
+        (PLAIN, [(3, 4), (5,), (4, 2)], ""),
+        (PLAIN, [(5,), (3, 4), (4, 2)], "1 tensors were updated (tensor 0...)"),
+        (rulec.load("muon"), [(3, 4), (5,), (4, 2)], "some of tensor 0, tensor 2 were updated"),
+    ],
+)
+def test_a_matrix_function_that_fails(
+    monkeypatch: pytest.MonkeyPatch, rule: Rule, shapes: list[tuple[int, ...]], written: str
+) -> None:
+    """The error says what was written before: another rule's tensors, or Muon's momentum, which is stored early."""
+    ours, straight = (Run(rule, random_arrays(0, shapes)) for _ in range(2))
+    grads = random_arrays(1, shapes)
     ours.step(grads)
     straight.step(grads)
     before = ours.everything()
+    broken = {**matrix.NUMPY_MATRIX, Op.NEWTON_SCHULZ: failing}
     with monkeypatch.context() as patch:
-        patch.setattr(matrix, "NUMPY_MATRIX", {**matrix.NUMPY_MATRIX, Op.NEWTON_SCHULZ: failing})
-        patch.setattr(NumpyArrays, "matrix_functions", property(lambda self: matrix.NUMPY_MATRIX))
-        with pytest.raises((OSError, PartialUpdate)) as caught:
+        patch.setattr(NumpyArrays, "matrix_functions", property(lambda self: broken))
+        kind, words = (PartialUpdate, f"after {written}: device lost") if written else (OSError, "device lost")
+        with pytest.raises(kind, match=re.escape(words)):
             ours.step(grads)
-    after = ours.everything()
-    assert (after == before) == isinstance(caught.value, OSError)
-    if after == before:
+    assert ours.counts() == [1 + (len(s) == 1 and written.startswith("1 ")) for s in shapes]
+    if not written:
+        assert ours.everything() == before
         ours.step(grads)
         straight.step(grads)
         assert ours.everything() == straight.everything()
