@@ -15,7 +15,7 @@ from rulec.language.source import Span
 
 AXES = "knbij"
 
-#: Where in a rule's text a reduction over several tensors stands: file, line, column and so on, to be compared.
+#: Which line of a rule a reduction over several tensors stands in, and which of them it is: only to be compared.
 Site = tuple[str | int, ...]
 
 #: What remains of a value at each level of the language.
@@ -138,8 +138,8 @@ class Program:
     each name, kept for errors. `skip` is true where a step is to leave everything as it is. `predicates` are the
     conditions of its branches that are known before a step, by their place among the rule's branches: both arms are in
     this program, and a variant of it has one. Two compilations of one rule for one set of decisions are the same
-    object. `joins` are the reductions over several tensors, in the order of their `sites`, the places in the rule's
-    text that they come from: programs of one rule for tensors of different shapes match theirs by these.
+    object. `joins` are the reductions over several tensors, in the order of their `sites`, the lines of the rule that
+    they come from: programs of one rule for tensors of different shapes match theirs by these.
     """
 
     name: str

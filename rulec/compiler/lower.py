@@ -15,6 +15,7 @@ from rulec.language.arithmetic import NUMPY
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.source import Span, rule_error
+from rulec.language.text import expression_text
 
 #: Levels of a state that several tensors share.
 _WIDE_LEVELS = ("group", "model")
@@ -45,6 +46,7 @@ class _Lowering:
     predicates: dict[int, Node] = field(default_factory=dict)
     sites: dict[Node, Site] = field(default_factory=dict)
     _lines: Counter[Site] = field(default_factory=Counter)
+    _arms: list[str] = field(default_factory=list)
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     span: Span | None = None
@@ -78,7 +80,7 @@ class _Lowering:
     def _assign(self, line: Assign) -> None:
         self.span = line.span
         value = self.expression(line.value)
-        self.note_sites(value, line.span)
+        self.note_sites(value, line.target)
         if line.target in self.rule.state:
             value = self._stored(line.target, value)
         self.values[line.target] = value
@@ -88,13 +90,18 @@ class _Lowering:
             new = line.target in self.rule.state or line.target == "p"
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
 
-    def note_sites(self, value: Node, span: Span | None) -> None:
-        """Remembers where the reductions over several tensors come from that are new with this line."""
-        line: Site = ("",) if span is None else (span.source.name, span.line, span.column)
-        self._lines[line] += 1
+    def note_sites(self, value: Node, target: str) -> None:
+        """Remembers where the reductions over several tensors come from that are new with this line.
+
+        A line is known by the arms that it stands in and by what it assigns, without the name of the composed rule
+        that it came with: so rules that share a part match in it.
+        """
         wide = (n for n in walk([value]) if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS)
-        for count, n in enumerate(n for n in wide if n not in self.sites):
-            self.sites[n] = (*line, self._lines[line], count)
+        new = [n for n in wide if n not in self.sites]
+        if new:
+            line: Site = (*self._arms, target.rpartition(".")[2])
+            self._lines[line] += 1
+            self.sites |= {n: (*line, self._lines[line], count) for count, n in enumerate(new)}
 
     def _stored(self, target: str, value: Node) -> Node:
         """The value as `target` keeps it: a number, and for a state of a group or model that level's own."""
@@ -105,24 +112,30 @@ class _Lowering:
     def _branch(self, line: Branch) -> None:
         self.span = line.span
         condition = self.expression(line.condition)
+        self.note_sites(condition, "if")
         decided = decide(condition, self.known)
         if decided is None and is_host_predicate(condition):
             place = self._places[id(line)]
             self.predicates[place] = _truth(condition)
             decided = self.assumed.get(place)
         if decided is not None:
-            self.statements(line.then if decided else line.otherwise)
+            self._arm(line, decided)
             return
         if not is_boolean(condition):
             raise rule_error("the condition of an if is true or false: write a comparison", line.span)
         before = dict(self.values)
-        self.statements(line.then)
+        self._arm(line, True)
         then, self.values = self.values, dict(before)
-        self.statements(line.otherwise)
+        self._arm(line, False)
         for key in self.values:
             if key in then and then[key] is not self.values[key]:
                 merged = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
                 self.values[key] = self._stored(key, merged)
+
+    def _arm(self, line: Branch, truth: bool) -> None:
+        self._arms.append(f"{expression_text(line.condition)}: {truth}")
+        self.statements(line.then if truth else line.otherwise)
+        self._arms.pop()
 
 
 def _at_level(value: Node, level: str) -> Node:
@@ -190,7 +203,7 @@ def lower(
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
     if skip is not None:
-        lowering.note_sites(skip, None)
+        lowering.note_sites(skip, "skip")
     stores = []
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
