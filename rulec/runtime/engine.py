@@ -20,7 +20,7 @@ from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.node import Op, walk
-from rulec.language.rule import Rule
+from rulec.language.rule import Rule, assignments
 from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
@@ -57,6 +57,7 @@ class Engine:
         self.state_dtype = dict(state_dtype or {})
         self._router = Router(self.rule)
         self._check_state_dtypes()
+        _check_shared(self._router.rules)
         self.hyper = self.rule.all_hyper
         self.hyper_names = list(self.hyper)
         self.tensors: list[Tensor] = []
@@ -498,6 +499,22 @@ def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32"
         if key not in hyper:
             raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
     return resolve_hyper(hyper, given, EPS[dtype], rule.name)
+
+
+def _check_shared(rules: Sequence[Rule]) -> None:
+    """RuleError where rules that tensors are routed to keep one state of a group or the model in different ways."""
+    found: dict[str, tuple[Rule, Any]] = {}
+    for rule in rules:
+        for name, state in rule.state.items():
+            if state.per not in ("group", "model"):
+                continue
+            made = state.per, state.init, [line.value for line in assignments(rule.step) if line.target == name]
+            first, before = found.setdefault(name, (rule, made))
+            if before != made:
+                raise RuleError(
+                    f"{first.name} and {rule.name}, which gets the other tensors, both keep {name} per {state.per}, "
+                    f"and not the same: give one of them another name"
+                )
 
 
 def _model_hyper(program: Program) -> set[str]:

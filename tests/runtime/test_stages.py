@@ -148,6 +148,8 @@ def test_tensors_of_all_rules_join_late_and_pause_with_compiled_kernels(name: st
 
 # Joins: what several tensors share
 
+PLAIN = rule_of("direction = newton_schulz(g)", "applies_to: ndim >= 2\notherwise: adam\n")
+
 
 def test_a_norm_is_one_over_dtypes_groups_and_engines() -> None:
     rule = rulec.load("clip_by_global_norm") >> rulec.load("sgd")
@@ -229,6 +231,28 @@ def test_a_state_of_a_group_begins_with_the_hyper_parameters_of_its_group() -> N
     ours.step([one, one, one])
     np.testing.assert_array_equal([p[0] for p in ours.params], [-3 - 4, -6 - 7 - 8, -11])
     np.testing.assert_array_equal(ours.engine.group_t, [2, 3, 1])
+
+
+@pytest.mark.parametrize("wrapper", ["schedule_free", "mechanic"])
+def test_what_a_wrapper_keeps_of_groups_and_the_model_is_one_for_both_rules_of_a_route(wrapper: str) -> None:
+    rule = rulec.load(wrapper)(PLAIN)
+    shapes = [(3, 4), (5,), (4, 2), (2,)]
+    params = random_arrays(0, shapes)
+    ours, reference = Run(rule, params), ReferenceOptimizer(rule, params)
+    for step in range(5):
+        grads = random_arrays(step + 1, shapes)
+        ours.step(grads)
+        reference.step(grads)
+        near(rule, ours.params, reference.params)
+
+
+def test_rules_of_a_route_that_keep_other_things_under_one_name_are_refused() -> None:
+    head = "applies_to: ndim >= 2\notherwise: schedule_free_adamw\nstate: {weight_sum: {init: 0, per: group}}\n"
+    rule = rule_of("weight_sum = weight_sum + 5\ndirection = g*weight_sum", head)
+    with pytest.raises(
+        RuleError, match="R and ScheduleFreeAdamW, which gets the other tensors, both keep weight_sum per"
+    ):
+        Run(rule, [np.ones(3)])
 
 
 @pytest.mark.parametrize("order", [[(2, 3), (4,)], [(4,), (2, 3)]])
@@ -606,9 +630,6 @@ def test_a_state_stored_early_by_another_launch_is_told() -> None:
     with pytest.raises(PartialUpdate, match="after some of tensor 0 were updated: device lost"):
         ours.step(grads)
     assert ours.counts() == [1, 1]
-
-
-PLAIN = rule_of("direction = newton_schulz(g)", "applies_to: ndim >= 2\notherwise: adam\n")
 
 
 @pytest.mark.parametrize(
