@@ -107,13 +107,16 @@ class Run:
         pending += self._stores(self.program.stages[0].stores)
         return pending, self._skipped()
 
-    def write(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> None:
-        """Takes over the new values of what is not skipped."""
+    def write(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> set[tuple[str, Key]]:
+        """Takes over the new values of what is not skipped; which groups have any, and whether the model has."""
+        counts: set[tuple[str, Key]] = set()
         for buffer, key, value in pending:
             letters = self.program.buffer(buffer).axes.letters
             sharing = {t.index for t in self.tensors if "n" not in letters and ("k" not in letters or t.group == key)}
             if not ({key} if "n" in letters else sharing) <= skipped:
                 self._write(buffer, key, value)
+                counts |= set() if "n" in letters else {(_count("group" if letters else "model"), key)}
+        return counts
 
     def _skipped(self) -> set[int]:
         skip = self.program.skip
@@ -208,8 +211,7 @@ class Run:
     def _step(self, level: Any, key: Key) -> int:
         if level is None:
             return self.by_index[key].t  # type: ignore[index]
-        own = (t for run in self.family if run.shared is self.shared for t in run.tensors)
-        return max(t.t for t in own if level == "model" or t.group == key)
+        return int(self.shared.get((_count(level), key), 0)) + 1
 
     def _load(self, buffer: str, key: Key) -> Any:
         if (buffer, key) in self.shared:
@@ -281,6 +283,11 @@ class Run:
         if value.op is Op.UNIFORM:
             made = random.uniform(random.stream(count, **position))
         return self.how.array(made.reshape(1, *extents))
+
+
+def _count(level: Any) -> str:
+    """Where the steps of a group or the model are counted, beside its states."""
+    return f"t of the {level}"
 
 
 def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
@@ -382,10 +389,13 @@ class ReferenceOptimizer:
         for run in runs:
             run.family = runs
         done = [run.execute() for run in runs]
+        advanced: dict[tuple[int, tuple[str, Key]], dict[tuple[str, Key], Array]] = {}
         for run, (pending, skipped) in zip(runs, done, strict=True):
-            run.write(pending, skipped)
+            advanced |= {(id(run.shared), place): run.shared for place in run.write(pending, skipped)}
             for tensor in run.tensors:
                 tensor.t -= tensor.index in skipped
+        for (_, place), shared in advanced.items():
+            shared[place] = np.asarray(shared.get(place, 0)) + 1
 
     def _run(self, part: _Part, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> Run:
         active = [t for t in part.tensors if grads[t.index] is not None]

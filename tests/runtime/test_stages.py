@@ -233,6 +233,22 @@ def test_a_state_of_a_group_begins_with_the_hyper_parameters_of_its_group() -> N
     np.testing.assert_array_equal(ours.engine.group_t, [2, 3, 1])
 
 
+def test_the_step_count_of_a_group_is_its_own_whoever_has_a_gradient() -> None:
+    """Not that of the tensors that have one now: one of them may have joined late."""
+    rule = rule_of(
+        "w = w + t\nu = u + t**2\ndirection = g*(w + u)/100",
+        "state: {w: {init: 0, per: group}, u: {init: 0, per: model}}\n",
+    )
+    params, groups = random_arrays(0, [(2,), (2,), (3,)]), [0, 0, 1]
+    ours, reference = Run(rule, params, groups, [{}, {}]), ReferenceOptimizer(rule, params, [{}, {}], groups=groups)
+    for step, fired in enumerate(([0], [0, 2], [0], [0, 1], [1], [2], [1, 2], [0, 1])):
+        grads = [g if i in fired else None for i, g in enumerate(random_arrays(step + 1, [(2,), (2,), (3,)]))]
+        ours.step(grads)
+        reference.step(grads)
+        near(rule, ours.params, reference.params)
+    assert (ours.engine.shared["w"].tolist(), ours.engine.shared["u"].tolist()) == ([28.0, 6.0], [204.0])
+
+
 @pytest.mark.parametrize("wrapper", ["schedule_free", "mechanic"])
 def test_what_a_wrapper_keeps_of_groups_and_the_model_is_one_for_both_rules_of_a_route(wrapper: str) -> None:
     rule = rulec.load(wrapper)(PLAIN)
