@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILE = ROOT / "docs" / "data" / "peers.json"
 
 #: What runs our side: of elementwise rules, of those that reduce or use matrices, and of wrappers.
-BACKEND, WIDE_BACKEND, WRAPPER_BACKEND = "cpu", "reference", "reference"
+BACKEND, WIDE_BACKEND, WRAPPER_BACKEND = "cpu", "cpu", "reference"
 PACKAGES = ("numpy", "numba", "torch", "pytorch_optimizer", "jax", "optax")
 
 
