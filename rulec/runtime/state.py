@@ -69,9 +69,10 @@ def _extent(
     largest = min(view.rows, view.cols)
     chosen = any(n.op is Op.HYPER for n in walk([value]))
     if found != int(found) or (chosen and not 1 <= found <= largest):
+        advice = f"choose a whole number from 1 to {largest}" if largest else "leave a tensor without elements out"
         raise RuleError(
             f"state {state} is to have {expression_text(value)} = {found:g} rows or columns for a matrix of "
-            f"{view.rows} by {view.cols}: choose a whole number from 1 to {largest}"
+            f"{view.rows} by {view.cols}: {advice}"
         )
     return int(found)
 

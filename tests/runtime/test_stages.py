@@ -518,6 +518,12 @@ def test_tensors_join_all_or_none() -> None:
         assert not ours.engine.buckets
 
 
+def test_a_matrix_without_rows_has_no_rank() -> None:
+    ours = Run(rulec.load("galore"), [np.zeros((0, 3))])
+    with pytest.raises(RuleError, match="for a matrix of 0 by 3: leave a tensor without elements out"):
+        ours.step([np.zeros((0, 3))])
+
+
 @pytest.mark.parametrize("name", ["d0", "beta1"])
 def test_a_hyper_parameter_of_the_model_s_state_that_differs_is_refused_before_anything_begins(name: str) -> None:
     rule = rulec.load("prodigy")
