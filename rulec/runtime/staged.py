@@ -247,7 +247,8 @@ class PortionValues:
             view = tensor.view
             rows = 1 if result.axes.rows is None else view.rows
             cols = 1 if result.axes.cols is None else view.cols
-            array = np.broadcast_to(array, (view.batch, rows, cols))
+            if array.shape != (shape := (view.batch, rows, cols)):
+                array = np.broadcast_to(array, shape)  # which makes it read-only, and so costs a copy
             if result.axes.elementwise:
                 array = view.tensor(array)
             made.append(self.arrays.wrapped(np.array(array, self.compute, order="C", copy=copy)))

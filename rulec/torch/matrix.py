@@ -14,6 +14,9 @@ from rulec.runtime.matrix import NUMPY_MATRIX
 
 Array = np.ndarray[Any, Any]
 
+#: From this size on, copying a quarter of a symmetric product is quicker than computing it.
+_WORTH_HALVING = 256
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -42,9 +45,38 @@ def _orthogonalized(y: Tensor, steps: int) -> Tensor:
     y = y.T if tall else y
     y = y / y.norm().clamp(min=1e-7)
     for _ in range(steps):
-        gram = y @ y.T
-        y = torch.addmm(y, torch.addmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+        y = torch.addmm(y, _polynomial(_gram(y), b, c), y, beta=a)
     return y.T if tall else y
+
+
+def _gram(y: Tensor) -> Tensor:
+    """The product of a matrix and its transpose."""
+    return _symmetric(y.shape[0], y.dtype, lambda rows, cols, out: torch.mm(y[rows], y[cols].T, out=out))
+
+
+def _polynomial(x: Tensor, b: float, c: float) -> Tensor:
+    """`b*x + c*x @ x` of a symmetric matrix."""
+
+    def write(rows: slice, cols: slice, out: Tensor) -> Tensor:
+        return torch.addmm(x[rows, cols], x[rows], x[:, cols], beta=b, alpha=c, out=out)
+
+    return _symmetric(x.shape[0], x.dtype, write)
+
+
+def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Tensor], Tensor]) -> Tensor:
+    """A symmetric matrix of which `write` computes some rows and columns; of a large one a quarter is only copied.
+
+    An element and its mirror image are sums of the same products in the same order, so that quarter has the bits that
+    computing it would give.
+    """
+    made = torch.empty(size, size, dtype=dtype)
+    if size < _WORTH_HALVING:
+        return write(slice(None), slice(None), made)
+    half = size // 2
+    write(slice(half, None), slice(None), made[half:])
+    made[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype))
+    made[:half, half:] = made[half:, :half].T
+    return made
 
 
 #: The matrix functions: products by torch, decompositions by LAPACK through NumPy, which torch's would call too.
