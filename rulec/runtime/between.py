@@ -54,13 +54,11 @@ Joining = Generator[Join, Array, None]
 class Surroundings(Protocol):
     """Where a launch's values come from: those of each tensor fired, by its place among them.
 
-    `table` has a row of scalars for each tensor; `functions` are the matrix functions.
+    `column` gives a column of the scalar table; `functions` are the matrix functions.
     """
 
     @property
     def groups(self) -> Array: ...
-    @property
-    def table(self) -> Array: ...
     @property
     def compute(self) -> str: ...
     @property
@@ -71,6 +69,7 @@ class Surroundings(Protocol):
     def functions(self) -> Mapping[Op, Callable[..., Any]]: ...
 
     def __len__(self) -> int: ...
+    def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
     def facts(self, i: int) -> Mapping[str, float]: ...
@@ -125,7 +124,7 @@ class Between:
         if value.op is Op.CONST:
             return np.float64(value.arg)  # type: ignore[arg-type]
         if value.op is Op.SCALAR:
-            return self.around.table[:, value.arg]  # type: ignore[index]
+            return self.around.column(value.arg)  # type: ignore[arg-type]
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
         if self._is_number(value):

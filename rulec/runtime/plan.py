@@ -50,6 +50,8 @@ class Plan:
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
+        #: Whether late columns are of groups and the model: then tensors that share a row still do.
+        self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
         self.viewed = is_viewed(program)
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.

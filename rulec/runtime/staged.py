@@ -79,7 +79,7 @@ class Staged:
     def _give(self, stage: Stage, values: PortionValues, between: Between) -> None:
         """Fills in the late columns of a stage, and hands its vectors over."""
         for column in stage.columns:
-            values.rows.table[:, column] = between.values[self.program.columns[column].value]
+            values.fill(column, between.values[self.program.columns[column].value])
         for name in stage.vectors:
             result = self.program.result(name)
             values.scratch[name] = values.vectors(result, between.values[result.value])
@@ -158,19 +158,19 @@ class PortionValues:
         self.scratch: dict[str, Any] = {}
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
-        self._table: Array | None = None
 
     def __len__(self) -> int:
         return len(self.portion)
 
     def _rows(self) -> Rows:
-        """The rows of these tensors: each its own where late columns are to be filled in."""
-        rows = self.launch.rows
+        """The rows of these tensors, each its own where late columns may differ from tensor to tensor."""
+        rows, plan = self.launch.rows, self.launch.version.plan
         if not self.program.late:
             return rows
-        table = np.zeros((len(self.portion), len(self.program.columns)))
-        table[:, : rows.table.shape[1]] = rows.table[rows.index[self.portion.at]]
-        return Rows(table, self.portion.index)
+        one = len(rows.table) == 1 and plan.late_alike
+        table = np.zeros((1 if one else len(self.portion), len(self.program.columns)))
+        table[:, : rows.table.shape[1]] = rows.table if one else rows.table[rows.index[self.portion.at]]
+        return Rows(table, rows.index if one else self.portion.index)
 
     def _allot(self) -> None:
         """Scratch buffers and inputs."""
@@ -185,13 +185,15 @@ class PortionValues:
             if not isinstance(value, float):
                 self.scratch[name] = self.portion.pick(value)
 
-    @property
-    def table(self) -> Array:
-        """The row of each tensor."""
-        if self._table is None:
-            rows = self.rows
-            self._table = rows.table if self.program.late else rows.table[rows.index[self.portion.at]]
-        return self._table
+    def column(self, index: int) -> Any:
+        """A column of the scalar table: a number for each tensor, or one where they share a row."""
+        table = self.rows.table
+        return table[0, index] if len(table) == 1 else table[self.rows.index[self.portion.at], index]
+
+    def fill(self, index: int, found: Any) -> None:
+        """Takes over a late column."""
+        table = self.rows.table
+        table[:, index] = np.ravel(found)[0] if len(table) == 1 else found
 
     def facts(self, i: int) -> Mapping[str, float]:
         """The shape facts of a tensor."""
