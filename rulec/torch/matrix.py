@@ -45,16 +45,16 @@ def _orthogonalized(y: Tensor, steps: int) -> Tensor:
     y = y.T if tall else y
     y = y / y.norm().clamp(min=1e-7)
     for _ in range(steps):
-        y = torch.addmm(y, _polynomial(_gram(y), b, c), y, beta=a)
+        y = torch.addmm(y, polynomial(gram(y), b, c), y, beta=a)
     return y.T if tall else y
 
 
-def _gram(y: Tensor) -> Tensor:
+def gram(y: Tensor) -> Tensor:
     """The product of a matrix and its transpose."""
     return _symmetric(y.shape[0], y.dtype, lambda rows, cols, out: torch.mm(y[rows], y[cols].T, out=out))
 
 
-def _polynomial(x: Tensor, b: float, c: float) -> Tensor:
+def polynomial(x: Tensor, b: float, c: float) -> Tensor:
     """`b*x + c*x @ x` of a symmetric matrix."""
 
     def write(rows: slice, cols: slice, out: Tensor) -> Tensor:
