@@ -9,17 +9,12 @@ import numpy as np
 
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result, Stage
-from rulec.language.node import Op
 from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.plan import VIEWS
 
 Array = np.ndarray[Any, Any]
-
-#: What nothing is reduced to.
-_START: Mapping[Op, float] = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}
-
 
 class Staged:
     """The run of a launch of several stages.
@@ -55,24 +50,21 @@ class Staged:
         if stays is None:
             launch.wrote = True
             reduced = launch.kernel(last, values.rows, portion.fired, values.grads, values.scratch)
-        else:
-            reduced = self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
-        between.reduced.update(reduced)
+            between.reduced.update(reduced)
+        elif not stays.all():
+            self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
         yield from between.work_out(plan.gaps[-1])
         self._finish(portion, stays, finished + self._finished(between, before=False))
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
-    def _last_of_some(self, values: PortionValues, kept: list[int]) -> Mapping[str, Any]:
-        """The last stage for those tensors alone that do not skip the step; the others add nothing to reductions."""
-        reduced: Mapping[str, Any] = {}
-        if kept:
-            self.launch.wrote = True
-            grads = [values.grads[i] for i in kept]
-            scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
-            fired = [values.portion.positions[i] for i in kept]
-            reduced = self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
-        return {r.name: values.spread(r, reduced.get(r.name, ()), kept) for r in self.program.stages[-1].reduces}
+    def _last_of_some(self, values: PortionValues, kept: list[int]) -> None:
+        """The last stage for those tensors alone that do not skip the step; where one may, it reduces nothing."""
+        self.launch.wrote = True
+        grads = [values.grads[i] for i in kept]
+        scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
+        fired = [values.portion.positions[i] for i in kept]
+        self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
 
     # What kernels are given
 
@@ -254,20 +246,6 @@ class PortionValues:
             if result.axes.elementwise:
                 array = view.tensor(array)
             made.append(self.arrays.wrapped(np.array(array, self.compute, order="C", copy=copy)))
-        return made
-
-    def spread(self, result: Result, found: Sequence[Any], kept: Sequence[int]) -> Any:
-        """A reduction of the tensors `kept` as one of all: what nothing is reduced to, for the others."""
-        start = _START[result.value.op]
-        if set(result.axes.letters) <= {"k", "n"}:
-            numbers = np.full(len(self), start)
-            numbers[list(kept)] = found
-            return numbers
-        views = [tensor.view for tensor in self.portion.tensors]
-        sizes = [{"b": view.batch, "i": view.rows, "j": view.cols} for view in views]
-        made = [np.full(tuple(s[c] if c in result.axes.letters else 1 for c in "bij"), start) for s in sizes]
-        for i, array in zip(kept, found, strict=True):
-            made[i] = array
         return made
 
 

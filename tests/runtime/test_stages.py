@@ -16,6 +16,7 @@ import pytest
 
 import rulec
 from rulec import Rule
+from rulec.array import Optimizer
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
@@ -799,3 +800,21 @@ def test_bits_do_not_depend_on_neighbours(name: str, backend: str) -> None:
         for step in range(3):
             alone.step([random_arrays(step + 1, shapes, "float32")[i]])
         np.testing.assert_array_equal(alone.params[0], together.params[i])
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_tensors_that_skip_still_take_part_in_what_is_reduced_over_the_model(backend: str) -> None:
+    rule = rulec.parse(
+        "name: R\nstate: {n: {init: 0, per: model}}\nskip: norm(g) > 10\nstep: |\n"
+        '  d = g/norm(g)\n  n = n + sum(d, per="model")\n  direction = d\n'
+    )
+    assert not rulec.compile(rule).stages[-1].reduces
+    grads = [np.array([3.0, 4.0]), np.array([30.0, 40.0])]
+    params, reference = [np.ones(2), np.ones(2)], ReferenceOptimizer(rule, [np.ones(2)] * 2)
+    optimizer = Optimizer(rule, params, backend)
+    with pytest.warns(RuntimeWarning, match="skipped the step of 1:"):
+        optimizer.step(grads)
+    reference.step(grads)
+    np.testing.assert_array_equal(params, reference.params)
+    np.testing.assert_array_equal(params[1], 1.0)
+    np.testing.assert_allclose(optimizer.state_dict()["shared"]["n"], 2.8)
