@@ -43,6 +43,10 @@ class Join:
     owner: Any = None
 
 
+#: What gives a matrix of a stack the bits that it gives the matrix alone. Products do not: BLAS has another way for a
+#: matrix times its own transpose, which it takes only where the two are one piece of memory.
+_STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
+
 #: Matrices of at most this many elements are worth stacking.
 _SMALL = 1 << 14
 
@@ -105,7 +109,8 @@ class Between:
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            return self._by_shape(value, self._matrix_function(value))
+            apply = self._by_shape if value.op in _STACKED else self._for_each
+            return apply(value, self._matrix_function(value))
         if kind is Kind.RANDOM:
             return [self._random(value, i) for i in range(self.count)]
         function = NUMPY[value.op]

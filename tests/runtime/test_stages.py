@@ -20,7 +20,7 @@ from rulec.array import Optimizer
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
-from rulec.language.node import Op
+from rulec.language.node import Op, walk
 from rulec.runtime import matrix
 from rulec.runtime.engine import Engine, default_hyper, run
 from rulec.testing.cases import loaded
@@ -30,6 +30,9 @@ Array = np.ndarray[Any, Any]
 
 #: Of no to four dimensions, empty ones too, alike and not, in two groups by turns.
 SHAPES = [(), (7,), (6, 5), (0,), (6, 5), (3, 4, 5), (2, 3, 4, 2), (5, 6), (0, 3)]
+
+#: The same for rules with eigenvectors, which only matrices of full rank determine: square, flattened ones too.
+SQUARE_SHAPES = [(), (7,), (5, 5), (0,), (5, 5), (6, 2, 3), (4, 2, 2), (6, 6), (0, 3)]
 
 #: Which tensors have a gradient in each step: some join late, some pause, one group pauses, all fire.
 FIRED: list[list[int]] = [[0, 1, 2, 5], [0, 1, 2, 3, 5, 6], [*range(9)], [1, 3, 5, 7], [2, 4, 6], [*range(9)]]
@@ -100,17 +103,18 @@ def inputs_of(rule: Rule, seed: int, fired: Sequence[int] | None = None) -> dict
 def follow(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> None:
     """Steps a rule in two groups of other learning rates, and the reference beside it."""
     low_rank = any(state.shape for state in rule.state.values()) and "rank" in rule.hyper
-    groups = [i % 2 for i in range(len(SHAPES))]
+    shapes = SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
+    groups = [i % 2 for i in range(len(shapes))]
     rate = rule.standalone().all_hyper.get("lr")
     shared = any(s.per == "model" for s in rule.standalone().state.values())
     other = {} if rate is None or not isinstance(rate.default, float) or shared else {"lr": rate.default / 2}
-    params = random_arrays(1)
+    params = random_arrays(1, shapes)
     reference = ReferenceOptimizer(rule, params, [{}, other], groups=groups)
     ours = Run(rule, params, groups, [{}, other], backend)
     # A matrix without rows has no rank.
     fired = [[i for i in now if i != 8 or not low_rank] for now in fired]
     for step, now in enumerate(fired):
-        made = random_arrays(10 + step)
+        made = random_arrays(10 + step, shapes)
         grads = [g if i in now else None for i, g in enumerate(made)]
         reference.step(grads, inputs=inputs_of(rule, step))
         ours.step(grads, inputs_of(rule, step, now))
