@@ -16,6 +16,7 @@ from rulec.runtime.plan import VIEWS
 
 Array = np.ndarray[Any, Any]
 
+
 class Staged:
     """The run of a launch of several stages.
 
