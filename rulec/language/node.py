@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from enum import Enum, auto
 from typing import Any
 
@@ -223,11 +223,6 @@ def rewrite(roots: Iterable[Node], change: Callable[[Node], Node], memo: dict[No
         same = all(a is b for a, b in zip(args, current.args, strict=True))
         done[current] = change(current if same else node(current.op, *args, current.arg))
     return [done[root] for root in roots]
-
-
-def substitute(value: Node, mapping: Mapping[Node, Node]) -> Node:
-    """`value` with each key of `mapping` replaced by its value."""
-    return rewrite([value], lambda n: mapping.get(n, n))[0]
 
 
 def names_in(roots: Iterable[Node]) -> list[str]:

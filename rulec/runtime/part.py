@@ -48,11 +48,6 @@ class Portion:
         index[self.at] = np.arange(len(self.at))
         return index
 
-    @cached_property
-    def every_group_once(self) -> tuple[Any, Any]:
-        """The groups of these tensors, each once, and the first tensor of each."""
-        return np.unique(self.groups, return_index=True)
-
 
 @dataclass
 class Part:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rulec.backend.layout import is_viewed
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
@@ -52,7 +51,6 @@ class Plan:
         self.alone = not self.joins
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
-        self.viewed = is_viewed(program)
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.
         self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)

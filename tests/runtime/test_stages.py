@@ -822,3 +822,15 @@ def test_tensors_that_skip_still_take_part_in_what_is_reduced_over_the_model(bac
     np.testing.assert_array_equal(params, reference.params)
     np.testing.assert_array_equal(params[1], 1.0)
     np.testing.assert_allclose(optimizer.state_dict()["shared"]["n"], 2.8)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_what_a_group_has_counts_once_in_the_model_however_many_buckets_the_group_has(backend: str) -> None:
+    rule = rulec.parse('name: R\nstep: |\n  direction = g*sum(norm(g, per="group"), per="model")\n')
+    grads = [np.array([3.0]), np.array([4.0], np.float32), np.array([12.0])]
+    params = [np.zeros_like(g) for g in grads]
+    engine = Engine(rule, NumpyArrays(), backend)
+    ids = tuple(engine.add(p, group, str(i)) for i, (p, group) in enumerate(zip(params, (0, 0, 1), strict=True)))
+    engine.step(ids, grads, engine.hyper_table([{"lr": 1.0}] * 2))
+    assert len(engine.buckets) == 2
+    np.testing.assert_array_equal(np.concatenate(params), [-3 * 17, -4 * 17, -12 * 17])
