@@ -61,7 +61,7 @@ def test_one_step_of_float32_and_bfloat16(keywords: dict[str, Any]) -> None:
         assert difference(params, others) <= 4
 
 
-@pytest.mark.parametrize("shape", [(6, 8), (12, 6), (64, 16), (130, 257)])
+@pytest.mark.parametrize("shape", [(6, 8), (12, 6), (64, 16), (130, 257), (256, 256), (257, 400), (513, 300)])
 def test_newton_schulz_is_theirs_bit_for_bit(shape: tuple[int, int]) -> None:
     from torch.optim._muon import _zeropower_via_newtonschulz
 
