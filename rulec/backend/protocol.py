@@ -25,10 +25,17 @@ class Rows:
     `table` is float64, C-contiguous, one row per distinct (group, t) and one column per scalar of the program;
     `index` is int64, the row of each tensor of the bucket (of every tensor bound, also where only some are fired).
     Late columns have their values from the stage on that names them.
+
+    A backend that works on the device (`on_device`) is given a table of NumPy where all of it is known before the step,
+    else an array of the tensors' kind, on their device; `index` is NumPy's. It alone is given the other two, arrays on
+    the device or None: `stays` is boolean, one for each row, and true where a tensor is to be left as it is; `scale`, a
+    float32 array of one element, is what gradients were multiplied by, and must be divided by as they are loaded.
     """
 
-    table: np.ndarray[Any, np.dtype[np.float64]]
+    table: Any
     index: np.ndarray[Any, np.dtype[np.int64]]
+    stays: Any = None
+    scale: Any = None
 
 
 #: What a stage reads and writes beside parameters, gradients and states, by name; each has one array for each tensor
@@ -44,7 +51,7 @@ class Written(NamedTuple):
     `params` and `states` are those bound, where arrays are mutable, else new ones. `reduced` has the stage's reductions
     by name, in float64: an array of one number for each tensor fired, or, per row or column, a list of one array of
     shape `(batch, rows, 1)` or `(batch, 1, cols)` for each. An empty tensor gives 0 for a sum, and infinities for a
-    minimum and a maximum.
+    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind.
     """
 
     params: Sequence[Any]
@@ -80,9 +87,46 @@ class Kernel(Protocol):
         ...
 
 
+class ScalarCall(Call, Protocol):
+    """A call that evaluates its program's scalar program on the device, in one launch."""
+
+    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """The table, a row for each tensor of the bucket in order, and the new values of the scalar states.
+
+        The table is float64, on the device, with all columns of the program, the late ones zero. New values are
+        float64, one for each tensor of the bucket. Nothing of `known` is written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """What a scalar program is evaluated from, as arrays on the device.
+
+    `counts` (float32 or float64) are the updates of each tensor of the bucket so far: its `t` is one more. `groups`
+    (int64) are the tensors' groups. `hyper` is float64, C-contiguous, a line of one number per group for each of the
+    program's hyper-parameters, in order (`program.hyper`). `facts` has for each shape fact that the scalar program
+    reads a float64 array over tensors. `states` has the states that are numbers, by name, in float64: over tensors,
+    over groups, or one, by the buffer's axes; `levels` the counts that `t` of a group's (`"group"`, one per group) and
+    the model's (`"model"`, one) state is, in float64: of this step, not of the one before.
+    """
+
+    counts: Any
+    groups: Any
+    hyper: Any
+    facts: Mapping[str, Any]
+    states: Mapping[str, Any]
+    levels: Mapping[str, Any]
+
+
 @runtime_checkable
 class Backend(Protocol):
-    """One way to run programs."""
+    """One way to run programs.
+
+    A backend may set `on_device = True`: what is worked out between its stages then stays where the tensors are, and
+    nothing waits for the device. Rows, vectors and reductions are arrays of the tensors' own kind (see `Rows` and
+    `Written`); without it they are NumPy's.
+    """
 
     name: str
 
