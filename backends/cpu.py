@@ -23,8 +23,8 @@ from rulec.compiler.view import MatrixView
 
 from .cpu_call import ElementwiseCall
 from .cpu_machine import Machine, architecture, compile_text, emit_object
-from .cpu_plan import address_lines, moving_lines
 from .cpu_print import kernel_source
+from .plan import address_lines, moving_lines
 
 if TYPE_CHECKING:
     from .cpu_staged import StagedCall

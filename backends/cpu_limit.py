@@ -10,10 +10,11 @@ from __future__ import annotations
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 
-from .cpu_plan import TENSOR, chunk_columns, place
+from .cpu_plan import chunk_columns
 from .cpu_print import ELEMENTS
 from .cpu_source import elements_source, loop, stages_source
 from .cpu_stage import StageWriter
+from .plan import TENSOR, place
 
 _MASK = "mask = tensor >> 62"
 

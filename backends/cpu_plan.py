@@ -1,12 +1,11 @@
-"""What the printed source of a program and the code that calls it agree on: the address table, and where values lie."""
+"""The chunk tables of the cpu backend: what the printed source and the code that calls it agree on."""
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout, kernel_buffers
-from rulec.compiler.ir import Axes, Program, Result, Stage
-from rulec.language.node import Op, walk
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
 
-ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"
+from .plan import is_shaped
 
 #: Columns of a chunk's row in the chunk table of a program that sees matrices. `first` and `last` are the range of
 #: elements in a stage that sees none, else that of the tensor's matrices; rows and columns are those in memory.
@@ -15,46 +14,6 @@ CHUNK_COLUMNS = (
 )  # fmt: skip
 
 
-def address_lines(program: Program) -> list[str]:
-    """The lines of the address table, one address for each tensor: buffers, vectors read, and slots of reductions.
-
-    A reduction of a whole tensor has one slot for each chunk of the bucket; one of rows or columns has a region of
-    slots for each tensor.
-    """
-    reduced = [r.name for stage in program.stages for r in stage.reduces]
-    return [b.name for b in kernel_buffers(program)] + [v.name for v in program.vectors] + reduced
-
-
-def place(axes: Axes, layout: Layout) -> str:
-    """Where in memory there is one value of these axes: for each element, row, column, matrix or tensor."""
-    letters = set(axes.letters)
-    if {"i", "j"} <= letters:
-        return ELEMENT
-    if "i" in letters:
-        return COL if layout.transposed else ROW
-    if "j" in letters:
-        return ROW if layout.transposed else COL
-    return MATRIX if "b" in letters else TENSOR
-
-
-def vectors(program: Program, stage: Stage) -> list[Result]:
-    """What a stage reads beside buffers and the scalar table."""
-    return [program.result(name) for name in stage.reads]
-
-
-def is_shaped(program: Program, stage: Stage, layout: Layout) -> bool:
-    """Whether a stage must know the row or column of an element."""
-    places = [place(v.axes, layout) for v in vectors(program, stage)] + [place(r.axes, layout) for r in stage.reduces]
-    return bool({ROW, COL, MATRIX} & set(places))
-
-
 def chunk_columns(program: Program, layout: Layout) -> int:
     """How many columns a program's chunk tables have."""
     return len(CHUNK_COLUMNS) if any(is_shaped(program, stage, layout) for stage in program.stages) else 3
-
-
-def moving_lines(program: Program, stage: Stage) -> list[str]:
-    """The lines whose addresses come with each call of a stage, the gradient's apart."""
-    loaded = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD} | {s.buffer for s in stage.stores}
-    buffers = [b.name for b in kernel_buffers(program) if b.role in ("scratch", "input") and b.name in loaded]
-    return [*buffers, *stage.reads]

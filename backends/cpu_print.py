@@ -9,9 +9,10 @@ from __future__ import annotations
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
 
-from .cpu_plan import CHUNK_COLUMNS, COL, ELEMENT, MATRIX, ROW, TENSOR, chunk_columns, is_shaped
+from .cpu_plan import CHUNK_COLUMNS, chunk_columns
 from .cpu_source import elements_source, loop, stages_source
 from .cpu_stage import StageWriter
+from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped
 
 #: The line that reads which elements a chunk has.
 ELEMENTS = "start, stop = word(place, 1), word(place, 2)"

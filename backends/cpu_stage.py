@@ -10,8 +10,9 @@ from rulec.backend.printer import OpTable, StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.language.node import Node, Op, is_boolean
 
-from .cpu_plan import CHUNK_COLUMNS, COL, ELEMENT, MATRIX, ROW, address_lines, place, vectors
+from .cpu_plan import CHUNK_COLUMNS
 from .cpu_words import NAMES
+from .plan import COL, ELEMENT, MATRIX, ROW, address_lines, place, vectors
 
 OPS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",

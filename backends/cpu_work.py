@@ -12,8 +12,9 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
 from .cpu_chunks import Chunks, Matrices, Table, flat_chunks, matrix_chunks
-from .cpu_plan import COL, ROW, TENSOR, address_lines, chunk_columns, is_shaped, moving_lines, place
+from .cpu_plan import chunk_columns
 from .cpu_slots import LineSlots, TensorSlots
+from .plan import COL, ROW, TENSOR, address_lines, is_shaped, moving_lines, place
 
 
 @dataclass(frozen=True)

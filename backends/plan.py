@@ -1,0 +1,52 @@
+"""What the printed source of a program and the code that calls it agree on: which arrays there are, and where values lie.
+
+Every backend whose kernels are given addresses shares this.
+"""
+
+from __future__ import annotations
+
+from rulec.backend.layout import Layout, kernel_buffers
+from rulec.compiler.ir import Axes, Program, Result, Stage
+from rulec.language.node import Op, walk
+
+ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"
+
+
+def address_lines(program: Program) -> list[str]:
+    """The lines of the address table, one address for each tensor: buffers, vectors read, and slots of reductions.
+
+    A reduction of a whole tensor has one slot for each chunk of the bucket; one of rows or columns has a region of
+    slots for each tensor.
+    """
+    reduced = [r.name for stage in program.stages for r in stage.reduces]
+    return [b.name for b in kernel_buffers(program)] + [v.name for v in program.vectors] + reduced
+
+
+def place(axes: Axes, layout: Layout) -> str:
+    """Where in memory there is one value of these axes: for each element, row, column, matrix or tensor."""
+    letters = set(axes.letters)
+    if {"i", "j"} <= letters:
+        return ELEMENT
+    if "i" in letters:
+        return COL if layout.transposed else ROW
+    if "j" in letters:
+        return ROW if layout.transposed else COL
+    return MATRIX if "b" in letters else TENSOR
+
+
+def vectors(program: Program, stage: Stage) -> list[Result]:
+    """What a stage reads beside buffers and the scalar table."""
+    return [program.result(name) for name in stage.reads]
+
+
+def is_shaped(program: Program, stage: Stage, layout: Layout) -> bool:
+    """Whether a stage must know the row or column of an element."""
+    places = [place(v.axes, layout) for v in vectors(program, stage)] + [place(r.axes, layout) for r in stage.reduces]
+    return bool({ROW, COL, MATRIX} & set(places))
+
+
+def moving_lines(program: Program, stage: Stage) -> list[str]:
+    """The lines whose addresses come with each call of a stage, the gradient's apart."""
+    loaded = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD} | {s.buffer for s in stage.stores}
+    buffers = [b.name for b in kernel_buffers(program) if b.role in ("scratch", "input") and b.name in loaded]
+    return [*buffers, *stage.reads]
