@@ -1,4 +1,4 @@
-"""What the printed source of a program and the code that calls it agree on: which arrays there are, and where values lie.
+"""What a printed source and the code that calls it agree on: which arrays there are, and where values lie.
 
 Every backend whose kernels are given addresses shares this.
 """
