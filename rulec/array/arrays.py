@@ -11,9 +11,8 @@ import numpy as np
 
 from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import TensorError
-from rulec.language.node import Op
 from rulec.runtime.arrays import Vector
-from rulec.runtime.matrix import NUMPY_MATRIX
+from rulec.runtime.library import NumpyLibrary
 from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
 
 Array = np.ndarray[Any, Any]
@@ -135,24 +134,11 @@ class NumpyArrays:
         """Whether the array is in C order."""
         return bool(array.flags.c_contiguous)
 
-    def numbers(self, array: Array) -> Array:
-        """The array itself, or a copy in float32 of one of 16 bits."""
-        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    def library(self, device: str, on_device: bool) -> NumpyLibrary:
+        """NumPy."""
+        return NumpyLibrary()
 
-    def wrapped(self, numbers: Array) -> Array:
-        """The same array."""
-        return numbers
-
-    def write(self, array: Array, numbers: Array) -> None:
-        """Gives the array these values, rounded to its dtype."""
-        array[...] = numbers.reshape(array.shape)
-
-    @property
-    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
-        """NumPy's, which are BLAS's and LAPACK's."""
-        return NUMPY_MATRIX
-
-    def vector(self, values: Array) -> Vector:
+    def vector(self, values: Array, device: str | None = None) -> Vector:
         """A copy of the numbers, with a 0-d view of each."""
         numbers = values.copy()
         return Vector(numbers, [numbers[i : i + 1].reshape(()) for i in range(numbers.size)])

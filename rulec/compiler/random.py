@@ -7,6 +7,7 @@ every backend; an element's value depends on nothing but these numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,32 @@ Words = np.ndarray[Any, np.dtype[np.uint32]]
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
+#: All bits of a word.
+WORD = 0xFFFFFFFF
 
-def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Four random 32-bit words for each counter (four broadcastable arrays of 32-bit words)."""
-    c = [np.asarray(x, np.uint64) for x in counter]
-    k = list(key)
+
+def rounds(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
+    """The ten rounds on four words, each in an array of integers of 64 bits, with a sign or without, of any library."""
+    c, k = list(counter), list(key)
     for _ in range(10):
         high0, low0 = _multiply(_MULTIPLIERS[0], c[0])
         high1, low1 = _multiply(_MULTIPLIERS[1], c[2])
-        c = [high1 ^ c[1] ^ np.uint64(k[0]), low1, high0 ^ c[3] ^ np.uint64(k[1]), low0]
-        k = [(k[0] + _WEYL[0]) & 0xFFFFFFFF, (k[1] + _WEYL[1]) & 0xFFFFFFFF]
-    a, b, d, e = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*c))
-    return a, b, d, e
+        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
+        k = [(k[0] + _WEYL[0]) & WORD, (k[1] + _WEYL[1]) & WORD]
+    return c
 
 
 def _multiply(factor: int, word: Any) -> tuple[Any, Any]:
-    product = np.uint64(factor) * word
-    return product >> np.uint64(32), product & np.uint64(0xFFFFFFFF)
+    # Where integers have a sign the product may have wrapped, and is shifted with its sign: the mask takes that away.
+    product = word * factor
+    return (product >> 32) & WORD, product & WORD
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Four random 32-bit words for each counter (four broadcastable arrays of 32-bit words)."""
+    found = rounds([np.asarray(x, np.uint64) for x in counter], key)
+    a, b, c, d = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*found))
+    return a, b, c, d
 
 
 def stream(count: int, *, seed: int, tensor: int, draw: int, step: int) -> Words:

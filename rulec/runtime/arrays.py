@@ -8,15 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rulec.language.node import Op
+from rulec.runtime.library import Library
 from rulec.runtime.state import StateSpec
 
 
 @dataclass(frozen=True)
 class Vector:
-    """One number per tensor, visible twice: to the runtime as one NumPy array, to users as a view per tensor."""
+    """One number per tensor, visible twice: to the runtime as one array, to users as a view per tensor.
 
-    numbers: np.ndarray[Any, Any]
+    The array is NumPy's, or one on a device.
+    """
+
+    numbers: Any
     views: Sequence[Any]
 
 
@@ -66,23 +69,10 @@ class Arrays(Protocol):
         """Whether the elements lie in memory in the order that the shape says."""
         ...
 
-    def numbers(self, array: Any) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array of float32 or float64: the same memory where that is the dtype, else a copy."""
+    def library(self, device: str, on_device: bool) -> Library:
+        """What is worked out between stages with: NumPy, or, where `on_device`, the framework on that device."""
         ...
 
-    def wrapped(self, numbers: np.ndarray[Any, Any]) -> Any:
-        """A C-contiguous NumPy array of float32 or float64 as an array of this kind, of the same memory if possible."""
-        ...
-
-    def write(self, array: Any, numbers: np.ndarray[Any, Any]) -> None:
-        """Gives the array these values, rounded to its dtype."""
-        ...
-
-    @property
-    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
-        """The matrix functions, on NumPy arrays `(batch, rows, cols)`, by the library of these arrays."""
-        ...
-
-    def vector(self, values: np.ndarray[Any, Any]) -> Vector:
-        """A copy of these numbers (float64, or int64 for step counts), one for each tensor."""
+    def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Vector:
+        """A copy of these numbers (float64, or int64 for step counts), one for each tensor; on a device, or here."""
         ...

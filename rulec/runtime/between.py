@@ -2,28 +2,30 @@
 
 Numbers of tensors, groups and the model are arrays over the tensors fired, in float64. Values of rows, columns and
 matrices are, for each tensor, an array `(batch, rows, cols)` with 1 for an axis that it does not have: vectors in
-float64, matrices in the compute dtype.
+float64, matrices in the compute dtype. All are arrays of the launch's library.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rulec.compiler import random
 from rulec.compiler.ir import Axes, Site
+from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Node, Op
+from rulec.language.node import Kind, Node, Op, is_boolean
+from rulec.runtime.library import START, Library
 from rulec.runtime.plan import Gap, Plan
 
 Array = np.ndarray[Any, Any]
 
-_COMBINE: Mapping[Op, Any] = {Op.SUM: np.add, Op.MIN: np.minimum, Op.MAX: np.maximum}
-_START: Mapping[Op, float] = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}
+
+#: What puts two results of a reduction together.
+_COMBINE: Mapping[Op, Op] = {Op.SUM: Op.ADD, Op.MIN: Op.MINIMUM, Op.MAX: Op.MAXIMUM}
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class Join:
     site: Site
     op: Op
     level: str
-    values: Array
+    values: Any
     groups: Array
+    library: Library
     per_group: bool = False
     owner: Any = None
 
@@ -58,7 +61,8 @@ Joining = Generator[Join, Array, None]
 class Surroundings(Protocol):
     """Where a launch's values come from: those of each tensor fired, by its place among them.
 
-    `column` gives a column of the scalar table; `functions` are the matrix functions.
+    `column` gives a column of the scalar table; `known` a number as Python's, where that needs no device, else what
+    `Library.at` gives.
     """
 
     @property
@@ -70,7 +74,7 @@ class Surroundings(Protocol):
     @property
     def owner(self) -> Any: ...
     @property
-    def functions(self) -> Mapping[Op, Callable[..., Any]]: ...
+    def library(self) -> Library: ...
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
@@ -79,6 +83,7 @@ class Surroundings(Protocol):
     def facts(self, i: int) -> Mapping[str, float]: ...
     def hyper(self, i: int) -> Mapping[str, float]: ...
     def tensor_number(self, i: int) -> int: ...
+    def known(self, value: Node, found: Any, i: int) -> Any: ...
 
 
 @dataclass
@@ -89,6 +94,9 @@ class Between:
     around: Surroundings
     values: dict[Node, Any] = field(default_factory=dict)
     reduced: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.library = self.around.library
 
     @property
     def count(self) -> int:
@@ -113,7 +121,7 @@ class Between:
             return apply(value, self._matrix_function(value))
         if kind is Kind.RANDOM:
             return [self._random(value, i) for i in range(self.count)]
-        function = NUMPY[value.op]
+        function = self.library.arithmetic[value.op]
         with np.errstate(all="ignore"):
             if self._is_number(value):
                 return function(*(self.values[a] for a in value.args))
@@ -127,7 +135,7 @@ class Between:
 
     def _leaf(self, value: Node) -> Any:
         if value.op is Op.CONST:
-            return np.float64(value.arg)  # type: ignore[arg-type]
+            return self.library.constant(float(value.arg))  # type: ignore[arg-type]
         if value.op is Op.SCALAR:
             return self.around.column(value.arg)  # type: ignore[arg-type]
         if value.op is Op.RESULT:
@@ -137,28 +145,31 @@ class Between:
         return [self.around.matrices(str(value.arg), i) for i in range(self.count)]
 
     def _operands(self, value: Node, i: int) -> list[Any]:
-        """The operands of a value for tensor i: arrays, and numbers as Python's."""
-        given = ((self.values[a], self._is_number(a)) for a in value.args)
-        return [self._number(x, i) if number else x[i] for x, number in given]
+        """The operands of a value for tensor i: arrays, and numbers; those that say how to go on are Python's."""
+        matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
+        return [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
+
+    def _operand(self, value: Node, i: int, known: bool) -> Any:
+        found = self.values[value]
+        if not self._is_number(value):
+            return found[i]
+        return self.around.known(value, found, i) if known else self.library.at(found, i)
 
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self._rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
     def _rounded(self, value: Node, found: Any) -> Array:
         """A result in its dtype: that of arithmetic for a matrix, float64 for a vector."""
-        array = np.asarray(found)
-        matrix = {"i", "j"} <= set(self._axes(value).letters)
-        if matrix and array.dtype.kind == "f" and array.dtype != self.around.compute:
-            array = array.astype(self.around.compute)
-        return array
+        matrix = {"i", "j"} <= set(self._axes(value).letters) and not is_boolean(value)
+        return cast(Array, self.library.cast(found, self.around.compute) if matrix else found)
 
     def _by_shape(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         """A matrix function of all tensors: small matrices of equal shape are stacked and go through it at once."""
         operands = [self._operands(value, i) for i in range(self.count)]
         alike: dict[Any, list[int]] = {}
         for i, own in enumerate(operands):
-            small = all(x.size <= _SMALL for x in own if isinstance(x, np.ndarray))
-            key = tuple(x.shape if isinstance(x, np.ndarray) else x for x in own) if small else i
+            small = all(math.prod(x.shape) <= _SMALL for x in own if hasattr(x, "shape"))
+            key = tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in own) if small else i
             alike.setdefault(key, []).append(i)
         made: list[Any] = [None] * self.count
         for places in alike.values():
@@ -167,22 +178,16 @@ class Between:
                 made[places[0]] = self._rounded(value, function(*first))
                 continue
             stacked = [
-                np.concatenate([operands[i][k] for i in places]) if isinstance(x, np.ndarray) else x
+                self.library.stack([operands[i][k] for i in places]) if getattr(x, "shape", ()) else x
                 for k, x in enumerate(first)
             ]
             found = self._rounded(value, function(*stacked))
-            for i, array in zip(places, np.split(found, len(places)), strict=True):
+            for i, array in zip(places, self.library.split(found, len(places)), strict=True):
                 made[i] = array
         return made
 
-    @staticmethod
-    def _number(values: Any, i: int) -> Any:
-        """The number of tensor i, as Python's: it then takes the dtype of the array it meets."""
-        found = values if np.ndim(values) == 0 else values[i]
-        return bool(found) if np.asarray(found).dtype.kind == "b" else float(found)
-
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
-        function = self.around.functions[value.op]
+        function = self.library.matrix[value.op]
         if value.arg is None:
             return function
 
@@ -195,15 +200,12 @@ class Between:
         draw, *sizes = cast(tuple[Any, ...], value.arg)
         facts, hyper = self.around.facts(i), self.around.hyper(i)
         extents = [int(evaluate_once(x, hyper, facts, {})) for x in sizes]
-        count, at = int(np.prod(extents)), self._number(self.values[value.args[0]], i)
+        step = self.around.known(value.args[0], self.values[value.args[0]], i)
         position = {
-            "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": int(at)
+            "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
-        if value.op is Op.NORMAL:
-            made = random.normal(count, **position)
-        else:
-            made = random.uniform(random.stream(count, **position))
-        return cast(Array, made.reshape(1, *extents).astype(self.around.compute))
+        made = self.library.random(value.op, math.prod(extents), position)
+        return cast(Array, self.library.cast(made.reshape(1, *extents), self.around.compute))
 
     # Reductions
 
@@ -214,51 +216,58 @@ class Between:
         if not self._is_number(operand):
             removed = set(self._axes(operand).letters) - set(letters)
             axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-            reduced = [_reduced(value.op, x, axes) for x in found]
+            reduced = [self.library.reduce(value.op, x, axes) for x in found]
             if not set(letters) <= {"k", "n"}:
                 return reduced
-            found = np.array([x.reshape(-1)[0] for x in reduced], np.float64)
+            found = self.library.together(reduced)
         if "n" in letters:
             return found
-        numbers = np.broadcast_to(np.asarray(found, np.float64), (self.count,))
+        numbers = self.library.spread(self.library.cast(found, "float64"), (self.count,))
         groups = self.around.groups
         per_group = "n" not in self._axes(operand).letters
         if per_group:
             _, first = np.unique(groups, return_index=True)
-            numbers, groups = numbers[first], groups[first]
+            numbers, groups = self.library.take(numbers, first), groups[first]
         site = self.plan.program.sites[value]
-        return (yield Join(site, value.op, level, numbers, groups, per_group, self.around.owner))
+        return (yield Join(site, value.op, level, numbers, groups, self.library, per_group, self.around.owner))
 
 
-def _reduced(op: Op, x: Array, axes: tuple[int, ...]) -> Array:
-    return cast(Array, _COMBINE[op].reduce(x, axis=axes, keepdims=True, initial=_START[op], dtype=np.float64))
+def joined(joins: Sequence[Join]) -> list[Any]:
+    """The result of one reduction for each of the launches that take part: a number, or one for each of its values.
 
-
-def joined(joins: Sequence[Join]) -> list[Array]:
-    """The result of one reduction for each of the launches that take part: a number, or one for each of its values."""
+    It is reduced by the library of the first, in the order of the launches.
+    """
+    library = joins[0].library
     if joins[0].level == "model":
-        return [np.asarray(_total(joins))] * len(joins)
+        total = _total(library, joins)
+        return [join.library.numbers(total) for join in joins]
     owners = {id(join.owner): [j for j in joins if j.owner is join.owner] for join in joins}
     by_group = {
-        (owner, group): _total([_of_group(join, group) for join in own])
+        (owner, group): _total(library, [_of_group(join, group) for join in own])
         for owner, own in owners.items()
         for group in np.unique(np.concatenate([j.groups for j in own])).tolist()
     }
-    return [np.array([by_group[id(j.owner), g] for g in j.groups.tolist()], np.float64) for j in joins]
+    return [
+        join.library.numbers(library.together([by_group[id(join.owner), g] for g in join.groups.tolist()]))
+        for join in joins
+    ]
 
 
 def _of_group(join: Join, group: int) -> Join:
     mine = join.groups == group
-    return replace(join, values=join.values[mine], groups=join.groups[mine])
+    if mine.all():
+        return join
+    return replace(join, values=join.library.take(join.values, np.flatnonzero(mine)), groups=join.groups[mine])
 
 
-def _total(joins: Sequence[Join]) -> Any:
+def _total(library: Library, joins: Sequence[Join]) -> Any:
     """All values in one, launch by launch in their order; what a group has counts once, whoever brings it."""
     op = joins[0].op
     if joins[0].per_group:
-        once = {(id(j.owner), g): v for j in joins for g, v in zip(j.groups.tolist(), j.values.tolist(), strict=True)}
-        return _COMBINE[op].reduce(np.array([*once.values()], np.float64), initial=_START[op])
-    total = np.float64(_START[op])
+        places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}
+        once = [library.numbers(join.library.take(join.values, np.array([i]))) for join, i in places.values()]
+        return library.reduce(op, library.together(once))
+    total = library.constant(START[op])
     for join in joins:
-        total = _COMBINE[op](total, _COMBINE[op].reduce(join.values, initial=_START[op]))
+        total = library.arithmetic[_COMBINE[op]](total, library.numbers(join.library.reduce(op, join.values)))
     return total

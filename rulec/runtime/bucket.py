@@ -18,6 +18,7 @@ from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.counts import Counts
 from rulec.runtime.debug import LEVEL
+from rulec.runtime.library import Library
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import RowSource
 
@@ -66,6 +67,7 @@ class Bucket:
     device: str
     backend: Backend
     static: Mapping[str, float]
+    library: Library
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)

@@ -23,7 +23,7 @@ class Counts:
         self._common: int | None = None
 
     @property
-    def numbers(self) -> np.ndarray[Any, Any]:
+    def numbers(self) -> Any:
         """The counts, live."""
         return self._vector.numbers
 

@@ -183,7 +183,8 @@ class Engine:
         bucket = self.buckets.get(key)
         if bucket is None:
             backend = registry.usable(self.backend_name or self.arrays.backend(device))
-            bucket = Bucket(program, layout, device, backend, dict(static))
+            library = self.arrays.library(device, getattr(backend, "on_device", False))
+            bucket = Bucket(program, layout, device, backend, dict(static), library)
             if not program.predicates:
                 bucket.made()
         named = [self._named_of(t, hyper) for t in tensors]

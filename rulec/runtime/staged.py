@@ -9,6 +9,7 @@ import numpy as np
 
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result, Stage
+from rulec.language.node import Node
 from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
@@ -42,22 +43,29 @@ class Staged:
             self._give(stage, values, between)
             if index < last:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
-                reduced = launch.kernel(index, values.rows, portion.fired, values.grads, values.scratch)
-                between.reduced.update(reduced)
-        stays = self._stays(between)
+                between.reduced.update(self._kernel(index, values))
+        stays = self._stays(values, between)
         finished = self._finished(between, before=True)
         for value in plan.held:
-            between.values[value] = _copied(between.values[value])
-        if stays is None:
-            launch.wrote = True
-            reduced = launch.kernel(last, values.rows, portion.fired, values.grads, values.scratch)
-            between.reduced.update(reduced)
-        elif not stays.all():
-            self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
+            between.values[value] = self._copied(between.values[value])
+        between.reduced.update(self._last(values, stays))
         yield from between.work_out(plan.gaps[-1])
         self._finish(portion, stays, finished + self._finished(between, before=False))
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
+
+    def _kernel(self, stage: int, values: PortionValues) -> Mapping[str, Any]:
+        """Runs a stage over the portion; what it reduced."""
+        return self.launch.kernel(stage, values.rows, values.portion.fired, values.grads, values.scratch)
+
+    def _last(self, values: PortionValues, stays: Array | None) -> Mapping[str, Any]:
+        """The last stage, for the tensors that do not skip the step."""
+        if stays is None:
+            self.launch.wrote = True
+            return self._kernel(len(self.program.stages) - 1, values)
+        if not stays.all():
+            self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
+        return {}
 
     def _last_of_some(self, values: PortionValues, kept: list[int]) -> None:
         """The last stage for those tensors alone that do not skip the step; where one may, it reduces nothing."""
@@ -79,7 +87,7 @@ class Staged:
 
     # What is written
 
-    def _stays(self, between: Between) -> Array | None:
+    def _stays(self, values: PortionValues, between: Between) -> Any:
         """Which tensors skip the step; None where none does."""
         if self.program.skip is None:
             return None
@@ -92,11 +100,15 @@ class Staged:
         wanted = [s for s in self.program.finish if (s.value not in after) == before]
         # One that is another state's old value must be taken before that is written.
         return [
-            (s.buffer, _copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
+            (s.buffer, self._copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
             for s in wanted
         ]
 
-    def _finish(self, portion: Portion, stays: Array | None, finished: Sequence[tuple[str, Any]]) -> None:
+    def _copied(self, value: Any) -> Any:
+        copy = self.launch.part.bucket.library.copy
+        return [copy(x) for x in value] if isinstance(value, list) else copy(value)
+
+    def _finish(self, portion: Portion, stays: Any, finished: Sequence[tuple[str, Any]]) -> None:
         states = portion.bucket.states
         kept = range(len(portion)) if stays is None else [int(i) for i in np.flatnonzero(~stays)]
         for buffer, value in finished:
@@ -109,11 +121,17 @@ class Staged:
                 self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
 
     def _write(self, portion: Portion, i: int, buffer: str, value: Array) -> None:
+        state, made = self._stored_as(portion, i, buffer, value)
+        portion.bucket.library.write(state, made)
+
+    @staticmethod
+    def _stored_as(portion: Portion, i: int, buffer: str, value: Any) -> tuple[Any, Any]:
+        """The state of a tensor, and its new value in the state's shape."""
         state, view = portion.bucket.states[portion.positions[i]][buffer], portion.tensors[i].view
         shape = tuple(state.shape)
-        self.launch.engine.arrays.write(state, np.broadcast_to(value, (view.batch, *shape[-2:])).reshape(shape))
+        return state, portion.bucket.library.spread(value, (view.batch, *shape[-2:])).reshape(shape)
 
-    def _keep_scalars(self, portion: Portion, stays: Array | None) -> None:
+    def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         """The states of the scalar program; what was skipped keeps its own."""
         launch = self.launch
         kept = slice(None) if stays is None else ~stays
@@ -122,7 +140,7 @@ class Staged:
             if stays is None or not stays.all():
                 launch.keep_number(state, portion.at[kept], own[kept])
 
-    def _count(self, portion: Portion, stays: Array | None) -> None:
+    def _count(self, portion: Portion, stays: Any) -> None:
         """One more update of these tensors, but of those that skipped it."""
         counts = portion.bucket.counts
         if stays is None:
@@ -143,8 +161,7 @@ class PortionValues:
         self.launch, self.portion = launch, portion
         self.program, self.layout = launch.version.program, launch.version.layout
         self.compute, self.seed, self.owner = self.layout.compute, launch.engine.seed, launch.engine
-        self.arrays = launch.engine.arrays
-        self.functions = self.arrays.matrix_functions
+        self.library = portion.bucket.library
         self.groups = portion.groups
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
@@ -181,7 +198,13 @@ class PortionValues:
     def column(self, index: int) -> Any:
         """A column of the scalar table: a number for each tensor, or one where they share a row."""
         table = self.rows.table
-        return table[0, index] if len(table) == 1 else table[self.rows.index[self.portion.at], index]
+        if len(table) == 1:
+            return table[0, index]
+        return self.library.take(table[:, index], self.rows.index[self.portion.at])
+
+    def known(self, value: Node, found: Any, i: int) -> Any:
+        """The number of tensor i, which is known here."""
+        return self.library.at(found, i)
 
     def fill(self, index: int, found: Any) -> None:
         """Takes over a late column."""
@@ -211,17 +234,17 @@ class PortionValues:
         shared = engine.shared[buffer]
         return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
-    def matrices(self, buffer: str, i: int) -> Array:
+    def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
         tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        found = self.arrays.numbers(self._stored(buffer, i))
+        found = self.library.read(self._stored(buffer, i))
         if buffer == "g" and self.layout.maximize:
             found = -found
         if axes.elementwise:
             found = tensor.view.matrices(found)
         else:
             found = found.reshape(tensor.view.batch, *found.shape[-2:])
-        return found.astype(self.compute if {"i", "j"} <= set(axes.letters) else np.float64, copy=False)
+        return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
     def _stored(self, buffer: str, i: int) -> Any:
         if buffer == "g":
@@ -236,19 +259,15 @@ class PortionValues:
     def vectors(self, result: Result, found: Sequence[Array]) -> list[Any]:
         """A result as kernels read it: contiguous, in the compute dtype, in the order of memory."""
         # A view of what the kernel writes must not be read by it at the same time.
-        copy = True if result.value.op in VIEWS else None
+        own = result.value.op in VIEWS
         made = []
         for array, tensor in zip(found, self.portion.tensors, strict=True):
             view = tensor.view
             rows = 1 if result.axes.rows is None else view.rows
             cols = 1 if result.axes.cols is None else view.cols
-            if array.shape != (shape := (view.batch, rows, cols)):
-                array = np.broadcast_to(array, shape)  # which makes it read-only, and so costs a copy
+            if tuple(array.shape) != (shape := (view.batch, rows, cols)):
+                array = self.library.spread(array, shape)
             if result.axes.elementwise:
                 array = view.tensor(array)
-            made.append(self.arrays.wrapped(np.array(array, self.compute, order="C", copy=copy)))
+            made.append(self.library.handed(array, self.compute, own))
         return made
-
-
-def _copied(value: Any) -> Any:
-    return [np.array(x) for x in value] if isinstance(value, list) else np.array(value)

@@ -25,6 +25,7 @@ from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
+from rulec.torch.memory import plain_memory
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
@@ -33,7 +34,6 @@ from rulec.torch.tensors import (
     check_apart,
     check_parameters,
     dtype_name,
-    plain_memory,
     real_view,
 )
 from rulec.torch.values import Groups, Values, choices_of, table_of

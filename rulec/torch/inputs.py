@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from rulec.errors import TensorError
-from rulec.torch.tensors import plain_memory, real_view
+from rulec.torch.memory import plain_memory
+from rulec.torch.tensors import real_view
 
 
 class Inputs:

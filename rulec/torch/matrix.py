@@ -17,7 +17,8 @@ Array = np.ndarray[Any, Any]
 #: From this size on, copying a quarter of a symmetric product is quicker than computing it.
 _WORTH_HALVING = 256
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+#: Those of the quintic iteration that Muon takes (Jordan, 2024).
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def _matmul(a: Array, b: Array) -> Array:
@@ -40,7 +41,7 @@ def _newton_schulz(x: Array, steps: float, dtype: str) -> Array:
 
 
 def _orthogonalized(y: Tensor, steps: int) -> Tensor:
-    a, b, c = _COEFFICIENTS
+    a, b, c = COEFFICIENTS
     tall = y.shape[0] > y.shape[1]
     y = y.T if tall else y
     y = y / y.norm().clamp(min=1e-7)

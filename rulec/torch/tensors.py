@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from rulec.errors import TensorError
-from rulec.language.node import Op
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec
 from rulec.torch.guard import Guard, guard_for, never
-from rulec.torch.matrix import TORCH_MATRIX
+from rulec.torch.libraries import DeviceLibrary, HostLibrary
+from rulec.torch.memory import plain_memory
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -29,14 +28,6 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 
 Check = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
-def plain_memory() -> ExitStack:
-    """A context in which tensors are ordinary ones and nothing is recorded, whatever the caller's own context."""
-    stack = ExitStack()
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    return stack
 
 
 def real_view(tensor: Tensor) -> Tensor:
@@ -128,32 +119,19 @@ class TorchArrays:
         """Whether the tensor is contiguous."""
         return array.is_contiguous()
 
-    def numbers(self, array: Tensor) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array: the same memory, or a copy in float32 of 16 bits."""
-        array = array.detach()
-        return (array if array.dtype in (torch.float32, torch.float64) else array.float()).numpy()
+    def library(self, device: str, on_device: bool) -> HostLibrary | DeviceLibrary:
+        """NumPy and torch on the CPU, or torch alone on a device."""
+        return DeviceLibrary(device) if on_device else HostLibrary()
 
-    def wrapped(self, numbers: np.ndarray[Any, Any]) -> Tensor:
-        """The same memory as a tensor, or a copy of what may not be written, which torch has no tensors of."""
-        with plain_memory():
-            return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
-
-    def write(self, array: Tensor, numbers: np.ndarray[Any, Any]) -> None:
-        """Gives the tensor these values, rounded to its dtype."""
-        with plain_memory():
-            array.copy_(self.wrapped(np.ascontiguousarray(numbers)).reshape(array.shape))
-
-    @property
-    def matrix_functions(self) -> Mapping[Op, Callable[..., Any]]:
-        """torch's own."""
-        return TORCH_MATRIX
-
-    def vector(self, values: np.ndarray[Any, Any]) -> Vector:
+    def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Vector:
         """A copy of the numbers, with a 0-d view of each: step counts in float32 as torch.optim has them."""
         with plain_memory():
             dtype = torch.float32 if values.dtype.kind == "i" else torch.float64
             numbers = torch.from_numpy(values).to(dtype, copy=True)
-            return Vector(numbers.numpy(), [numbers[i] for i in range(len(numbers))])
+            if device is not None:
+                numbers = numbers.to(device)
+            views = [numbers[i] for i in range(len(numbers))]
+            return Vector(numbers if device is not None else numbers.numpy(), views)
 
 
 class OtherDtype(TensorError):

@@ -23,6 +23,7 @@ from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
 from rulec.language.node import Op, walk
 from rulec.runtime import matrix
 from rulec.runtime.engine import Engine, default_hyper, run
+from rulec.runtime.library import NumpyLibrary
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 
@@ -678,7 +679,7 @@ def test_a_matrix_function_that_fails(
     before = ours.everything()
     broken = {**matrix.NUMPY_MATRIX, Op.NEWTON_SCHULZ: failing}
     with monkeypatch.context() as patch:
-        patch.setattr(NumpyArrays, "matrix_functions", property(lambda self: broken))
+        patch.setattr(NumpyLibrary, "matrix", broken)
         kind, words = (PartialUpdate, f"after {written}: device lost") if written else (OSError, "device lost")
         with pytest.raises(kind, match=re.escape(words)):
             ours.step(grads)

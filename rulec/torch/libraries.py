@@ -1,0 +1,162 @@
+"""What torch tensors are worked on with between the stages: NumPy on the CPU, torch itself on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.compiler import random
+from rulec.language.node import Op
+from rulec.runtime.library import START, NumpyLibrary
+from rulec.torch.arithmetic import ARITHMETIC
+from rulec.torch.device_matrix import DEVICE_MATRIX
+from rulec.torch.matrix import TORCH_MATRIX
+from rulec.torch.memory import plain_memory
+
+
+class HostLibrary(NumpyLibrary):
+    """NumPy in the memory of tensors on the CPU, with torch's products of matrices."""
+
+    matrix = TORCH_MATRIX
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """The same memory, or a copy in float32 of 16 bits."""
+        array = array.detach()
+        wide = array if array.dtype in (torch.float32, torch.float64) else array.float()
+        return wide.numpy()  # type: ignore[no-any-return]
+
+    def write(self, array: Any, values: np.ndarray[Any, Any]) -> None:
+        """Gives a tensor these values, rounded to its dtype."""
+        with plain_memory():
+            array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
+
+    def handed(self, values: np.ndarray[Any, Any], dtype: str, own: bool) -> Tensor:
+        """The same memory as a tensor, or a copy of what may not be written, which torch has no tensors of."""
+        with plain_memory():
+            return _tensor(super().handed(values, dtype, own))
+
+    def numbers(self, values: Any) -> np.ndarray[Any, Any]:
+        """The same array; what is on a device is waited for."""
+        return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class DeviceLibrary:
+    """torch on one device, which is never waited for, but for what `rulec.torch.device_matrix` says.
+
+    Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
+    """
+
+    arithmetic = ARITHMETIC
+    matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
+
+    _REDUCE: Mapping[Op, Callable[..., Tensor]] = {Op.SUM: torch.sum, Op.MIN: torch.amin, Op.MAX: torch.amax}
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self._places: dict[bytes, Tensor] = {}
+
+    def constant(self, value: float) -> Tensor:
+        """A number on the CPU."""
+        return torch.tensor(value, dtype=torch.float64)
+
+    def numbers(self, values: Any) -> Tensor:
+        """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read."""
+        if isinstance(values, Tensor):
+            return values if values.device == self.device or not values.dim() else values.to(self.device)
+        given = torch.from_numpy(np.ascontiguousarray(values))
+        if self.device.type == "cpu":
+            return given.clone()
+        return given.pin_memory().to(self.device, non_blocking=True)
+
+    def read(self, array: Any) -> Tensor:
+        """The tensor, or a copy in float32 of 16 bits."""
+        found: Tensor = array.detach()
+        return found if found.dtype in (torch.float32, torch.float64) else found.float()
+
+    def write(self, array: Any, values: Tensor) -> None:
+        """Gives the tensor these values, rounded to its dtype."""
+        array.copy_(values.reshape(array.shape))
+
+    def handed(self, values: Tensor, dtype: str, own: bool) -> Tensor:
+        """The same tensor where it will do."""
+        made = values.to(getattr(torch, dtype)).contiguous()
+        return made.clone() if own and made.data_ptr() == values.data_ptr() else made
+
+    def cast(self, values: Tensor, dtype: str) -> Tensor:
+        """Values in another dtype."""
+        return values.to(getattr(torch, dtype))
+
+    def copy(self, values: Tensor) -> Tensor:
+        """A copy."""
+        return values.clone()
+
+    def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A view; of a number known here, filled memory on the device."""
+        if values.device != self.device:
+            return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
+        return values.broadcast_to(shape)
+
+    def at(self, values: Tensor, i: int) -> Tensor:
+        """A 0-d tensor, which does not widen the arrays it meets."""
+        return values[i] if values.dim() else values
+
+    def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
+        """The numbers at these places, which are on the device already from the second time on."""
+        return values[self.places(places)]
+
+    def places(self, places: np.ndarray[Any, Any]) -> Tensor:
+        """Whole numbers as an array on the device, kept for the next time."""
+        key = places.tobytes()
+        if key not in self._places:
+            if len(self._places) >= 256:
+                self._places.clear()
+            self._places[key] = self.numbers(np.asarray(places, np.int64))
+        return self._places[key]
+
+    def together(self, numbers: Sequence[Any]) -> Tensor:
+        """One tensor of all."""
+        return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
+
+    def stack(self, matrices: Sequence[Tensor]) -> Tensor:
+        """One after the other."""
+        return torch.cat([*matrices])
+
+    def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
+        """Views of one stack."""
+        return torch.tensor_split(matrices, count)
+
+    def reduce(self, op: Op, values: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+        """By torch, which adds in an order that does not change from run to run."""
+        values, kept = self.spread(values, tuple(values.shape)).double(), axes is not None
+        axes = tuple(range(values.dim())) if axes is None else axes
+        if op is not Op.SUM and not all(values.shape[axis] for axis in axes):
+            shape = [1 if i in axes else n for i, n in enumerate(values.shape)] if kept else []
+            return values.new_full(shape, START[op])
+        return self._REDUCE[op](values, dim=axes, keepdim=kept) if axes else values
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Tensor:
+        """The language's words in integers of 64 bits, and what is made of them in float64."""
+        normal = op is Op.NORMAL
+        words = self._words(count + count % 2 if normal else count, **position)
+        uniform = ((words >> 9).double() + 0.5) * 2.0**-23
+        if not normal:
+            return uniform
+        u = uniform.reshape(-1, 2)
+        radius, angle = torch.sqrt(-2.0 * torch.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
+        return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).reshape(-1)[:count]
+
+    def _words(self, count: int, *, seed: int, tensor: int, draw: int, step: Any) -> Tensor:
+        block = torch.arange((count + 3) // 4, dtype=torch.int64, device=self.device)
+        at = step.to(torch.int64) if isinstance(step, Tensor) else int(step)
+        counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
+        made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
+        return torch.stack([self.spread(word, tuple(block.shape)) for word in made], dim=-1).reshape(-1)[:count]
