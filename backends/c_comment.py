@@ -1,0 +1,62 @@
+"""The mathematics of a rule, for the comments of printed source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rulec.compiler.ir import Program
+from rulec.language.node import Kind, Node, Op, name, rewrite
+from rulec.language.step import step_text
+from rulec.language.text import expression_text
+
+#: A formula longer than this says less than the name it stands for.
+_LONGEST = 60
+
+
+def about(program: Program) -> list[str]:
+    """What a program is of: the rule's name and summary, its paper, and its step as its author wrote it."""
+    rule = program.rule
+    paper = {key: " ".join(str(text).split()) for key, text in rule.paper.items()}
+    written = ", ".join(paper[key] for key in ("authors", "year") if key in paper)
+    title = " ".join([*([paper["title"]] if "title" in paper else []), *([f"({written})"] if written else [])])
+    head = [" ".join(f"{rule.name}: {rule.summary}".split()).rstrip(":"), title, paper.get("url", "")]
+    return [*filter(None, head), "", *(f"    {line}" for line in step_text(rule.step).splitlines())]
+
+
+def column_formula(program: Program, column: int) -> str:
+    """What a column of the scalar table is, in the rule's language; nothing where that is its name or is long."""
+    known = program.columns[column]
+    if column >= len(program.scalars.columns):
+        return ""
+    text = expression_text(known.value)
+    return "" if text == known.name or len(text) > _LONGEST else text
+
+
+def value_formula(program: Program, names: Mapping[Node, str], value: Node) -> str:
+    """A named value of a stage in the rule's language, over hyper-parameters and the values named before it."""
+
+    def spelled(part: Node) -> Node:
+        if part.op is not Op.SCALAR:
+            return part
+        column = int(part.arg)  # type: ignore[call-overload]
+        formula = column_formula(program, column)
+        return program.columns[column].value if formula else name(program.columns[column].name)
+
+    known: dict[Node, Node] = {}
+    (whole,) = rewrite([value], spelled, known)
+    named = {known[v]: n for v, n in names.items() if v in known and v is not value and v.op.kind is not Kind.LEAF}
+    return expression_text(whole, named)
+
+
+def line_comment(program: Program, names: Mapping[Node, str], value: Node, printed: str) -> str:
+    """The formula of a printed line, where the line itself does not say the same."""
+    text = value_formula(program, names, value)
+    return "" if len(text) > _LONGEST or _bare(text) == _bare(printed) else text
+
+
+def _bare(text: str) -> str:
+    """What is left of a formula without the marks of C's types."""
+    text = re.sub(r"(\d)(?:\.0)?f?\b", r"\1", text)
+    text = re.sub(r"\b(sqrt|cbrt|exp|log|tanh|erf|floor|sign|sigmoid|minimum|maximum)f\(", r"\1(", text)
+    return text.replace("fabsf(", "abs(").replace("fabs(", "abs(").replace(" ", "")

@@ -1,0 +1,41 @@
+"""Lines of C-style source: indentation, argument lists, comments."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+#: How wide a printed line may be.
+WIDTH = 110
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """The lines one step further to the right; what is for the preprocessor stays at the margin."""
+    return [line if line.startswith("#") or not line else f"    {line}" for line in lines]
+
+
+def block(head: str, body: Sequence[str]) -> list[str]:
+    """A statement with a body: in braces where that has several lines."""
+    return [head, *indented(body)] if len(body) == 1 else [f"{head} {{", *indented(body), "}"]
+
+
+def call_lines(function: str, groups: Sequence[Sequence[str]], end: str) -> list[str]:
+    """`function(arguments)end` on one line, or each group of its arguments on lines of their own."""
+    line = f"{function}({', '.join(item for group in groups for item in group)}){end}"
+    if len(line) <= WIDTH - 8:
+        return [line]
+    texts = [", ".join(item.replace(" ", "\0") for item in group) for group in groups if group]
+    last = len(texts) - 1
+    lines = [
+        f"    {wrapped}"
+        for i, text in enumerate(texts)
+        for wrapped in textwrap.wrap(text + (f"){end}" if i == last else ","), WIDTH - 16, break_long_words=False)
+    ]
+    return [f"{function}(", *(x.replace("\0", " ") for x in lines)]
+
+
+def comment(lines: Sequence[str]) -> list[str]:
+    """A comment. What would end it, in text from elsewhere, is taken apart."""
+    clean = [line.replace("*/", "* /").replace("/*", "/ *") for line in lines]
+    found = [f"{' *' if i else '/*'} {line}".rstrip() for i, line in enumerate(clean)]
+    return [*found[:-1], f"{found[-1]} */"]

@@ -1,0 +1,42 @@
+"""The element functions of every rule, for tests that compile them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import rulec
+from rulec.backend.layout import Layout, layout_for, scheduled
+from rulec.compiler.ir import Program
+from rulec.testing.cases import (
+    MATRIX_SHAPES,
+    buckets_of,
+    hostile_rules,
+    loaded,
+    operation_rules,
+    staged_rules,
+)
+from rulec_backends.c_dialect import Dialect
+from rulec_backends.c_print import ElementWriter
+from rulec_backends.c_words import words_used
+
+
+def programs(dtype: str) -> Iterator[tuple[Program, Layout]]:
+    """Every program of the library, for tensors of several shapes, and of the rules that tests are made of."""
+    rules = [*map(loaded, rulec.rules()), *hostile_rules(), *operation_rules(), *staged_rules()]
+    for rule in rules:
+        for bucket in buckets_of(rule, MATRIX_SHAPES):
+            yield scheduled(bucket.program, layout_for(bucket.program, dtype, transposed=bucket.transposed))
+
+
+def every_element(dialect: Dialect, dtype: str) -> str:
+    """The functions of all stages of all programs, under names of their own, and the words they use."""
+    writers = [
+        ElementWriter(program, layout, stage, dialect, scaled=True)
+        for program, layout in programs(dtype) for stage in program.stages if stage.roots
+    ]  # fmt: skip
+    texts = []
+    for number, writer in enumerate(writers):
+        writer.name = f"element_{number}"
+        texts.append(f"/* {writer.program.name.replace('*/', '')} */\n{writer.text()}")
+    body = "\n".join(texts)
+    return "\n".join([*words_used(body, dialect), body])
