@@ -55,7 +55,7 @@ def interleaved(
     """
     names = list(contenders)
     found: dict[str, list[float]] = {name: [] for name in names}
-    with _no_collection():
+    with without_collection():
         calls = {name: _calls(contenders[name]) for name in names}
         for number in range(-1, rounds):
             turned = names[number % len(names) :] + names[: number % len(names)]
@@ -89,7 +89,8 @@ def _sample(contender: Callable[[], object], calls: int) -> float:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
+    """Within the block nothing is collected."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rulec.bench.result import Result, Row, read_result
 from rulec.bench.suite import MEASUREMENTS
@@ -34,6 +36,8 @@ _TEXT = {
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
+    "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "
+    "how they are taken.",
 }
 
 
@@ -70,10 +74,20 @@ def _machine(result: Result) -> str:
     parts = [machine["cpu"], f"{machine['cores']} cores"]
     parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
     parts += [f"{result.threads} threads", machine["system"]]
-    shown = ("python", "numpy", "numba", "torch")
+    if "gpu" in machine:
+        parts = [_device(machine["gpu"]), *parts]
+    shown = (
+        ("python", "numpy", "torch", "triton", "cupy") if "gpu" in machine else ("python", "numpy", "numba", "torch")
+    )
     versions = [f"{name} {machine['versions'][name]}" for name in shown if machine["versions"].get(name)]
     command = f"rulec bench {result.name}"
     return f"Measured on {result.measured}: {', '.join(parts)}; {', '.join(versions)}. Command: `{command}`."
+
+
+def _device(gpu: Mapping[str, Any]) -> str:
+    cache = gpu["last_level_cache_bytes"]
+    of_cache = f" and {cache / 2**20:.0f} MiB of L2" if cache else ""
+    return f"{gpu['name']} with {gpu['memory_bytes'] / 2**30:.0f} GiB{of_cache}, {gpu['platform']}"
 
 
 def figure(row: Row) -> str:

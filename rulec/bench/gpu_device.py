@@ -1,0 +1,151 @@
+"""The device as measurements see it: events, memory, and whether it still works; through torch, on NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+#: Cycles of the device's clock in a second, for waits whose length matters little.
+_CYCLES = 2.0e9
+
+
+class Device(Protocol):
+    """What times work. `name` is where torch puts tensors."""
+
+    name: str
+
+    def mark(self) -> Any:
+        """A point in the device's work as it is handed over now."""
+        ...
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """The device's time between two marks, once it has passed both."""
+        ...
+
+    def hold(self, seconds: float) -> None:
+        """Keeps the device busy for about so long, so that what is handed over meanwhile runs without a gap."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until all work is done; raises what the device has to say."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that can be had."""
+        ...
+
+    def cache_bytes(self) -> int:
+        """The size of the last cache before memory."""
+        ...
+
+    def release(self) -> None:
+        """Gives memory back that nobody uses."""
+        ...
+
+
+class TorchDevice:
+    """The device that torch has chosen, with work on its current stream."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self.facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+
+    def mark(self) -> Any:
+        """An event."""
+        event = self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """By events, which count in milliseconds."""
+        return float(first.elapsed_time(last)) / 1e3
+
+    def hold(self, seconds: float) -> None:
+        """By a kernel that counts cycles; not at all where torch no longer has it."""
+        sleep = getattr(self._torch.cuda, "_sleep", None)
+        if sleep is not None:
+            sleep(int(seconds * _CYCLES))
+
+    def synchronize(self) -> None:
+        """Of all streams."""
+        self._torch.cuda.synchronize()
+
+    def free_bytes(self) -> int:
+        """What the driver has left, once torch has given back what it keeps for later."""
+        self.release()
+        return int(self._torch.cuda.mem_get_info()[0])
+
+    def cache_bytes(self) -> int:
+        """The L2; 64 MiB where torch does not say."""
+        return int(getattr(self.facts, "L2_cache_size", 0) or 64 * 2**20)
+
+    def release(self) -> None:
+        """Of torch, and of what only cycles of references hold."""
+        gc.collect()
+        self._torch.cuda.empty_cache()
+
+
+@dataclass
+class Bench:
+    """What a part works with: the device, made when it is first needed, and whether sizes are to be tiny."""
+
+    quick: bool = False
+    _device: Device | None = field(default=None, repr=False)
+
+    def prepare(self) -> None:
+        """Makes the device ready, where it is not."""
+        if self._device is None:
+            self._device = TorchDevice()
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        self.prepare()
+        assert self._device is not None
+        return self._device
+
+    def recover(self) -> bool:
+        """Gives memory back after a part; False where the device takes no more work from this process."""
+        if self._device is None:
+            return True
+        try:
+            self._device.release()
+            self._device.synchronize()
+        except Exception:  # noqa: BLE001 - a context that an illegal access has spoilt raises all kinds of things
+            return False
+        return True
+
+
+def missing() -> str | None:
+    """What there must be for a measurement on a GPU and is not here, in one sentence; None where all is there."""
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return f"rulec bench gpu needs {package}, which is not installed: pip install {package}"
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return "rulec bench gpu needs a GPU of NVIDIA or AMD, and torch finds none: run it on a machine that has one"
+
+
+def gpu_facts() -> dict[str, Any]:
+    """The device that torch has chosen: its name, memory, last cache, architecture, and the platform's version."""
+    import torch
+
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    platform = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return {
+        "name": found.name,
+        "memory_bytes": found.total_memory,
+        "last_level_cache_bytes": getattr(found, "L2_cache_size", None),
+        "processors": found.multi_processor_count,
+        "architecture": getattr(found, "gcnArchName", None) or f"sm_{found.major}{found.minor}",
+        "platform": platform,
+    }
