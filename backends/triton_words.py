@@ -25,6 +25,78 @@ def to_bfloat16(x, EMULATED: tl.constexpr):
         return x.to(tl.bfloat16)
 '''
 
+_ARRAY = '''\
+@triton.jit
+def array(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """What lies at an address: numbers of this dtype, at a multiple of 16 bytes where ALIGNED."""
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16 if ALIGNED else 1)
+'''
+
+_AMONG = '''\
+@triton.jit
+def among(x, inside, nothing):
+    """`x` where it is inside, else `nothing`."""
+    if inside is None:
+        return x
+    else:
+        return tl.where(inside, x, nothing)
+'''
+
+_LOWEST = '''\
+@triton.jit
+def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The minimum, NaN where there is one."""
+    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
+'''
+
+_HIGHEST = '''\
+@triton.jit
+def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The maximum, NaN where there is one."""
+    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
+'''
+
+_FINISH = '''\
+@triton.jit(do_not_specialize=["jobs", "slots", "results"])
+def finish(jobs, slots, results, LANES: tl.constexpr):
+    """Joins slots in a fixed order: LANES results side by side, or one of many slots.
+
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), where the first slot and the result are,
+    how many results there are, how many slots each has, and how far apart these are: side by side where that is 0.
+    """
+    job = jobs + 6 * tl.program_id(0).to(tl.int64)
+    kind, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2)
+    size, count, step = tl.load(job + 3), tl.load(job + 4), tl.load(job + 5)
+    lane = tl.arange(0, LANES)
+    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
+    total = tl.zeros((LANES,), tl.float64) + nothing
+    if step > 0:
+        for slot in range(0, count):
+            total = joined(total, tl.load(slots + at + slot * step + lane, mask=lane < size), kind)
+        tl.store(results + to + lane, total, mask=lane < size)
+    else:
+        for slot in range(0, count, LANES):
+            x = tl.load(slots + at + slot + lane, mask=slot + lane < count)
+            total = joined(total, tl.where(slot + lane < count, x, nothing), kind)
+        if kind == 0:
+            tl.store(results + to, tl.sum(total))
+        elif kind == 1:
+            tl.store(results + to, lowest(total))
+        else:
+            tl.store(results + to, highest(total))
+'''
+
+_JOINED = '''\
+@triton.jit
+def joined(a, b, kind):
+    """Two parts of a reduction as one."""
+    least = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    most = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(kind == 0, a + b, tl.where(kind == 1, least, most))
+'''
+
 _SIGN = '''\
 @triton.jit
 def sign(x):
@@ -203,6 +275,7 @@ def _series() -> str:
 
 
 _COMMON: Mapping[str, str] = {
+    "array": _ARRAY, "among": _AMONG, "lowest": _LOWEST, "highest": _HIGHEST, "joined": _JOINED, "finish": _FINISH,
     "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN, "exp": _EXP, "log": _LOG, "erf": _ERF, "sigmoid": _SIGMOID,
     "tanh": _TANH, "cbrt": _CBRT, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
 }  # fmt: skip

@@ -1,0 +1,64 @@
+"""How Triton writes operations and numbers, in float32 and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from rulec.backend.printer import OpTable, is_number
+from rulec.language.node import Op
+
+_OPERATORS: OpTable = {
+    Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.NEG: "(-{})",
+    Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
+    Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "({} == 0)",
+    Op.ABS: "tl.abs({})", Op.FLOOR: "tl.floor({})", Op.ISFINITE: '(tl.abs({}) < float("inf"))',
+}  # fmt: skip
+_WORDS: Mapping[Op, str] = {
+    Op.POW: "power", Op.MOD: "remainder", Op.CBRT: "cbrt", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log",
+    Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf",
+}  # fmt: skip
+
+
+def operations(compute: str) -> OpTable:
+    """The table for code computed in float32 or float64: Triton's `/`, `sqrt` and `maximum` alone are not IEEE's."""
+
+    def typed(text: str) -> str:
+        return f"tl.full((), {text}, tl.{compute})" if is_bare(text) else text
+
+    def call(function: str, last: str = "") -> Callable[..., str]:
+        return lambda *operands: f"{function}({', '.join(map(typed, operands))}{last})"
+
+    narrow = compute == "float32"
+    quotient = "tl.div_rn({}, {})" if narrow else "({} / {})"
+    root = "tl.sqrt_rn({})" if narrow else "tl.sqrt({})"
+    propagate = ", propagate_nan=tl.PropagateNan.ALL"
+    return {
+        **_OPERATORS,
+        **{op: call(name) for op, name in _WORDS.items()},
+        Op.DIV: quotient,
+        Op.FLOORDIV: f"tl.floor({quotient})",
+        Op.SQRT: root,
+        Op.RSQRT: quotient.format("1.0", root),
+        Op.WHERE: call("tl.where"),
+        Op.MINIMUM: call("tl.minimum", propagate),
+        Op.MAXIMUM: call("tl.maximum", propagate),
+    }
+
+
+def is_bare(text: str) -> bool:
+    """Whether a printed expression is a number without a dtype."""
+    return is_number(text) or text.removeprefix("-").startswith("float(")
+
+
+def constant(value: float, compute: str) -> str:
+    """A number as text: bare where Triton, which reads it as float32, has all of it, else with its dtype."""
+    if not np.isfinite(value):
+        return f'{"-" if value < 0 else ""}float("{"nan" if np.isnan(value) else "inf"}")'
+    with np.errstate(all="ignore"):
+        single = float(np.float32(value))
+    normal = value == 0 or (abs(value) >= 2.0**-126 and np.isfinite(single))
+    if normal and (compute == "float32" or single == value):
+        return repr(value)
+    return f"tl.full((), {value!r}, tl.{compute})"

@@ -1,0 +1,167 @@
+"""Prints a stage that sees matrices: a loop over tiles, one below the other, and the kernel of its chunks.
+
+A tile has some rows, and some neighbouring elements of each, of one matrix or several. What is reduced to rows is
+written tile by tile, a slot for each row and column of tiles; what is reduced to columns, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from rulec.compiler.ir import Result
+
+from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR
+from .triton_flat import chunk_lines
+from .triton_plan import SHAPED, reduced_at, wide_arrays
+from .triton_stage import StageSource, call, indented
+
+_TILE = "(MATRICES, ROWS, COLUMNS)"
+_SIZES = ["batch", "height", "width"]
+_SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
+
+
+class ShapedStage(StageSource):
+    """A stage over tiles of matrices."""
+
+    def functions(self) -> list[list[str]]:
+        """The loop, a chunk of one shape of tiles, and the kernel, each as lines."""
+        return [self._tiles(), self._chunk(), self._kernel()]
+
+    def _reduced(self, *places: str) -> list[Result]:
+        return [r for where in places for r in reduced_at(self.stage, self.layout, where)]
+
+    def _arguments(self) -> list[str]:
+        """What the loop is given, beside its place and what it is specialised for."""
+        slots = [self.at[r.name] for r in self._reduced(ROW)]
+        own = [*(self.at[a] for a in self.arrays), *(["slots", *slots] if slots else []), *self.scalars]
+        return own + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
+
+    # The loop over tiles
+
+    def _tiles(self) -> list[str]:
+        switches = [f"{s}: tl.constexpr" for s in ["ALL", *_SHAPE, *["VECTOR", *["EMULATED"] * self.emulates]]]
+        arguments = ["matrix", "left", "top", "bottom", *_SIZES, *self._arguments(), *switches]
+        kept = self._reduced(COL, TENSOR)
+        totals = [self.total(r, self.names[r.name], "1") for r in self._reduced(COL)]
+        totals += [self.total(r, self.names[r.name]) for r in self._reduced(TENSOR)]
+        body = [
+            f'"""Rows `top` to `bottom` of a column of tiles, in {self.compute}: ALL of each tile, 16 bytes at a time,',
+            "or those of its elements that are in the matrix, at any address.", '"""',
+            *self.pointer_lines(), *self.before_lines(),
+            "if ALL:", "    width = width // VECTOR * VECTOR",
+            "b = matrix * MATRICES + tl.arange(0, MATRICES)[:, None, None]",
+            "j = left * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]",
+            "beside = None if ALL else (b < batch) & (j < width)",
+            *self.vector_lines(MATRIX, "b", "None if ALL else b < batch"),
+            *self.vector_lines(COL, "b * width + j", "beside"),
+            *(self.zero(r, _TILE) for r in kept),
+            "for first in range(top, bottom, ROWS):", *indented(self._tile()),
+            *[f"return {', '.join(totals)}"] * bool(totals),
+        ]  # fmt: skip
+        return ["@triton.jit", *call(f"def stage_{self.index}_tiles", arguments, ":"), *indented(body)]
+
+    def _tile(self) -> list[str]:
+        """What is done with a tile."""
+        return [
+            "r = first + tl.arange(0, ROWS)[None, :, None]",
+            "line = b * height + r",
+            "below = None if ALL else (b < batch) & (r < bottom)",
+            "i = line * width + j",
+            "inside = None if ALL else beside & below",
+            *self.vector_lines(ROW, "line", "below"),
+            *self.load_lines(), *self.vector_lines(ELEMENT, "i", "inside"), *self.value_lines(), *self.store_lines(),
+            *(self._row_line(r) for r in self._reduced(ROW)),
+            *(self.taken_in(r, _TILE) for r in self._reduced(COL, TENSOR)),
+        ]  # fmt: skip
+
+    def _row_line(self, reduction: Result) -> str:
+        """The statement that leaves what a tile's rows are reduced to."""
+        slot = f"slots + {self.at[reduction.name]} + left * batch * height + line"
+        return f"tl.store({slot}, {self.total(reduction, self.operand(reduction, _TILE), '2')}, mask=below)"
+
+    # A chunk, and the kernel
+
+    def _chunk(self) -> list[str]:
+        switches = [f"{s}: tl.constexpr" for s in [*_SHAPE, "WIDE", "VECTOR", *["EMULATED"] * self.emulates]]
+        slots = [self.at[r.name] for r in self._reduced(COL, TENSOR)]
+        if slots and not self._reduced(ROW):
+            slots = ["slots", *slots]
+        arguments = ["number", *_SIZES, "lines", *slots, *self._arguments(), *switches]
+        wide = wide_arrays(self.program, self.stage, self.layout)
+        body = [
+            '"""One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""',
+            "across, deep = tl.cdiv(width, COLUMNS), tl.cdiv(height, lines)",
+            "left, piece, matrix = number % across, number // across % deep, number // (across * deep)",
+            "top = piece * lines",
+            "bottom = tl.minimum(top + lines, height)",
+            f"aligned = ({self.aligned(wide)}) & (width % VECTOR == 0)",
+            "whole = aligned & ((left + 1) * COLUMNS <= width) & ((matrix + 1) * MATRICES <= batch)",
+            "middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top",
+            *self._call_lines("middle", "bottom", "False", self.names),
+            *self._wide_lines(), *self._slot_lines(),
+        ]  # fmt: skip
+        return ["@triton.jit", *call(f"def stage_{self.index}_chunk", arguments, ":"), *indented(body)]
+
+    def _call_lines(self, top: str, bottom: str, everything: str, names: dict[str, str]) -> list[str]:
+        last = [everything, *_SHAPE, "VECTOR", *["EMULATED"] * self.emulates]
+        arguments = ["matrix", "left", top, bottom, *_SIZES, *self._arguments(), *last]
+        results = ", ".join(names[r.name] for r in self._reduced(COL, TENSOR))
+        return call(f"{results} = stage_{self.index}_tiles" if results else f"stage_{self.index}_tiles", arguments)
+
+    def _wide_lines(self) -> list[str]:
+        """The whole tiles, where there may be any, and what they add to reductions."""
+        kept = self._reduced(COL, TENSOR)
+        joined = [
+            f"{self.names[r.name]} = {self.joined(r, self.rest[r.name], self.names[r.name])}" for r in kept
+        ]  # fmt: skip
+        return ["if WIDE:", *indented([*self._call_lines("top", "middle", "True", self.rest), *joined])]
+
+    def _slot_lines(self) -> list[str]:
+        """The statements that leave what a chunk's columns, and all of it, are reduced to."""
+        found = []
+        if self._reduced(COL):
+            found += [
+                "b = matrix * MATRICES + tl.arange(0, MATRICES)[:, None, None]",
+                "j = left * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]",
+                "column = piece * batch * width + b * width + j",
+            ]
+        for r in self._reduced(COL):
+            slot = f"slots + {self.at[r.name]} + column"
+            found.append(f"tl.store({slot}, {self.names[r.name]}, mask=(b < batch) & (j < width))")
+        found += [
+            f"tl.store(slots + {self.at[r.name]} + number, {self.names[r.name]})" for r in self._reduced(TENSOR)
+        ]  # fmt: skip
+        return found
+
+    def _kernel(self) -> list[str]:
+        reduced = bool(self.stage.reduces)
+        tables = ["chunks", "known", "moving", "table", "stays", "scale", *["slots"] * reduced]
+        switches = [f"{s}: tl.constexpr" for s in ["BLOCK", "VECTOR", *["EMULATED"] * self.emulates]]
+        names = ", ".join(f'"{t}"' for t in tables)
+        sizes = ", ".join(SHAPED[:3])
+        loads = ", ".join(f"tl.load(known + {i})" for i in range(3))
+        body = [
+            f'"""One chunk of one tensor: stage {self.index}."""',
+            *chunk_lines(self), f"{sizes} = {loads}", "lines, tile = tl.load(known + 3), tl.load(known + 4)",
+            *self.address_lines(), *self.scalar_lines(), *self._tile_lines(),
+        ]  # fmt: skip
+        return [
+            f"@triton.jit(do_not_specialize=[{names}])",
+            *call(f"def stage_{self.index}", [*tables, *switches], ":"),
+            *indented(body),
+        ]
+
+    def _tile_lines(self) -> list[str]:
+        """The chunk, by the shape of the tensor's tiles."""
+        shapes = [
+            ["1", "1", "BLOCK", "True"], ["1", "BLOCK // (32 * VECTOR)", "32 * VECTOR", "True"],
+            ["1", "BLOCK // 8", "8", "False"], ["BLOCK // 64", "8", "8", "False"],
+        ]  # fmt: skip
+        slots = [self.at[r.name] for r in self._reduced(COL, TENSOR)]
+        if slots and not self._reduced(ROW):
+            slots = ["slots", *slots]
+        found = []
+        for tile, shape in enumerate(shapes):
+            last = [*shape, "VECTOR", *["EMULATED"] * self.emulates]
+            arguments = ["number", *_SIZES, "lines", *slots, *self._arguments(), *last]
+            test = f"{'el' * bool(tile)}if tile == {tile}:" if tile < len(shapes) - 1 else "else:"
+            found += [test, *indented(call(f"stage_{self.index}_chunk", arguments))]
+        return found

@@ -1,0 +1,151 @@
+"""What one stage of a program needs to run over a bucket: tables on the device, slots, options of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError
+
+from .plan import COL, is_shaped, place
+from .triton_blocks import Block, block_for
+from .triton_cut import Cut, FlatCut, ShapedCut, Whole
+from .triton_finish import Regions, chosen
+from .triton_memory import Uploads
+from .triton_plan import (
+    FINISHED,
+    item_sizes,
+    known_columns,
+    moving_columns,
+    tile_shapes,
+    vector_width,
+)
+
+#: Tables of tensors fired without the others that are remembered.
+_REMEMBERED = 16
+
+_NOTHING: Any = None
+
+
+class Launch:
+    """The tables of a stage for some of the tensors: which chunks there are, and which reductions to finish."""
+
+    def __init__(self, chunks: Any, jobs: Any, reduced: Mapping[str, Any]) -> None:
+        self.chunks, self.jobs, self.reduced = chunks, jobs, reduced
+
+
+class StageWork:
+    """One stage over a bucket."""
+
+    def __init__(
+        self, program: Program, layout: Layout, index: int, kernels: Mapping[str, Any], sizes: Sequence[int],
+        views: Sequence[MatrixView], addresses: Mapping[str, Any], device: Any,
+    ) -> None:  # fmt: skip
+        """`addresses` are those of parameters and states, by name, for each tensor."""
+        stage = program.stages[index]
+        self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
+        self.moving = moving_columns(program, stage)
+        self.columns = len(program.columns)
+        self.device, self._count = device, len(sizes)
+        self._shaped = is_shaped(program, stage, layout)
+        self._vector = vector_width(program, stage, layout)
+        self._block = block_for(sum(item_sizes(program, stage, layout)), _device_name(device))
+        self.cut = self._cut(program, layout, index, sizes, views)
+        self._regions = Regions(stage, layout, self.cut)
+        self.known = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
+        self.slots, results = self._allocated(self._regions.slots), self._allocated(self._regions.results)
+        self._results, self._views = results, self._regions.views(results)
+        self.uploads = Uploads(len(sizes) * (1 + len(self.moving)) + 8 * self.columns, device)
+        self.options = self._options(any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores))
+        self.words: Whole = np.zeros(0, np.int64)
+        self._some: dict[tuple[int, ...], Launch] = {}
+        self.everything = self._launch(range(len(sizes)), together=True)
+
+    def _cut(
+        self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]
+    ) -> Cut:
+        stage = program.stages[index]
+        if not self._shaped:
+            return FlatCut(sizes, self._block.elements, bool(stage.reduces))
+        if len(views) != len(sizes):
+            raise InternalError(f"{program.name} sees matrices: bind its triton kernel with a view of each tensor")
+        shapes = tile_shapes(self._block.elements, self._vector)
+        columns = any(place(r.axes, layout) == COL for r in stage.reduces)
+        return ShapedCut(views, layout.transposed, shapes, columns, bool(stage.reduces))
+
+    def _known(self, names: Sequence[str], addresses: Mapping[str, Any]) -> Whole:
+        """The table `known`."""
+        columns: dict[str, Any] = {**self._regions.starts(), **addresses}
+        own = self.cut.columns.shape[1]
+        found = np.zeros((self._count, len(names)), np.int64)
+        found[:, :own] = self.cut.columns
+        for place_, name in enumerate(names[own:]):
+            found[:, own + place_] = columns[name]
+        return found
+
+    def _options(self, emulates: bool) -> dict[str, Any]:
+        """The constants that the kernel is compiled for."""
+        block: Block = self._block
+        shape = {"VECTOR": self._vector} if self._shaped else {}
+        emulated = {"EMULATED": self.device.type == "cpu"} if emulates else {}
+        return {"BLOCK": block.elements, **shape, **emulated, "num_warps": block.warps, "enable_fp_fusion": False}
+
+    # Tables on the device
+
+    def _uploaded(self, table: np.ndarray[Any, Any]) -> Any:
+        """A table on the device, copied without waiting where it may be captured later."""
+        import torch
+
+        host = torch.from_numpy(np.ascontiguousarray(table))
+        if self.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+    def _allocated(self, count: int) -> Any:
+        import torch
+
+        return torch.empty(count, dtype=torch.float64, device=self.device)
+
+    def launch(self, fired: tuple[int, ...] | None) -> Launch:
+        """What to run for these tensors, or for all."""
+        if fired is None:
+            return self.everything
+        found = self._some.get(fired)
+        if found is None:
+            if len(self._some) >= _REMEMBERED:
+                self._some.pop(next(iter(self._some)))
+            found = self._some[fired] = self._launch(fired, together=False)
+        return found
+
+    def _launch(self, fired: Sequence[int], together: bool) -> Launch:
+        chunks = self.cut.chunks(fired)
+        jobs = None
+        reduced: Mapping[str, Any] = {}
+        if self._regions.found:
+            jobs = self._uploaded(self._regions.jobs(np.asarray(fired, np.int64), together))
+            reduced = self._views if together else chosen(self._views, fired)
+        return Launch(self._uploaded(chunks), jobs, reduced)
+
+    # The launch
+
+    def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any) -> None:
+        """Runs the stage's kernel, and what finishes its reductions."""
+        reduces = [self.slots] * bool(self._regions.found)
+        if len(launch.chunks):
+            arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
+            self.kernel[(len(launch.chunks),)](*arguments, **self.options)
+        if launch.jobs is not None and len(launch.jobs):
+            self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
+
+
+def _device_name(device: Any) -> str:
+    if device.type == "cpu":
+        return "interpreter"
+    import torch
+
+    return str(torch.cuda.get_device_name(device))
