@@ -156,13 +156,13 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (copies)."""
         state = {n: {k: np.array(v) for k, v in self.state(n).items()} for n in self.names}
-        shared = {k: v.copy() for k, v in self._engine.shared.items()}
+        shared = self._engine.shared
         return {
             "rule": self.rule.name,
             "hyper": dict(self.hyper),
             "state": {k: v for k, v in state.items() if v},
-            "shared": shared,
-            "counts": {"group": self._engine.group_t.copy(), "model": self._engine.model_t},
+            "shared": {k: v.copy() for k, v in shared.values.items()},
+            "counts": {"group": shared.group_t.copy(), "model": float(shared.model_t[0])},
             "seed": self._engine.seed,
             "training": self._training,
         }
@@ -185,20 +185,20 @@ class Optimizer:
         for own, states, name in pairs:
             _check_states(own, states, name)
         shared = saved.get("shared", {})
-        _check_states(self._engine.shared if shared else {}, shared, "all arrays")
+        _check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
         for own, states, _ in pairs:
             for key, value in states.items():
                 own[key][...] = value
         for key, value in shared.items():
-            self._engine.shared[key][...] = value
+            self._engine.shared.values[key][...] = value
         self._take_counts(saved)
         self.hyper = hyper
         self._training = bool(saved.get("training", True))
 
     def _take_counts(self, saved: Mapping[str, Any]) -> None:
         counts, engine = saved.get("counts", {}), self._engine
-        engine.group_t[...] = counts.get("group", 0)
-        engine.model_t = float(counts.get("model", 0))
+        engine.shared.group_t[...] = counts.get("group", 0)
+        engine.shared.model_t[...] = counts.get("model", 0)
         engine.seed = saved.get("seed", engine.seed)
 
 

@@ -16,8 +16,9 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
-from rulec.runtime.counts import Counts
+from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
+from rulec.runtime.device import DeviceRows
 from rulec.runtime.library import Library
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import RowSource
@@ -54,13 +55,17 @@ class Version:
     layout: Layout
     kernel: Kernel
     plan: Plan
-    rows: RowSource | None = None
+    rows: RowSource | DeviceRows | None = None
     call: Call | None = None
 
 
 @dataclass
 class Bucket:
-    """Tensors that one kernel updates in one call: of one program, device and layout, whatever their group."""
+    """Tensors that one kernel updates in one call: of one program, device and layout, whatever their group.
+
+    `library` works out what lies between its stages. Where `resident`, counts and scalars are on the device: what
+    branches on them has both arms in the kernel.
+    """
 
     program: Program
     layout: Layout
@@ -68,10 +73,11 @@ class Bucket:
     backend: Backend
     static: Mapping[str, float]
     library: Library
+    resident: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
-    counts: Counts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
+    counts: Counts | DeviceCounts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
     scalar_states: dict[str, Vector] = field(default_factory=dict)
     facts: list[dict[str, float]] = field(default_factory=list)
     versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)
@@ -83,7 +89,7 @@ class Bucket:
         found = self.versions.get(decided)
         if found is None:
             program = self.program
-            if program.predicates:
+            if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed)
             program, layout = scheduled(program, self.layout.of(program))
@@ -100,12 +106,20 @@ class Bucket:
         if found.call is None:
             views = [[t.view for t in self.tensors]] if is_shaped(found.program) else []
             found.call = found.kernel.bind(self.params, self.states, *views)
-            found.rows = RowSource(found.program, self.groups, self.facts)
+            if self.resident:
+                found.rows = DeviceRows(found.program, self.groups, self.facts, self.library)
+            else:
+                found.rows = RowSource(found.program, self.groups, self.facts)
         return found
+
+    def knows_only_there(self, state: str) -> bool:
+        """Whether a state that is a number is kept on the device: it follows from what kernels reduce there."""
+        late = any(s.buffer == state for s in self.program.finish)
+        return self.resident or (late and getattr(self.backend, "on_device", False))
 
     def under(self, program: Program) -> Bucket:
         """The same tensors and states under another program of them, whose `t` in the next step is the count so far."""
-        counts = Counts(Vector(self.counts.numbers - 1, []))
+        counts = self.counts.over(Vector(self.counts.numbers - 1, []))
         return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={})
 
     def rebind(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rulec.runtime.arrays import Vector
+from rulec.runtime.library import Library
 
 
 class Counts:
@@ -31,6 +32,10 @@ class Counts:
     def views(self) -> Sequence[Any]:
         """Each tensor's count as users see it."""
         return self._vector.views
+
+    def over(self, vector: Vector) -> Counts:
+        """Counts of the same kind over another vector."""
+        return Counts(vector)
 
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
         """The count of all tensors, or of those at the positions `fired`; None where they differ."""
@@ -56,3 +61,33 @@ class Counts:
 
 def _common(numbers: np.ndarray[Any, Any]) -> int | None:
     return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
+
+
+class DeviceCounts:
+    """The step counts of a bucket's tensors on a device: the host does not know them."""
+
+    def __init__(self, vector: Vector, library: Library) -> None:
+        self._vector, self._library = vector, library
+
+    @property
+    def numbers(self) -> Any:
+        """The counts, live."""
+        return self._vector.numbers
+
+    @property
+    def views(self) -> Sequence[Any]:
+        """Each tensor's count as users see it."""
+        return self._vector.views
+
+    def over(self, vector: Vector) -> DeviceCounts:
+        """Counts of the same kind over another vector."""
+        return DeviceCounts(vector, self._library)
+
+    def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
+        """One more update of every tensor, or of those at the positions `fired`, but where `stays` is true of them."""
+        numbers, library = self.numbers, self._library
+        if fired is None:
+            numbers += 1 if stays is None else 1 - library.cast(stays, "float32")
+            return
+        old = library.take(numbers, fired)
+        library.put(numbers, fired, old + (1 if stays is None else 1 - library.cast(stays, "float32")))

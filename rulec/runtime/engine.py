@@ -7,12 +7,14 @@ framework: what differs between arrays is behind `Arrays`, what differs between 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
+from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -24,11 +26,14 @@ from rulec.language.rule import Rule, assignments
 from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
-from rulec.runtime.counts import Counts
+from rulec.runtime.counts import Counts, DeviceCounts
+from rulec.runtime.device import DeviceHyper, DeviceRows, Scaling
 from rulec.runtime.launch import Launch
+from rulec.runtime.library import Library
 from rulec.runtime.part import Part
 from rulec.runtime.plan import needs_matrix
-from rulec.runtime.rows import Numbers
+from rulec.runtime.rows import Numbers, RowSource
+from rulec.runtime.shared import SharedNumbers
 from rulec.runtime.state import state_specs
 from rulec.runtime.step import run
 
@@ -46,15 +51,23 @@ class Engine:
     `backend` names a backend for all tensors, else each device has its own default. `state_dtype` gives the storage
     dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is that of the
     rule's random numbers.
+
+    Where `resident`, tensors on a device have their step counts and scalars there too, so that a step can be captured
+    and run again: `live` then gives the hyper-parameters that are read from an array on the device at every step, by
+    name and group.
     """
 
     def __init__(
         self, rule: Rule, arrays: Arrays, backend: str | None = None, state_dtype: Mapping[str, str] | None = None,
-        maximize: bool = False, seed: int = 0,
+        maximize: bool = False, seed: int = 0, resident: bool = False,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, seed
         self.state_dtype = dict(state_dtype or {})
+        self.resident = resident
+        self.live: dict[tuple[str, int], Any] = {}
+        self.host = arrays.library("cpu", False)
+        self._device_tables: dict[Any, DeviceHyper] = {}
         self._router = Router(self.rule)
         self._check_state_dtypes()
         _check_shared(self._router.rules)
@@ -62,16 +75,12 @@ class Engine:
         self.hyper_names = list(self.hyper)
         self.tensors: list[Tensor] = []
         self.buckets: dict[Any, Bucket] = {}
-        self.shared: dict[str, Numbers] = {}
-        self.group_t: Numbers = np.zeros(0)
-        self._of_groups: set[str] = set()
-        self._begun: set[tuple[str, int]] = set()
-        self.model_t = 0.0
+        self.shared = SharedNumbers()
         self.extensions = 0
-        #: How many updates of tensors were skipped so far, by the rule's own condition.
+        #: How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows.
         self.skipped = 0
+        self._skipped_there: Any = None
         self.named: dict[str, Numbers] = {}
-        self.pending: dict[str, dict[int, float]] = {}
         self._hyper: Numbers = np.zeros(0)
         self._model_hyper: set[str] = set()
         self._plans: dict[tuple[int, ...], list[Part]] = {}
@@ -104,8 +113,7 @@ class Engine:
         number = len(self.tensors) if number is None else number
         maximize = self.maximize if maximize is None else maximize
         self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize))
-        if group >= self.group_t.size:
-            self.group_t = np.concatenate([self.group_t, np.zeros(group + 1 - self.group_t.size)])
+        self.shared.make_room(group + 1)
         return len(self.tensors) - 1
 
     def replace(self, tensor_id: int, array: Any) -> None:
@@ -183,9 +191,12 @@ class Engine:
         bucket = self.buckets.get(key)
         if bucket is None:
             backend = registry.usable(self.backend_name or self.arrays.backend(device))
-            library = self.arrays.library(device, getattr(backend, "on_device", False))
-            bucket = Bucket(program, layout, device, backend, dict(static), library)
-            if not program.predicates:
+            there = getattr(backend, "on_device", False)
+            # Whether a step is skipped is known on the device alone, and so is then how often there was one.
+            resident = there and (self.resident or program.skip is not None)
+            library = self.arrays.library(device, there)
+            bucket = Bucket(program, layout, device, backend, dict(static), library, resident)
+            if resident or not program.predicates:
                 bucket.made()
         named = [self._named_of(t, hyper) for t in tensors]
         facts = [self._facts(t) for t in tensors]
@@ -207,9 +218,12 @@ class Engine:
         bucket.states += states
         bucket.facts += facts
         bucket.groups = np.array([t.group for t in bucket.tensors], np.int64)
-        bucket.counts = Counts(
-            self.arrays.vector(np.concatenate([bucket.counts.numbers, np.zeros(len(tensors))]).astype(np.int64))
-        )
+        counts = np.concatenate([self.host.numbers(bucket.counts.numbers), np.zeros(len(tensors))]).astype(np.int64)
+        if bucket.resident:
+            bucket.counts = DeviceCounts(self.arrays.vector(counts, bucket.device), bucket.library)
+            self.shared.count_by(bucket.library)
+        else:
+            bucket.counts = Counts(self.arrays.vector(counts))
         bucket.rebind()
         self.buckets[key] = bucket
 
@@ -225,22 +239,17 @@ class Engine:
                 continue
             initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in zip(named, facts, strict=True)])
             if "n" in letters:
-                old = bucket.scalar_states[buffer.name].numbers if first else np.zeros(0)
-                bucket.scalar_states[buffer.name] = self.arrays.vector(np.concatenate([old, initial]))
+                old = self.host.numbers(bucket.scalar_states[buffer.name].numbers) if first else np.zeros(0)
+                device = bucket.device if bucket.knows_only_there(buffer.name) else None
+                bucket.scalar_states[buffer.name] = self.arrays.vector(np.concatenate([old, initial]), device)
                 continue
             of_group = "k" in letters
-            self._of_groups |= {buffer.name} if of_group else set()
             places = [t.group if of_group else 0 for t in tensors]
-            self._begin_shared(buffer.name, self.group_t.size if of_group else 1, places, initial)
+            self.shared.start(buffer.name, of_group, places, initial, self._number_library(bucket, buffer.name))
 
-    def _begin_shared(self, state: str, size: int, places: Sequence[int], initial: Numbers) -> None:
-        """The first value of a group's or the model's state, which it has since the first of its tensors joined."""
-        have = self.shared.get(state, np.zeros(0))
-        self.shared[state] = np.concatenate([have, np.full(size - have.size, initial[0])])
-        for place, value in zip(places, initial.tolist(), strict=True):
-            if (state, place) not in self._begun:
-                self.shared[state][place] = value
-                self._begun.add((state, place))
+    def _number_library(self, bucket: Bucket, state: str) -> Library:
+        """What a state that is a number is kept with: on the device where it follows from what is known there alone."""
+        return bucket.library if bucket.knows_only_there(state) else self.host
 
     def _facts(self, tensor: Tensor) -> dict[str, float]:
         return {**tensor.view.facts, "machine_eps": EPS[self.arrays.dtype(tensor.array)]}
@@ -300,18 +309,11 @@ class Engine:
 
     def begin(self) -> None:
         """Opens a step: group- and model-wide values advance once in it, however many times tensors fire."""
-        self.pending = {}
+        self.shared.begin()
 
     def finish(self) -> None:
         """Closes a step: what groups and the model remember takes its new value."""
-        for name, values in self.pending.items():
-            for group, value in values.items():
-                self.shared[name][group] = value
-        touched = {g for name, values in self.pending.items() if name in self._of_groups for g in values}
-        if self.pending:
-            self.group_t[list(touched)] += 1
-            self.model_t += 1
-        self.pending = {}
+        self.shared.finish()
 
     def fire(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
@@ -320,12 +322,14 @@ class Engine:
         run(self.ready(ids, grads, hyper, inputs))
 
     def ready(
-        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
-    ) -> list[Launch]:
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> list[Launch]:  # fmt: skip
         """What `run` needs to update these tensors; everything is checked and nothing written.
 
         `hyper` is a table that is not changed afterwards: the same object stands for the same numbers. `inputs` has
-        what the rule names under `inputs`: a number, or a list of one array for each of these tensors.
+        what the rule names under `inputs`: a number, or a list of one array for each of these tensors. `scaling` is
+        how gradients were scaled, where tensors are resident.
         """
         if hyper is not self._hyper:
             self._take(hyper)
@@ -338,7 +342,7 @@ class Engine:
         return [
             launch
             for part in parts
-            for launch in self._launches(part, grads if part.pick is None else part.pick(grads), inputs or {})
+            for launch in self._launches(part, grads if part.pick is None else part.pick(grads), inputs or {}, scaling)
         ]
 
     def _check_inputs(self, inputs: Mapping[str, Any], count: int) -> None:
@@ -410,32 +414,68 @@ class Engine:
 
     # Launches
 
-    def _launches(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Iterator[Launch]:
+    def _launches(
+        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None
+    ) -> Iterator[Launch]:
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
         given = self._inputs_of(part, inputs) if inputs else {}
+        if bucket.resident:
+            yield self._resident(part, grads, given, scaling)
+            return
+        if scaling is not None:
+            raise TensorError(
+                f"{self.rule.name} cannot take scaled gradients on {bucket.device}: unscale them before the step"
+            )
         if bucket.program.predicates:
             yield from self._decided(part, grads, given)
             return
         version = bucket.version()
         rows = version.rows
-        assert rows is not None
-        if not (rows.own_rows or bucket.scalar_states or self.shared):
-            common = bucket.counts.common(fired)
+        assert isinstance(rows, RowSource)
+        counts = bucket.counts
+        if isinstance(counts, Counts) and not (rows.own_rows or bucket.scalar_states or self.shared.values):
+            common = counts.common(fired)
             if common is not None:
                 table = rows.shared(common + 1, self.named)
                 yield Launch(self, part, version, grads, table, {}, given)
                 return
         yield self._separate(part, version, grads, given)
 
+    def _resident(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any], scaling: Scaling | None) -> Launch:
+        """A launch of which the host knows neither the counts nor the scalars."""
+        bucket = part.bucket
+        version = bucket.version()
+        rows = version.rows
+        assert isinstance(rows, DeviceRows)
+        hyper = self._device_hyper(bucket)
+        table, stored = rows.evaluate(version.call, bucket, hyper, self.shared)
+        made = Rows(table, rows.index)
+        if scaling is not None:
+            made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=scaling.scale)
+        return Launch(self, part, version, grads, made, stored, given)
+
+    def _device_hyper(self, bucket: Bucket) -> DeviceHyper:
+        key = bucket.device, tuple(bucket.program.hyper)
+        if key not in self._device_tables:
+            self._device_tables[key] = DeviceHyper([*bucket.program.hyper], bucket.library)
+        found = self._device_tables[key]
+        found.take(self.named, self._hyper, self.live)
+        return found
+
     def _separate(self, part: Part, version: Version, grads: Sequence[Any], given: Mapping[str, Any]) -> Launch:
         """A launch whose tensors have rows of their own in the scalar table."""
         bucket, fired = part.bucket, part.fired
         t = self._next_counts(part)
-        states = {k: v.numbers for k, v in bucket.scalar_states.items()} | self.shared
-        levels = {"group": self.group_t + 1, "model": np.array(self.model_t + 1)} if self.shared else {}
-        assert version.rows is not None
-        table, stored = version.rows.separate(t, fired, self.named, states, levels)
+        rows = version.rows
+        assert isinstance(rows, RowSource)
+        states = {k: v.numbers for k, v in bucket.scalar_states.items()} | self.shared.values
+        states = {k: self.host.numbers(states[k]) for k in rows.table.loads}
+        levels = {}
+        if self.shared.values:
+            group_t, model_t = self.host.numbers(self.shared.group_t), self.host.numbers(self.shared.model_t)
+            levels = {"group": group_t + 1, "model": model_t[0] + 1}
+        table, stored = rows.separate(t, fired, self.named, states, levels)
         return Launch(self, part, version, grads, table, stored, given)
 
     def _next_counts(self, part: Part) -> Any:
@@ -481,6 +521,18 @@ class Engine:
         t = np.asarray(self._next_counts(part), np.float64)
         values, _ = table.evaluate((len(groups),), chosen, t, known, {})
         return [tuple(row) for row in (values != 0).tolist()]
+
+    # What is known on a device
+
+    def count_skipped(self, number: Any, library: Library) -> None:
+        """Counts updates that were skipped on a device, which is not waited for."""
+        before = self._skipped_there
+        self._skipped_there = number if before is None else library.numbers(before) + number
+
+    def skipped_updates(self) -> int:
+        """How many updates of tensors were skipped so far. Waits for devices."""
+        there = 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there))
+        return self.skipped + there
 
     # Scratch
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rulec.backend.protocol import Rows
 from rulec.errors import BackendUnsupported
+from rulec.language.node import Op
 from rulec.runtime.bucket import Version
 from rulec.runtime.part import Part
 from rulec.runtime.rows import Numbers
@@ -53,17 +52,23 @@ class Launch:
             raise BackendUnsupported(bucket.backend.name, "an update in place of arrays of this kind", self.name)
         return written.reduced
 
-    def keep_number(self, state: str, fired: Any, values: Any) -> None:
+    def keep_number(self, state: str, fired: Any, values: Any, stays: Any = None) -> None:
         """Keeps the new value of a state that is one number for each of the tensors at the positions `fired`.
 
-        A tensor's is kept at once, a group's and the model's at the end of the step.
+        A tensor's is kept at once, a group's and the model's at the end of the step. `stays` is true of tensors that
+        keep what they have; where the host knows it, these are not among those fired.
         """
-        bucket, engine = self.part.bucket, self.engine
-        if state in bucket.scalar_states:
-            bucket.scalar_states[state].numbers[fired] = values
+        bucket = self.part.bucket
+        there = bucket.knows_only_there(state)
+        if state not in bucket.scalar_states:
+            library = bucket.library if there else self.engine.host
+            self.engine.shared.keep(state, bucket.groups[fired], values, library, stays)
             return
-        groups = bucket.groups[fired]
-        values = np.broadcast_to(np.asarray(values, np.float64), groups.shape)
-        per_group = "k" in self.version.program.buffer(state).axes.letters
-        keys = groups.tolist() if per_group else [0] * len(groups)
-        engine.pending.setdefault(state, {}).update(zip(keys, values.tolist(), strict=True))
+        numbers = bucket.scalar_states[state].numbers
+        if not there:
+            numbers[fired] = values
+            return
+        if stays is not None:
+            old = numbers if isinstance(fired, slice) else bucket.library.take(numbers, fired)
+            values = bucket.library.arithmetic[Op.WHERE](stays, old, values)
+        bucket.library.put(numbers, fired, values)

@@ -80,6 +80,10 @@ class Library(Protocol):
         """The numbers at these places."""
         ...
 
+    def put(self, into: Any, places: Array | slice, values: Any) -> None:
+        """Writes numbers at these places, or one at all of them."""
+        ...
+
     def together(self, numbers: Sequence[Any]) -> Any:
         """Arrays of one element each, in any shape, as numbers of tensors."""
         ...
@@ -149,6 +153,10 @@ class NumpyLibrary:
     def take(self, values: Any, places: Array) -> Array:
         """The numbers at these places."""
         return cast(Array, values[places])
+
+    def put(self, into: Any, places: Array | slice, values: Any) -> None:
+        """Writes numbers at these places."""
+        into[places] = values
 
     def together(self, numbers: Sequence[Any]) -> Array:
         """One array of all."""

@@ -28,6 +28,8 @@ class Portion:
         self.fired = part.positions if places is None else self.positions
         self.at = np.array(self.positions, np.int64)
         self.groups = part.bucket.groups[self.at]
+        #: A slice of everything where these are all tensors of the bucket, in order, else None.
+        self.whole = slice(None) if self.fired is None else None
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -35,7 +35,7 @@ class Staged:
 
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
-        values = PortionValues(launch, portion)
+        values = self._values(portion)
         between = Between(plan, values)
         last = len(stages) - 1
         for index, stage in enumerate(stages):
@@ -53,6 +53,9 @@ class Staged:
         self._finish(portion, stays, finished + self._finished(between, before=False))
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
+
+    def _values(self, portion: Portion) -> PortionValues:
+        return PortionValues(self.launch, portion)
 
     def _kernel(self, stage: int, values: PortionValues) -> Mapping[str, Any]:
         """Runs a stage over the portion; what it reduced."""
@@ -231,20 +234,22 @@ class PortionValues:
             return np.float64(self.launch.inputs[buffer])
         if buffer in bucket.scalar_states:
             return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
-        shared = engine.shared[buffer]
+        shared = engine.shared.values[buffer]
         return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
         tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        found = self.library.read(self._stored(buffer, i))
-        if buffer == "g" and self.layout.maximize:
-            found = -found
+        found = self._read(buffer, i)
         if axes.elementwise:
             found = tensor.view.matrices(found)
         else:
             found = found.reshape(tensor.view.batch, *found.shape[-2:])
         return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+
+    def _read(self, buffer: str, i: int) -> Any:
+        found = self.library.read(self._stored(buffer, i))
+        return -found if buffer == "g" and self.layout.maximize else found
 
     def _stored(self, buffer: str, i: int) -> Any:
         if buffer == "g":

@@ -11,6 +11,7 @@ from rulec.backend.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.debug import LEVEL
+from rulec.runtime.device_staged import DeviceStaged
 from rulec.runtime.launch import Launch
 from rulec.runtime.staged import Staged
 
@@ -63,7 +64,9 @@ def _written(launch: Launch) -> Joining:
     """Writes a launch. Yields where others must come as far."""
     bucket, part = launch.part.bucket, launch.part
     begin = time.perf_counter() if LEVEL else 0.0
-    if launch.version.plan.staged:
+    if bucket.resident or (launch.version.plan.staged and getattr(bucket.backend, "on_device", False)):
+        yield from DeviceStaged(launch).run()
+    elif launch.version.plan.staged:
         yield from Staged(launch).run()
     else:
         # Counted before the kernel sweeps everything else from the caches; taken back where it fails.

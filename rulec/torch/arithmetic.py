@@ -12,7 +12,11 @@ from rulec.language.node import Op
 
 
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """With numbers known here made on the condition's device: copying them there would be waited for."""
+    """With numbers known here made on the condition's device: copying them there would be waited for.
+
+    Truth from the scalar table is a number.
+    """
+    condition = condition if condition.dtype is torch.bool else condition != 0
     return torch.where(condition, _beside(a, condition), _beside(b, condition))
 
 

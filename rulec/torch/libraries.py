@@ -113,6 +113,15 @@ class DeviceLibrary:
         """The numbers at these places, which are on the device already from the second time on."""
         return values[self.places(places)]
 
+    def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
+        """Writes numbers at these places."""
+        given = torch.as_tensor(values).to(into.dtype)
+        if isinstance(places, slice):
+            into[places] = given
+        else:
+            index = self.places(places)
+            into.index_copy_(0, index, self.spread(given, tuple(index.shape)))
+
     def places(self, places: np.ndarray[Any, Any]) -> Tensor:
         """Whole numbers as an array on the device, kept for the next time."""
         key = places.tobytes()

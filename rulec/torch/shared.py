@@ -6,8 +6,10 @@ of them alike; beside it stands how many steps the group, or the model, has take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from rulec.errors import StateMismatch
 from rulec.runtime.engine import Engine
@@ -21,41 +23,59 @@ class Shared:
         self.levels, self.engine = levels, engine
         self._names = [*levels, *(COUNTS[level] for level in dict.fromkeys(levels.values()))]
         self._published: list[Any] = []
+        self._views: dict[tuple[int, int], Any] = {}
 
     def read(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what the groups say; what they do not say stays. StateMismatch for what cannot be."""
-        if not self.engine.shared or self._found(groups) == self._published:
+        if not self.engine.shared.values or _same(self._found(groups), self._published):
             return
         for name, level in self.levels.items():
             values = {i: _number(group[name], name) for i, group in enumerate(groups) if name in group}
             for i, value in (values if level == "group" else _agreed(values, name)).items():
-                self.engine.shared[name][i] = value
+                self.engine.shared.values[name][i] = value
         self._read_counts(groups)
 
     def _read_counts(self, groups: Sequence[Mapping[str, Any]]) -> None:
         for i, group in enumerate(groups):
             if COUNTS["group"] in group:
-                self.engine.group_t[i] = _number(group[COUNTS["group"]], COUNTS["group"])
+                self.engine.shared.group_t[i] = _number(group[COUNTS["group"]], COUNTS["group"])
         key = COUNTS["model"]
         for value in _agreed({i: _number(g[key], key) for i, g in enumerate(groups) if key in g}, key).values():
-            self.engine.model_t = value
+            self.engine.shared.model_t[0] = value
 
     def publish(self, groups: Sequence[dict[str, Any]]) -> None:
         """Shows the numbers in the groups."""
-        engine = self.engine
-        if not engine.shared:
+        shared = self.engine.shared
+        if not shared.values:
             return
         for i, group in enumerate(groups):
             for name, level in self.levels.items():
-                group[name] = float(engine.shared[name][i if level == "group" else 0])
+                group[name] = self._shown(shared.values[name], i if level == "group" else 0, float)
             if "group" in self.levels.values():
-                group[COUNTS["group"]] = int(engine.group_t[i])
+                group[COUNTS["group"]] = self._shown(shared.group_t, i, int)
             if "model" in self.levels.values():
-                group[COUNTS["model"]] = int(engine.model_t)
+                group[COUNTS["model"]] = self._shown(shared.model_t, 0, int)
         self._published = self._found(groups)
+
+    def _shown(self, numbers: Any, i: int, kind: Callable[[Any], Any]) -> Any:
+        """A number as Python's, or, where it is on a device, as a view that is always the same."""
+        if not isinstance(numbers, Tensor):
+            return kind(numbers[i])
+        key = id(numbers), i
+        if key not in self._views:
+            self._views[key] = numbers[i]
+        return self._views[key]
 
     def _found(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [group.get(name) for group in groups for name in self._names]
+
+
+def _same(found: Sequence[Any], published: Sequence[Any]) -> bool:
+    """Whether all are what was published: tensors the same ones, numbers equal."""
+    if len(found) != len(published):
+        return False
+    pairs = zip(found, published, strict=True)
+    return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
 
 
 def check_complete(levels: Mapping[str, str], groups: Sequence[Mapping[str, Any]]) -> None:

@@ -198,7 +198,7 @@ step: |
         reference.step(grads)
     for ours, theirs in zip(params, reference.params, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    np.testing.assert_array_equal(engine.shared["weight_sum"], [15.0, 15.0])
+    np.testing.assert_array_equal(engine.shared.values["weight_sum"], [15.0, 15.0])
 
 
 def test_a_backend_that_gives_new_arrays_is_refused_and_nothing_is_counted() -> None:

@@ -78,9 +78,10 @@ class Run:
     def everything(self) -> list[bytes]:
         """All that a step may change."""
         states = [np.asarray(v) for i in self.ids for _, v in sorted(self.engine.state(i).items())]
-        shared = [v for _, v in sorted(self.engine.shared.items())]
-        levels = [self.engine.group_t, np.array(self.engine.model_t), np.array(len(self.engine.pending))]
-        return [a.tobytes() for a in (*self.params, *states, *shared, *levels)]
+        shared = self.engine.shared
+        levels = [shared.group_t, shared.model_t, np.array(shared.waiting)]
+        numbers = [v for _, v in sorted(shared.values.items())]
+        return [a.tobytes() for a in (*self.params, *states, *numbers, *levels)]
 
     def call(self, bucket: int, call: Any) -> Any:
         """Puts another kernel in the place of a bucket's; gives the one that was there."""
@@ -236,7 +237,7 @@ def test_a_state_of_a_group_begins_with_the_hyper_parameters_of_its_group() -> N
     ours.step([one, one, None])
     ours.step([one, one, one])
     np.testing.assert_array_equal([p[0] for p in ours.params], [-3 - 4, -6 - 7 - 8, -11])
-    np.testing.assert_array_equal(ours.engine.group_t, [2, 3, 1])
+    np.testing.assert_array_equal(ours.engine.shared.group_t, [2, 3, 1])
 
 
 def test_the_step_count_of_a_group_is_its_own_whoever_has_a_gradient() -> None:
@@ -252,7 +253,7 @@ def test_the_step_count_of_a_group_is_its_own_whoever_has_a_gradient() -> None:
         ours.step(grads)
         reference.step(grads)
         near(rule, ours.params, reference.params)
-    assert (ours.engine.shared["w"].tolist(), ours.engine.shared["u"].tolist()) == ([28.0, 6.0], [204.0])
+    assert (ours.engine.shared.values["w"].tolist(), ours.engine.shared.values["u"].tolist()) == ([28.0, 6.0], [204.0])
 
 
 @pytest.mark.parametrize("wrapper", ["schedule_free", "mechanic"])
@@ -540,7 +541,7 @@ def test_a_hyper_parameter_of_the_model_s_state_that_differs_is_refused_before_a
         return
     with pytest.raises(HyperError, match=f"{name} of Prodigy is part of a state of the whole model"):
         ours.step([np.ones(3), np.ones(3)])
-    assert not ours.engine.shared
+    assert not ours.engine.shared.values
     ours.set({name: value}, {name: value})
     straight = Run(rule, [np.ones(3), np.ones(3)], [0, 1], [{name: value}] * 2)
     for side in (ours, straight):
@@ -556,7 +557,7 @@ def test_the_first_value_of_a_model_s_state_must_be_one() -> None:
     ours = Run(rule, [np.ones(3), np.ones(3)], [0, 1], [{}, {"start": 2.0}])
     with pytest.raises(HyperError, match="start of R is part of a state of the whole model"):
         ours.step([np.ones(3), np.ones(3)])
-    assert not ours.engine.shared
+    assert not ours.engine.shared.values
 
 
 def test_a_matrix_function_of_a_vector_names_the_tensor_and_the_way_out() -> None:

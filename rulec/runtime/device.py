@@ -1,0 +1,154 @@
+"""Scalars that the host does not know: hyper-parameters, step counts and the table that follows, on a device.
+
+So a step can be captured once and run again, with another learning rate, and a step that is skipped is not counted,
+without the host waiting to hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rulec.backend.protocol import Scalars
+from rulec.compiler.ir import Program
+from rulec.compiler.scalars import ScalarTable
+from rulec.language.node import Node, Op, walk
+from rulec.runtime.library import Library
+from rulec.runtime.shared import SharedNumbers
+
+if TYPE_CHECKING:
+    from rulec.runtime.bucket import Bucket
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How gradients were scaled, as arrays of one number on the device.
+
+    Where `found_inf` is not 0 no tensor is updated.
+    """
+
+    found_inf: Any
+    scale: Any = None
+
+
+class DeviceHyper:
+    """The hyper-parameters `names` of all groups as a table on a device, which stays where it is.
+
+    Those that are arrays on the device themselves are read at every step.
+    """
+
+    def __init__(self, names: Sequence[str], library: Library) -> None:
+        self.names, self.library = names, library
+        self.table: Any = None
+        self.live: Mapping[tuple[str, int], Any] = {}
+        self._source: Any = None
+
+    def take(self, named: Mapping[str, Numbers], source: Any, live: Mapping[tuple[str, int], Any]) -> None:
+        """Takes over other numbers, where `source` is not what it was, and those that are live."""
+        if source is not self._source:
+            given = np.array([named[name] for name in self.names], np.float64).reshape(len(self.names), -1)
+            made = self.library.numbers(given)
+            if self.table is None or tuple(self.table.shape) != given.shape:
+                self.table = made
+            else:
+                self.library.write(self.table, made)
+            self._source = source
+        self.live = {key: value for key, value in live.items() if key[0] in self.names}
+        for (name, group), value in self.live.items():
+            self.library.write(self.table[self.names.index(name), group], self.library.read(value).reshape(()))
+
+
+class DeviceRows:
+    """Evaluates the scalar program of one bucket on its device: a row for each tensor.
+
+    `groups` is each tensor's group, `facts` each tensor's shape facts.
+    """
+
+    def __init__(
+        self, program: Program, groups: np.ndarray[Any, Any], facts: Sequence[Mapping[str, float]], library: Library
+    ) -> None:
+        self.program, self.library = program, library
+        self.table = ScalarTable(program.scalars)
+        self.groups = library.numbers(np.asarray(groups, np.int64))
+        self.facts = {f: library.numbers(np.array([x[f] for x in facts], np.float64)) for f in self.table.facts}
+        self.index = np.arange(len(groups), dtype=np.int64)
+        self._late = library.numbers(np.zeros((len(program.late), len(groups))))
+
+    def evaluate(
+        self, call: Any, bucket: Bucket, hyper: DeviceHyper, shared: SharedNumbers
+    ) -> tuple[Any, dict[str, Any]]:
+        """The table, with late columns of zeros, and the new values of the scalar states for every tensor."""
+        known = Scalars(
+            bucket.counts.numbers, self.groups, hyper.table, self.facts, self._states(bucket, shared), {
+                "group": self.library.numbers(shared.group_t) + 1, "model": self.library.numbers(shared.model_t) + 1,
+            } if self._counts_levels() else {},
+        )  # fmt: skip
+        if hasattr(call, "scalars"):
+            found: tuple[Any, dict[str, Any]] = call.scalars(known)
+            return found
+        return self._by_library(known)
+
+    def _states(self, bucket: Bucket, shared: SharedNumbers) -> dict[str, Any]:
+        own = bucket.scalar_states
+        return {
+            name: own[name].numbers if name in own else self.library.numbers(shared.values[name])
+            for name in sorted(self.table.loads)
+        }
+
+    def _counts_levels(self) -> bool:
+        return any(n.op is Op.STEP and n.arg is not None for n in self.table.order)
+
+    def _by_library(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """By the library's operations, one after the other: what a backend without a kernel for it does."""
+        library, count = self.library, len(self.index)
+        values: dict[Node, Any] = {}
+        for part in self.table.order:
+            values[part] = self._value(part, values, known)
+        columns = [library.spread(library.cast(values[c], "float64"), (count,)) for c in self.table.columns]
+        lines = [column.reshape(1, count) for column in columns]
+        table = library.stack([*lines, self._late]) if lines else self._late
+        stored = {s.buffer: library.spread(values[s.value], (count,)) for s in self.table.stores}
+        return library.handed(table.T, "float64", False), stored
+
+    def _value(self, part: Node, values: Mapping[Node, Any], known: Scalars) -> Any:
+        if part.op is Op.CONST:
+            return self.library.constant(float(part.arg))  # type: ignore[arg-type]
+        if part.op in (Op.HYPER, Op.MODEL_HYPER):
+            return known.hyper[[*self.program.hyper].index(str(part.arg))][known.groups]
+        if part.op is Op.STEP:
+            return self._count(part, known)
+        if part.op is Op.FACT:
+            return known.facts[str(part.arg)]
+        if part.op is Op.LOAD:
+            return self._state(str(part.arg), known)
+        return self.library.arithmetic[part.op](*(values[a] for a in part.args))
+
+    def _count(self, part: Node, known: Scalars) -> Any:
+        if part.arg == "group":
+            return known.levels["group"][known.groups]
+        return known.levels["model"][0] if part.arg == "model" else self.library.cast(known.counts, "float64") + 1
+
+    def _state(self, name: str, known: Scalars) -> Any:
+        letters, found = self.program.buffer(name).axes.letters, known.states[name]
+        return found if "n" in letters else found[known.groups] if "k" in letters else found[0]
+
+    def all_alike(self, truth: Any) -> Any:
+        """Whether a number on the device is not 0, once for each tensor."""
+        found = self.library.arithmetic[Op.NE](self.library.numbers(truth).reshape(()), self.library.constant(0.0))
+        return self.library.copy(self.library.spread(found, (len(self.index),)))
+
+
+def known_number(value: Node, program: Program, hyper: Mapping[str, float], live: Mapping[Any, Any]) -> Node | None:
+    """The expression of a column of hyper-parameters alone, none of which is on the device; None for any other."""
+    if value.op is not Op.SCALAR:
+        return value if value.op is Op.CONST else None
+    column = program.columns[int(value.arg)].value  # type: ignore[call-overload]
+    leaves = [n for n in walk([column]) if not n.args]
+    names = {name for name, _ in live}
+    plain = all(n.op is Op.CONST or (n.op is Op.HYPER and n.arg in hyper and n.arg not in names) for n in leaves)
+    return column if plain else None

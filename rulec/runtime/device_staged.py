@@ -1,0 +1,141 @@
+"""A launch whose stages and all between them happen on a device, while the host goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows
+from rulec.compiler.scalars import evaluate_once
+from rulec.language.node import Node, Op
+from rulec.runtime.between import Between
+from rulec.runtime.counts import DeviceCounts
+from rulec.runtime.device import known_number
+from rulec.runtime.launch import Launch
+from rulec.runtime.part import Portion
+from rulec.runtime.staged import PortionValues, Staged
+
+
+class DeviceStaged(Staged):
+    """What tensors are left as they are is known on the device alone: every write asks there."""
+
+    def _values(self, portion: Portion) -> DeviceValues:
+        return DeviceValues(self.launch, portion)
+
+    def _stays(self, values: PortionValues, between: Between) -> Any:
+        stays, skip, library = values.rows.stays, self.program.skip, values.library
+        if skip is not None:
+            truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
+            truth = library.copy(library.spread(truth, (len(values),)))
+            stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
+            self.launch.engine.count_skipped(library.reduce(Op.SUM, library.cast(stays, "float64")), library)
+        values.rows = replace(values.rows, stays=stays)
+        return stays
+
+    def _last(self, values: PortionValues, stays: Any) -> Mapping[str, Any]:
+        self.launch.wrote = True
+        return self._kernel(len(self.program.stages) - 1, values)
+
+    def _finish(self, portion: Portion, stays: Any, finished: Sequence[tuple[str, Any]]) -> None:
+        states = portion.bucket.states
+        for buffer, value in finished:
+            if buffer not in states[portion.positions[0]]:
+                self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
+                continue
+            for i in range(len(portion)):
+                self._write_unless(portion, i, buffer, value[i], stays)
+
+    def _write_unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> None:
+        state, made = self._stored_as(portion, i, buffer, value)
+        library = portion.bucket.library
+        if stays is not None:
+            made = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), made)
+        library.write(state, made)
+
+    def _keep_scalars(self, portion: Portion, stays: Any) -> None:
+        bucket = portion.bucket
+        for state, values in self.launch.scalar_states.items():
+            if not bucket.resident:
+                own = values if portion.places is None else values[portion.places]
+                self.launch.keep_number(state, portion.at, own)
+                continue
+            own = values if portion.whole else bucket.library.take(values, portion.at)
+            self.launch.keep_number(state, portion.whole or portion.at, own, stays)
+
+    def _count(self, portion: Portion, stays: Any) -> None:
+        counts, fired = portion.bucket.counts, None if portion.whole else portion.at
+        if isinstance(counts, DeviceCounts):
+            counts.advance(fired, stays)
+        else:
+            counts.advance(fired)
+
+
+class DeviceValues(PortionValues):
+    """The values of a portion as arrays on the device."""
+
+    def __init__(self, launch: Launch, portion: Portion) -> None:
+        self._host: Rows | None = None
+        super().__init__(launch, portion)
+
+    def _rows(self) -> Rows:
+        rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
+        if not portion.bucket.resident:
+            self._host = super()._rows()
+            return replace(self._host, table=library.numbers(self._host.table))
+        if portion.whole:
+            return rows
+        stays = None if rows.stays is None else library.take(rows.stays, portion.at)
+        return replace(rows, table=library.take(rows.table, portion.at), index=portion.index, stays=stays)
+
+    def column(self, index: int) -> Any:
+        """A column of the table, for each tensor or one for all."""
+        table = self.rows.table
+        if len(table) == 1:
+            return table[0, index]
+        places = self.rows.index[self.portion.at]
+        if len(places) == len(table) and (places == np.arange(len(table))).all():
+            return table[:, index]
+        return self.library.take(table[:, index], places)
+
+    def fill(self, index: int, found: Any) -> None:
+        """Takes over a late column."""
+        table = self.rows.table
+        first = len(table) == 1 and len(found.shape) > 0
+        self.library.write(table[:, index], self.library.spread(found[0] if first else found, (len(table),)))
+
+    def known(self, value: Node, found: Any, i: int) -> Any:
+        """The number of tensor i: Python's where the host knows it."""
+        if self._host is not None and value.op is Op.SCALAR and int(value.arg) < self._known_columns:  # type: ignore[call-overload]
+            place = int(self._host.index[self.portion.positions[i]])
+            return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
+        hyper = self.hyper(i)
+        expression = known_number(value, self.program, hyper, self.launch.engine.live)
+        if expression is None:
+            return self.library.at(found, i)
+        return float(evaluate_once(expression, hyper, {}, {}))
+
+    @property
+    def _known_columns(self) -> int:
+        return len(self.program.scalars.columns)
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a buffer that is a number, for each tensor."""
+        bucket, library = self.portion.bucket, self.library
+        if buffer in self.launch.inputs:
+            return library.numbers(self.launch.inputs[buffer])
+        if buffer in bucket.scalar_states:
+            found = bucket.scalar_states[buffer].numbers
+            if not bucket.knows_only_there(buffer):
+                return library.numbers(found[self.portion.at].astype(np.float64))
+            return found if self.portion.whole else library.take(found, self.portion.at)
+        shared = library.numbers(self.launch.engine.shared.values[buffer])
+        return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
+
+    def _read(self, buffer: str, i: int) -> Any:
+        found, scale = super()._read(buffer, i), self.rows.scale
+        if buffer == "g" and scale is not None:
+            found = found * (1 / self.library.numbers(scale).reshape(()))
+        return found

@@ -1,0 +1,101 @@
+"""Steps whose values between the stages stay on a device, beside the same steps on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rulec
+from rulec import Rule
+from rulec.language.node import Op, walk
+from rulec.runtime.device import Scaling
+from rulec.runtime.engine import Engine, default_hyper
+from rulec.testing.cases import loaded
+from rulec.testing.whole import tolerance
+from rulec.torch.tensors import TorchArrays
+from tests.runtime.elsewhere import Elsewhere
+
+SHAPES = [(), (7,), (6, 5), (0,), (6, 5), (3, 4, 5), (2, 3, 4, 2), (5, 6)]
+SQUARE_SHAPES = [(), (7,), (5, 5), (0,), (5, 5), (6, 2, 3), (4, 2, 2), (6, 6)]
+
+#: All, some, and all again.
+FIRED = [[*range(8)], [0, 2, 5, 6], [1, 2, 3, 4], [*range(8)], [*range(8)]]
+
+
+def shapes_of(rule: Rule) -> list[tuple[int, ...]]:
+    return SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
+
+
+def values(seed: int, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(np.array(rng.normal(size=s))) for s in shapes]
+
+
+class Run:
+    """A rule on tensors in two groups."""
+
+    def __init__(self, rule: Rule, backend: Any, resident: bool = False, **hyper: float) -> None:
+        self.rule, self.shapes = rule, shapes_of(rule)
+        self.params = values(1, self.shapes)
+        self.engine = Engine(rule, TorchArrays(), backend, resident=resident)
+        for i, p in enumerate(self.params):
+            self.engine.add(p, i % 2, f"tensor {i}")
+        first = default_hyper(self.engine.rule, hyper, "float64")
+        second = first if not self.engine.rule.hyper["lr"] or rule.inputs else {**first, "lr": 0.5 * first["lr"]}
+        self.table = self.engine.hyper_table([first, self._fitting(first, second)])
+
+    def _fitting(self, first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
+        """The second group's numbers, those of the first where a state of the model is made of them."""
+        try:
+            self.engine.prepare([*range(len(self.params))], None, self.engine.hyper_table([first, second]))
+        except rulec.errors.HyperError:
+            return first
+        return second
+
+    def step(self, seed: int, fired: Sequence[int], scaling: Scaling | None = None, factor: float = 1.0) -> None:
+        grads = [factor * g for g in values(100 + seed, self.shapes)]
+        inputs: dict[str, Any] = {}
+        for name, kind in self.rule.standalone().inputs.items():
+            given = values(200 + seed, self.shapes)
+            inputs[name] = [given[i] ** 2 for i in fired] if kind == "like p" else 0.5 + seed
+        self.engine.begin()
+        launches = self.engine.ready(tuple(fired), [grads[i] for i in fired], self.table, inputs, scaling)
+        rulec.runtime.engine.run(launches)
+        self.engine.finish()
+
+    def everything(self) -> dict[str, np.ndarray[Any, Any]]:
+        found = {f"{i} p": p.numpy().copy() for i, p in enumerate(self.params)}
+        for i in range(len(self.params)):
+            found |= {f"{i} {k}": v.double().numpy().copy() for k, v in self.engine.state(i).items()}
+        return found | {k: np.asarray(self.engine.host.numbers(v)).copy() for k, v in self.engine.shared.values.items()}
+
+
+def close(ours: Run, theirs: Run, rtol: float) -> None:
+    found, wanted = ours.everything(), theirs.everything()
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        scale = np.abs(value[np.isfinite(value)]).max(initial=1e-30)
+        np.testing.assert_allclose(found[key], value, rtol=rtol, atol=rtol * scale, err_msg=key)
+
+
+def runnable() -> list[str]:
+    return [name for name in rulec.rules() if not loaded(name).wraps]
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped the step")
+@pytest.mark.parametrize("resident", [False, True], ids=["host scalars", "resident"])
+@pytest.mark.parametrize("name", runnable())
+def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, resident: bool) -> None:
+    rule = loaded(name)
+    ours, theirs = Run(rule, Elsewhere(), resident), Run(rule, "cpu")
+    for seed, fired in enumerate(FIRED):
+        ours.step(seed, fired)
+        theirs.step(seed, fired)
+    close(ours, theirs, tolerance(rule))
