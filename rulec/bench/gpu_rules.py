@@ -119,10 +119,10 @@ def bytes_moved(name: str, shape: Shape) -> int:
     return sum(traffic(program, layout)) * prod(shape)
 
 
-def parameter(bench: Bench, shape: Shape) -> Any:
+def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:
     """A parameter with a gradient."""
-    param = make(bench, shape).requires_grad_()
-    param.grad = make(bench, shape)
+    param = make(bench, shape, dtype).requires_grad_()
+    param.grad = make(bench, shape, dtype)
     return param
 
 

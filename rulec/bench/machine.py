@@ -14,11 +14,12 @@ PACKAGES = ("numpy", "numba", "llvmlite", "torch", "jax", "jaxlib", "optax", "tr
 
 def versions() -> dict[str, str | None]:
     """The version of Python, of rulec and of each package that matters; None where it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "rulec": _version("rulec")}
-    return found | {package: _version(package) for package in PACKAGES}
+    found: dict[str, str | None] = {"python": platform.python_version(), "rulec": version("rulec")}
+    return found | {package: version(package) for package in PACKAGES}
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

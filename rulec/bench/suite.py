@@ -17,6 +17,7 @@ MEASUREMENTS: dict[str, str] = {
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates beside parameters, gradients and state",
+    "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
 }
 
 
@@ -29,8 +30,21 @@ class Measurement:
     run: Callable[[Callable[[], object]], Result]
 
 
-def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement:
+def usual() -> list[str]:
+    """The names of what can be measured here: without a GPU, all but what needs one."""
+    from rulec.bench.gpu_device import missing
+
+    return [name for name in MEASUREMENTS if name != "gpu" or missing() is None]
+
+
+def measurement(
+    name: str, quick: bool, only: Sequence[str] = (), keep: Callable[[Result], object] = lambda _: None,
+    tune: bool = False,
+) -> Measurement:  # fmt: skip
     """The measurement of that name. `quick` takes sizes too small to count, `only` restricts those of rules to some.
+
+    One that may be ended before it is done gives what it has so far to `keep`, part by part. `tune` has that on a GPU
+    find block sizes and write them where the triton backend reads them, instead of measuring.
 
     RulecError for a name that is none of `MEASUREMENTS`.
     """
@@ -61,6 +75,10 @@ def measurement(name: str, quick: bool, only: Sequence[str] = ()) -> Measurement
         from rulec.bench import memory
 
         return Measurement(name, memory.PARTS, lambda advance: memory.measure(quick, advance))
+    if name == "gpu":
+        from rulec.bench import gpu
+
+        return Measurement(name, gpu.parts(only, tune), lambda advance: gpu.measure(quick, only, advance, keep, tune))
     known = ", ".join(MEASUREMENTS)
     raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory; by default all."),
+        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, gpu; by default all that can run."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
@@ -32,19 +32,25 @@ def bench(
     page: Annotated[
         Path | None, typer.Option(help="Write the manual's page of the results in the --json folder here.")
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="With gpu: find block sizes and write the triton backend's table of them.")
+    ] = False,
 ) -> None:
     """Measure speed and memory: ratios within this run.
 
     Of kernels, steps, start and memory, against the targets that the project set itself.
     """
-    from rulec.bench.suite import MEASUREMENTS, measurement
+    from rulec.bench.suite import measurement, usual
 
     # torch's profiler, which counts allocations, tells stderr when it starts; it reads this when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _check_paths(json, page)
     _check_rules(rule)
-    chosen = [measurement(name, quick, rule or ()) for name in what or MEASUREMENTS]
+    if tune and what != ["gpu"]:
+        raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
     results: list[Result] = []
+    keep = partial(_keep, results, json)
+    chosen = [measurement(name, quick, rule or (), keep, tune) for name in what or usual()]
     for one in chosen:
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
@@ -72,6 +78,12 @@ def _check_rules(names: list[str] | None) -> None:
     for name in names or ():
         if name not in rules():
             raise RulecError(f"there is no library rule {name!r}{did_you_mean(name, rules())} (`rulec list`)")
+
+
+def _keep(done: list[Result], path: Path | None, so_far: Result) -> None:
+    """Writes what there is of a measurement under way, beside those that are done."""
+    if path is not None and path != Path("-"):
+        _write([*done, so_far], path)
 
 
 def _write(results: list[Result], path: Path) -> None:

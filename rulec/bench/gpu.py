@@ -1,0 +1,119 @@
+"""`rulec bench gpu`: correctness, bandwidth, peers and host time on one GPU, in less than nine minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rulec.bench import gpu_check, gpu_host, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
+from rulec.bench.gpu_crew import Processes
+from rulec.bench.gpu_device import Bench, gpu_facts, missing
+from rulec.bench.gpu_part import Findings, Section
+from rulec.bench.gpu_run import Run
+from rulec.bench.machine import cores, facts, memory, version
+from rulec.bench.result import Result
+from rulec.errors import RulecError
+
+#: Seconds in which all is over, the start and the end of processes included.
+BUDGET = 500.0
+
+#: Processes that check rules at once, and memory of the machine for each.
+MOST_WORKERS, WORKER_BYTES = 12, 6 * 2**30
+
+#: Packages that steps are compared with.
+PEERS = ("heavyball", "torch-optimi", "apex", "bitsandbytes")
+
+Advance = Callable[[], object]
+Keep = Callable[[Result], object]
+
+
+def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
+    """What is measured, in the order in which it matters; rules are checked on `backends`."""
+    return [
+        Section("correctness", gpu_check.parts(backends, only), 210.0, together=True),
+        Section("compiling", gpu_rules.warm_parts(only), 60.0, together=True),
+        Section("fused", gpu_sizes.fused_parts(only), 60.0),
+        Section("host", gpu_host.parts(only), 40.0),
+        Section("seed", gpu_seed.parts(only), 30.0),
+        Section("rules", gpu_rules.parts(only), 120.0),
+        Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
+        Section("peers", gpu_sizes.peer_parts(only), 240.0),
+    ]
+
+
+def parts(only: Sequence[str], tune: bool = False) -> int:
+    """How often `measure` calls `advance`, where every backend is there."""
+    planned = tuning() if tune else sections(only, gpu_check.BACKENDS)
+    return sum(len(section.parts) for section in planned)
+
+
+def tuning() -> list[Section]:
+    """What `tune` does instead."""
+    return [Section("block sizes", gpu_tune.parts(), BUDGET)]
+
+
+def measure(
+    quick: bool, only: Sequence[str], advance: Advance = lambda: None, keep: Keep = lambda _: None, tune: bool = False
+) -> Result:
+    """The measurement; `keep` is given what was found so far after every part, and `advance` called.
+
+    With `tune`, block sizes are found and written instead, but for those that are `quick`. RulecError where there is
+    no GPU.
+    """
+    begin = time.monotonic()
+    reason = missing()
+    if reason is not None:
+        raise RulecError(reason)
+    backends, unusable = gpu_check.usable_backends()
+    notes = [] if tune else [*unusable, *_left_out(only)]
+    findings, machine = Findings(notes=notes), _machine()
+
+    def result() -> Result:
+        rows = [*findings.correctness(), *findings.rows]
+        return Result("gpu_blocks" if tune else "gpu", rows, quick, cores(), list(findings.notes), machine)
+
+    def changed() -> None:
+        advance()
+        keep(result())
+
+    crew = Processes(1 if tune else workers(), Bench(quick))
+    run = Run(crew, findings, BUDGET - (time.monotonic() - begin), time.monotonic, changed)
+    try:
+        run_sections(run, crew, tuning() if tune else sections(only, backends))
+    finally:
+        crew.close()
+    if tune and not quick:
+        _save_blocks(findings, machine["gpu"]["name"])
+    return result()
+
+
+def run_sections(run: Run, crew: Processes, planned: Sequence[Section]) -> None:
+    """Runs all sections; where something is timed, nobody else is on the device."""
+    for section in planned:
+        if not section.together:
+            crew.close(first=1)
+        run.section(section)
+
+
+def _save_blocks(findings: Findings, device: str) -> None:
+    chosen = gpu_tune.table(findings.rows)
+    if chosen:
+        gpu_tune.save(device, chosen)
+        findings.say(f"the triton backend has these blocks on {device} from now on")
+
+
+def workers() -> int:
+    """How many processes check rules at once."""
+    return max(1, min(MOST_WORKERS, cores() - 1, (memory() or WORKER_BYTES) // WORKER_BYTES))
+
+
+def _left_out(only: Sequence[str]) -> list[str]:
+    seed = gpu_seed.missing()
+    return [*gpu_sizes.not_installed(only), *([seed] if seed else [])]
+
+
+def _machine() -> dict[str, Any]:
+    """The machine with its GPU and what steps are compared with."""
+    found = facts()
+    return {**found, "gpu": gpu_facts(), "versions": {**found["versions"], **{p: version(p) for p in PEERS}}}
