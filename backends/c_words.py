@@ -36,14 +36,16 @@ FUNCTION REAL signF(REAL x)
 /* The smaller; NaN where either is. */
 FUNCTION REAL minimumF(REAL a, REAL b)
 {
-    return a < b || a != a ? a : b;
+    const REAL less = a < b ? a : b;
+    return a != a ? a : less;
 }
 """,
     "maximum": """\
 /* The larger; NaN where either is. */
 FUNCTION REAL maximumF(REAL a, REAL b)
 {
-    return a > b || a != a ? a : b;
+    const REAL more = a > b ? a : b;
+    return a != a ? a : more;
 }
 """,
     "sigmoid": """\
@@ -190,7 +192,13 @@ RESERVED = frozenset(WORDS) | LIBRARY | frozenset(_KEYWORDS.split())
 def words_used(text: str, dialect: Dialect) -> list[str]:
     """The text of every word that `text` calls, and that those call, in an order that defines before use."""
     found: list[str] = []
+    code = [_without_comments(text)]
     for name, plain in reversed(list(WORDS.items())):
-        if any(re.search(rf"\b{name}\(", used) for used in (text, *found)):
+        if any(re.search(rf"\b{name}\(", used) for used in code):
             found.insert(0, dialect.words.get(name) or plain.replace("FUNCTION", dialect.function))
+            code.append(_without_comments(found[0]))
     return found
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,15 +21,17 @@ from .cpu_threads import Job
 from .cpu_work import Planner, Work
 
 
-class StagedCall:
-    """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
+class PlannedCall(ABC):
+    """Machine code bound to the parameters and states of one bucket, whose stages read addresses from a table.
+
+    It has chunks, slots for reductions and addresses; who runs a stage says how. One thread at a time may call it.
+    """
 
     def __init__(
-        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
-        states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
+        self, program: Program, layout: Layout, params: Sequence[Any], states: Sequence[dict[str, Any]],
+        views: Sequence[MatrixView], flat: bool = False,
     ) -> None:  # fmt: skip
         plan = Planner(program, layout, [element_count(p) for p in params], views, flat)
-        self._machine = machine
         self._params, self._states = params, states
         self._everything = range(len(params))
         self._works = [plan.work(stage) if stage.roots else None for stage in program.stages]
@@ -78,12 +81,23 @@ class StagedCall:
             arrays = line.take(scratch, self._everything if fired is None else fired)
             self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
 
+    @abstractmethod
     def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
-        spans = work.spans
-        if fired is not None:
-            if work.part[0] != fired:
-                work.part = (fired, work.chunks.spans(fired))
-            spans = work.part[1]
+        """Does a stage's work for these tensors, or for all."""
+
+
+class StagedCall(PlannedCall):
+    """A kernel of this backend bound to the parameters and states of one bucket."""
+
+    def __init__(
+        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(program, layout, params, states, views, flat)
+        self._machine = machine
+
+    def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+        spans = work.spans_of(fired)
         job = Job()
         job[cpu_threads.SPANS :] = [
             len(spans), array_address(spans), array_address(work.chunks.table), array_address(self._pointers),

@@ -44,6 +44,14 @@ class Work:
     slots: dict[str, TensorSlots | LineSlots]
     part: tuple[tuple[int, ...], Table]
 
+    def spans_of(self, fired: tuple[int, ...] | None) -> Table:
+        """The spans of these tensors, or of all."""
+        if fired is None:
+            return self.spans
+        if self.part[0] != fired:
+            self.part = (fired, self.chunks.spans(fired))
+        return self.part[1]
+
 
 class Planner:
     """Works out what each stage of a program needs over tensors of these sizes and views.

@@ -1,0 +1,133 @@
+"""From a C source to functions: finding the system's compiler, compiling into the cache, loading with ctypes.
+
+A kernel's folder in the cache has its source, the shared library, and the library's digest: a library that is not what
+was written is made again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from rulec.backend import cache
+from rulec.errors import BackendUnavailable
+
+#: IEEE arithmetic as the text has it. Nothing reads errno or the flags of exceptions, so square roots and choices may
+#: become instructions of vectors; neither changes a result.
+FLAGS = ("-std=c99", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+
+#: What is asked for beyond that, until the compiler agrees: everything the processor can do, and threads; a compiler
+#: without OpenMP's library still knows its vectors; one that knows neither needs nothing.
+WAYS = (("-march=native", "-fopenmp"), ("-march=native", "-fopenmp-simd"), ())
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler: `CC`, or the first of cc, gcc and clang on the path; None where there is none."""
+    chosen = os.environ.get("CC", "").strip()
+    for command in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
+        path = shutil.which(command[0])
+        if path is not None:
+            return [path, *command[1:]]
+    return None
+
+
+def missing() -> str | None:
+    """None where there is a compiler, else one sentence that says what to install."""
+    if compiler() is not None:
+        return None
+    chosen = os.environ.get("CC", "").strip()
+    if chosen:
+        return f"the C compiler CC={chosen} is not on the path: set CC to one that is, or unset it"
+    return "there is no C compiler: install gcc or clang, or set CC to the command of one"
+
+
+@functools.lru_cache(maxsize=1024)
+def library(name: str, source: str) -> ctypes.CDLL:
+    """The functions of a source, from the cache where it is whole, else compiled under its lock.
+
+    BackendUnavailable where there is no compiler, where it fails, or where its library cannot be loaded.
+    """
+    key = cache.cache_key(source, *_facts())
+    folder = cache.entry("c", key)
+    file = folder / "kernel.so"
+    if not _is_whole(file):
+        with cache.locked(folder):
+            if not _is_whole(file):
+                cache.discard(folder)
+                found = _compiled(cache.source_file("c", key, f"{_file_name(name)}.c", source))
+                cache.write_atomically(file, found)
+                cache.write_atomically(_digest_file(file), hashlib.sha256(found).digest())
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the kernel {file} cannot be loaded ({error}): set RULEC_CACHE_DIR to a folder that may hold programs"
+        ) from error
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"\W", "_", name.lower(), flags=re.ASCII)[:60] or "kernel"
+
+
+def _digest_file(file: Path) -> Path:
+    return file.with_suffix(".sha256")
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a library is there and is what was written."""
+    try:
+        return hashlib.sha256(file.read_bytes()).digest() == _digest_file(file).read_bytes()
+    except OSError:
+        return False
+
+
+def _compiled(source: Path) -> bytes:
+    """The shared library of a source file."""
+    command = compiler()
+    if command is None:
+        raise BackendUnavailable(f"backend 'c' cannot run here: {missing()}")
+    message = ""
+    with tempfile.TemporaryDirectory(prefix="rulec-") as folder:
+        made = Path(folder) / "kernel.so"
+        for way in WAYS:
+            done = subprocess.run(
+                [*command, *FLAGS, *way, str(source), "-o", str(made), "-lm"], stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", check=False, env={**os.environ, "LC_ALL": "C"},
+            )  # fmt: skip
+            if done.returncode == 0:
+                return made.read_bytes()
+            message = done.stderr
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "it says nothing")
+    raise BackendUnavailable(
+        f"the C compiler {shlex.join(command)} fails on {source} ({first}): set CC to a compiler of C99"
+    )
+
+
+def _facts() -> tuple[str, ...]:
+    """What machine code depends on beside the source: the compiler, what it is told, and the processor."""
+    command = compiler() or []
+    file = Path(command[0]).resolve() if command else None
+    known = file.stat() if file else None
+    version = f"{file} {known.st_size} {known.st_mtime_ns}" if known else ""
+    return shlex.join(command), version, shlex.join([*FLAGS, *(flag for way in WAYS for flag in way)]), processor()
+
+
+@functools.cache
+def processor() -> str:
+    """The processor and what it can do: machine code for one may not run on another."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
+    except OSError:
+        text = platform.processor()
+    kept = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
+    lines = [line for line in text.splitlines() if line.startswith(kept)] or [text]
+    return "\n".join([platform.machine(), *lines])
