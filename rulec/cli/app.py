@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rulec.cli import bench, cache, check, demo, diff, doctor, listing, new, schema, show, trace
+from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, new, schema, show, trace
 from rulec.cli.console import fail
 from rulec.errors import InternalError, RulecError
 
@@ -47,6 +47,7 @@ app.command("check")(check.check)
 app.command("new")(new.new)
 app.command("trace")(trace.trace)
 app.command("diff")(diff.diff)
+app.command("build")(build.build)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -1,0 +1,58 @@
+"""`rulec build`: a rule as source files for projects that do not depend on rulec."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rulec.cli.arguments import DtypeOption, JsonFlag, RuleArgument, check_dtype, find_rule
+from rulec.cli.console import print_json
+from rulec.errors import RulecError
+
+
+def build(
+    rule: RuleArgument,
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="What to write: c (with Fortran and Julia), triton, jax or numpy.")
+    ] = "c",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write to.")] = Path("."),
+    name: Annotated[str, typer.Option(help="What files and functions are called; the rule's name by default.")] = "",
+    dtype: DtypeOption = "float32",
+    state_dtype: Annotated[str, typer.Option(help="The dtype of states, where it is another.")] = "",
+    json: JsonFlag = False,
+) -> None:
+    """Write a rule as source files that need nothing of rulec, to copy into a project.
+
+    C99 with a header and declarations for Fortran and Julia, or one Python file: an optimizer for torch (a fused Triton
+    kernel), an optax-shaped one for JAX, or a plain class for NumPy. The files may be copied under the MIT licence.
+    """
+    from rulec.standalone.files import written
+
+    found = find_rule(rule)
+    files = written(
+        found, backend, name=name, dtype=check_dtype(dtype), state_dtype=check_dtype(state_dtype) if state_dtype else ""
+    )
+    paths = [_write(out, file, text) for file, text in files.items()]
+    if json:
+        print_json({"rule": found.name, "backend": backend, "files": [str(path) for path in paths]})
+    else:
+        for path in paths:
+            print(path)
+
+
+def _write(folder: Path, file: str, text: str) -> Path:
+    """The path of a file now written; RulecError, in one sentence, where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / file
+        partial = folder / f".{file}.{os.getpid()}"
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    except OSError as error:
+        raise RulecError(
+            f"{folder} cannot be written to: {error.strerror or error}; choose another folder with -o"
+        ) from None
+    return path

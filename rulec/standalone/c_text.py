@@ -1,0 +1,59 @@
+"""Lines of C: how they are indented, wrapped and put into loops."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+_WIDTH = 110
+
+
+def block(lines: Sequence[str]) -> list[str]:
+    """Lines in braces."""
+    return ["{", *indented(lines), "}"]
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Lines one level in; those of the preprocessor stay at the margin."""
+    return [x if x.startswith("#") or not x else f"    {x}" for x in lines]
+
+
+def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
+    """A loop over whole numbers."""
+    return [f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{", *indented(body), "}"]
+
+
+def branch(condition: str, body: Sequence[str]) -> list[str]:
+    """What is done where a condition holds."""
+    return [f"if ({condition}) {{", *indented(body), "}"]
+
+
+def signature(head: str, parameters: Sequence[str], end: str = "") -> list[str]:
+    """`head(parameters)end` on as many lines as it needs."""
+    line = f"{head}({', '.join(parameters) or 'void'}){end}"
+    if len(line) <= _WIDTH:
+        return [line]
+    lines = [""]
+    for parameter in parameters:
+        if lines[-1] and len(lines[-1]) + len(parameter) > _WIDTH - 7:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{parameter},"
+    return [f"{head}(", *(f"    {x}" for x in lines[:-1]), f"    {lines[-1][:-1]}){end}"]
+
+
+def wrapped(line: str) -> list[str]:
+    """A line of code on as many lines as it needs; what follows the first is two levels further in."""
+    stripped = line.lstrip(" ")
+    if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", 'return "')):
+        return [line]
+    indent = " " * (len(line) - len(stripped))
+    return textwrap.wrap(
+        stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def comment(lines: Sequence[str]) -> list[str]:
+    """Lines as a comment."""
+    safe = [line.replace("*/", "* /").replace("/*", "/ *").rstrip() for line in lines]
+    return ["/*", *(f" * {line}".rstrip() for line in safe), " */"]

@@ -1,0 +1,191 @@
+"""The programs that a rule is for tensors of different shapes and at different steps, and what decides between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rulec.backend.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
+from rulec.compiler.fold import fold_node
+from rulec.compiler.ir import Program
+from rulec.compiler.lower import decide
+from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
+from rulec.compiler.view import matrix_view
+from rulec.language.node import FACTS, Node, Op, const, names_in, rewrite, walk
+from rulec.language.rule import Rule
+from rulec.runtime.plan import Plan
+from rulec.standalone.refusal import (
+    CannotBuild,
+    refuse_predicates,
+    refuse_shared,
+    refuse_unwritten,
+    values,
+)
+
+#: Branches on `t` and hyper-parameters that are written out, each outcome as a version of its own.
+MOST_PREDICATES = 3
+
+#: Facts by which nothing but the number of elements is known.
+_OF_COUNT = frozenset({"numel", "machine_eps"})
+
+
+@dataclass(frozen=True)
+class Version:
+    """A program for one outcome of its predicates; `turned` where the rule's rows are the columns in memory."""
+
+    decided: tuple[bool, ...]
+    turned: bool
+    program: Program
+    layout: Layout
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program for shapes for which the family's conditions come out as in one of `truths`."""
+
+    truths: tuple[tuple[bool, ...], ...]
+    program: Program
+    facts: Mapping[str, float]
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A rule as programs. `shaped` says that more than the number of a tensor's elements is looked at."""
+
+    rule: Rule
+    conditions: tuple[Node, ...]
+    applies: Node | None
+    cases: tuple[Case, ...]
+    shaped: bool
+    static: Mapping[str, float]
+
+
+def family(rule: Rule, dtype: str, state_dtype: str, form: str) -> Family:
+    """All programs of a rule for tensors of this dtype; CannotBuild where `form` cannot have them."""
+    rule = rule.standalone()
+    static = static_defaults(rule)
+    found = _by_truth(rule, static, form)
+    conditions, groups = _fewest(_conditions(rule, static), found)
+    cases = tuple(
+        Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, state_dtype)))
+        for program, facts, truths in groups
+    )
+    applies = None if rule.applies_to is None else _untagged(rule.applies_to)
+    programs = [v.program for case in cases for v in case.versions]
+    shaped = bool(conditions) or applies is not None or any(_sees_shape(p) for p in programs)
+    return Family(rule, conditions, applies, cases, shaped, static)
+
+
+def _sees_shape(program: Program) -> bool:
+    narrow = any(not b.axes.elementwise for b in array_buffers(program))
+    viewed = is_shaped(program) or narrow or (is_viewed(program) and bool(program.vectors))
+    return viewed or any(v.op is Op.FACT and v.arg not in _OF_COUNT for v in values(program))
+
+
+def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
+    """The conditions of a rule that are known from the shape."""
+    facts = {**dict.fromkeys(FACTS, 1.0), **static}
+    return [c for c in dict.fromkeys(shape_conditions(rule)) if decide(c, facts) is not None]
+
+
+def _by_truth(
+    rule: Rule, static: Mapping[str, float], form: str
+) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
+    """The program for each outcome of the conditions that a shape can give, with facts of such a shape."""
+    conditions = _conditions(rule, static)
+    _refuse_locals(rule, conditions, form)
+    found: dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]] = {}
+    applies = None if rule.applies_to is None else _untagged(rule.applies_to)
+    for shape in _shapes([*conditions, *([] if applies is None else [applies])]):
+        facts = matrix_view(shape, rule.view).facts
+        if applies is not None and not decide(applies, facts):
+            continue
+        truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
+        if truths not in found:
+            program = compile(rule, facts)
+            refuse_shared(program, form)
+            refuse_unwritten(program, form)
+            refuse_predicates(program, form, MOST_PREDICATES)
+            found[truths] = program, facts
+    return found
+
+
+def _refuse_locals(rule: Rule, conditions: Sequence[Node], form: str) -> None:
+    """A local in a condition may stand for a shape fact, which shows only when the lines are walked."""
+    others = [c for c in shape_conditions(rule) if c not in conditions]
+    known = {*FACTS, *rule.hyper, "t"}
+    local = next((n for n in names_in(others) if n not in known and n not in rule.state and n not in rule.inputs), None)
+    if local is not None:
+        raise CannotBuild(
+            rule.name, form, f"its branch on {local} may be one on the shape: write the shape fact itself"
+        )
+
+
+def _shapes(conditions: Sequence[Node]) -> list[tuple[int, ...]]:
+    """Shapes that give the conditions every outcome they can have: around each number they compare with."""
+    numbers = {int(float(n.arg)) for n in walk(conditions) if n.op is Op.CONST and abs(float(n.arg)) < 2**31}  # type: ignore[arg-type]
+    sides = sorted({1, 2, 3, 5, 64, *(n + d for n in numbers for d in (-1, 0, 1) if n + d > 0)})
+    shapes: list[tuple[int, ...]] = [()]
+    for ndim in (1, 2):
+        shapes += itertools.product(sides, repeat=ndim)
+    return shapes + [(2,) * (n - 2) + tail for n in (3, 4, 5) for tail in itertools.product(sides, repeat=2)]
+
+
+def _fewest(
+    conditions: Sequence[Node], found: Mapping[tuple[bool, ...], tuple[Program, Mapping[str, float]]]
+) -> tuple[tuple[Node, ...], list[tuple[Program, Mapping[str, float], list[tuple[bool, ...]]]]]:
+    """The fewest conditions that tell the programs apart, and each program with the outcomes of those."""
+    for size in range(len(conditions) + 1):
+        for places in itertools.combinations(range(len(conditions)), size):
+            groups: dict[tuple[bool, ...], Program] = {}
+            for truths, (program, _) in found.items():
+                if groups.setdefault(tuple(truths[i] for i in places), program) is not program:
+                    break
+            else:
+                merged: dict[int, tuple[Program, Mapping[str, float], list[tuple[bool, ...]]]] = {}
+                facts = {id(program): facts for program, facts in found.values()}
+                for chosen, program in groups.items():
+                    merged.setdefault(id(program), (program, facts[id(program)], []))[2].append(chosen)
+                return tuple(conditions[i] for i in places), list(merged.values())
+    raise AssertionError("all conditions together tell all programs apart")
+
+
+def versions(
+    rule: Rule, program: Program, facts: Mapping[str, float], static: Mapping[str, float], dtype: str, state_dtype: str
+) -> list[Version]:
+    """A version for each outcome of a program's predicates, and where the rule may turn matrices, for each way round."""
+    made = []
+    for decided in itertools.product((True, False), repeat=len(program.predicates)):
+        assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
+        chosen = compile(rule, facts, static, assumed) if assumed else program
+        turnable = rule.view.get("short") == "first" and is_shaped(chosen)
+        for turned in (False, True)[: 1 + turnable]:
+            states = dict.fromkeys((b.name for b in chosen.states), state_dtype or dtype)
+            last, layout = scheduled(chosen, layout_for(chosen, dtype, states=states, transposed=turned))
+            made.append(Version(decided, turned, last, layout, Plan(last)))
+    return made
+
+
+def _untagged(condition: Node) -> Node:
+    """The condition for a tensor without tags: a file of its own is told of none."""
+
+    def change(n: Node) -> Node:
+        tagged = n.op in (Op.FACT, Op.NAME) and str(n.arg).startswith("tagged(")
+        return const(0) if tagged else _folded(n)
+
+    return rewrite([condition], change)[0]
+
+
+def _folded(n: Node) -> Node:
+    if n.op in (Op.AND, Op.OR, Op.NOT):
+        known = [a.op is Op.CONST for a in n.args]
+        if n.op is Op.NOT:
+            return const(float(not n.args[0].arg)) if known[0] else n
+        for i in (0, 1):
+            if known[i]:
+                decides = bool(n.args[i].arg) == (n.op is Op.OR)
+                return n.args[i] if decides else n.args[1 - i]
+    return fold_node(n)

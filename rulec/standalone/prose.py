@@ -1,0 +1,84 @@
+"""What every written file begins with: the rule, its mathematics and paper, and the licence it may be copied under."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from keyword import iskeyword
+
+from rulec.errors import RulecError
+from rulec.language.rule import Rule
+
+LICENCE = """\
+MIT License
+
+Copyright (c) 2026 The rulec authors
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
+
+
+def title(rule: Rule) -> str:
+    """The name of a rule and what it is, on one line."""
+    summary = " ".join(rule.summary.split())
+    return f"{rule.name}. {summary}" if summary else f"{rule.name}."
+
+
+def introduction(rule: Rule) -> list[str]:
+    """What the rule is, its paper, and its step in the rule language."""
+    paper = rule.paper
+    cited = [str(paper[key]) for key in ("authors", "title", "year", "url") if paper.get(key)]
+    lines = [title(rule), *(["", f"Paper: {', '.join(cited)}."] if cited else [])]
+    told = [line for text in lines for line in (textwrap.wrap(text, 110, break_on_hyphens=False) or [""])]
+    whole = rule.standalone()
+    states = [f"    {key} = {text}" for key, text in _initial(whole)]
+    before = ["", "Before the first step:", "", *states] if states else []
+    step = whole.step_text().splitlines()
+    return [*told, *before, "", "Each step, for the gradient g of the parameter p:", "", *(f"    {x}" for x in step)]
+
+
+def _initial(rule: Rule) -> list[tuple[str, str]]:
+    from rulec.language.text import expression_text
+
+    found = []
+    for key, state in rule.state.items():
+        kept = "" if state.per == "element" else f"  (one per {state.per})"
+        where = "" if state.condition is None else f"  (if {expression_text(state.condition)})"
+        found.append((key, f"{expression_text(state.init)}{kept}{where}"))
+    return found
+
+
+def vendored() -> list[str]:
+    """That a file may be copied, and the licence."""
+    return [
+        "Printed by rulec; it needs nothing of rulec, and may be copied into any project as long as this notice stays.",
+        "", *LICENCE.splitlines(),
+    ]  # fmt: skip
+
+
+def file_name(rule: Rule, given: str) -> str:
+    """The name that a rule's files and functions have; RulecError where a given one is no identifier."""
+    if not given:
+        return rule.key
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", given) or iskeyword(given):
+        raise RulecError(
+            f"--name {given!r} is no name of a function: use letters, digits and _, at most 40, a letter first"
+        )
+    return given
+
+
+def margin(lines: Sequence[str], mark: str) -> list[str]:
+    """Lines behind a mark that makes them a comment."""
+    return [f"{mark} {line}".rstrip() for line in lines]
