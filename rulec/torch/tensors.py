@@ -127,9 +127,8 @@ class TorchArrays:
         """A copy of the numbers, with a 0-d view of each: step counts in float32 as torch.optim has them."""
         with plain_memory():
             dtype = torch.float32 if values.dtype.kind == "i" else torch.float64
-            numbers = torch.from_numpy(values).to(dtype, copy=True)
-            if device is not None:
-                numbers = numbers.to(device)
+            numbers = torch.empty(len(values), dtype=dtype, device=device or "cpu")
+            numbers.copy_(torch.from_numpy(values))
             views = [numbers[i] for i in range(len(numbers))]
             return Vector(numbers if device is not None else numbers.numpy(), views)
 

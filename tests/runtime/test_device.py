@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rulec
 from rulec import Rule
+from rulec.errors import TensorError
 from rulec.language.node import Op, walk
 from rulec.runtime.device import Scaling
 from rulec.runtime.engine import Engine, default_hyper
@@ -21,6 +20,7 @@ from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 from rulec.torch.tensors import TorchArrays
 from tests.runtime.elsewhere import Elsewhere
+from tests.runtime.nowhere import DEVICE, Nowhere, copies
 
 SHAPES = [(), (7,), (6, 5), (0,), (6, 5), (3, 4, 5), (2, 3, 4, 2), (5, 6)]
 SQUARE_SHAPES = [(), (7,), (5, 5), (0,), (5, 5), (6, 2, 3), (4, 2, 2), (6, 6)]
@@ -99,3 +99,92 @@ def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, residen
         ours.step(seed, fired)
         theirs.step(seed, fired)
     close(ours, theirs, tolerance(rule))
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw", "lamb", "adafactor", "prodigy", "muon", "nadam", "clip_by_global_norm >> adam"]
+)
+def test_scaled_gradients_are_unscaled_and_an_infinity_leaves_everything(name: str) -> None:
+    rule = rulec.load(name)
+    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, "cpu")
+    every, scale = [*range(8)], torch.tensor(1024.0)
+    fine, bad = (Scaling(torch.tensor(x), scale) for x in (0.0, 1.0))
+    ours.step(0, every, fine, 1024.0)
+    theirs.step(0, every)
+    before = ours.everything()
+    ours.step(1, every, bad, float("inf"))
+    after = ours.everything()
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+    for seed, fired in ((2, [0, 2, 5, 6]), (3, every)):
+        ours.step(seed, fired, fine, 1024.0)
+        theirs.step(seed, fired)
+    close(ours, theirs, tolerance(rule))
+
+
+def test_a_learning_rate_on_the_device_is_read_at_every_step() -> None:
+    rule = rulec.load("adamw")
+    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, "cpu")
+    rate = torch.tensor(0.25, dtype=torch.float64)
+    ours.engine.live = {("lr", 0): rate, ("lr", 1): rate}
+    for seed in range(3):
+        rate.fill_(0.25 / (1 + seed))
+        theirs.table = theirs.engine.hyper_table([default_hyper(rule, {"lr": float(rate)}, "float64")] * 2)
+        ours.step(seed, FIRED[seed])
+        theirs.step(seed, FIRED[seed])
+    close(ours, theirs, 1e-12)
+
+
+def test_gradients_that_are_scaled_are_refused_where_tensors_are_on_the_host() -> None:
+    ours = Run(rulec.load("adamw"), "cpu")
+    before = ours.everything()
+    with pytest.raises(TensorError, match="AdamW cannot take scaled gradients on cpu: unscale them before the step"):
+        ours.step(0, [*range(8)], Scaling(torch.tensor(0.0)))
+    after = ours.everything()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+
+
+SKIPPING = rulec.parse("name: S\nskip: not isfinite(sum(g))\nstate: {m: 0}\nstep: |\n  m = m + g\n  direction = m\n")
+
+
+def test_updates_that_were_skipped_are_counted_on_the_device() -> None:
+    ours = Run(SKIPPING, Elsewhere())
+    ours.step(0, [0, 1, 2])
+    before = ours.everything()
+    ours.step(1, [0, 1, 2], factor=float("nan"))
+    after = ours.everything()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+    assert ours.engine.skipped_updates() == 3
+    ours.step(2, [0, 1, 2])
+    assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [2, 2, 2]
+
+
+#: What leaves nothing to the tensors' framework that it waits in.
+WAITING = {Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT}
+
+
+def without_waiting() -> list[str]:
+    return [name for name in runnable() if not WAITING & {n.op for n in walk(loaded(name).expressions)}]
+
+
+@pytest.mark.parametrize("resident", [False, True], ids=["host scalars", "resident"])
+@pytest.mark.parametrize("name", without_waiting())
+def test_nothing_between_the_stages_waits_for_the_device(name: str, resident: bool) -> None:
+    rule = loaded(name)
+    shapes = shapes_of(rule)
+    with copies() as copied:
+        params, grads = ([torch.empty(s, device=DEVICE) for s in shapes] for _ in range(2))
+        engine = Engine(rule, TorchArrays(), Nowhere(), resident=resident)
+        for i, p in enumerate(params):
+            engine.add(p, i % 2, f"tensor {i}")
+        table = engine.hyper_table([default_hyper(engine.rule, {}, "float32")] * 2)
+        inputs = {k: grads if kind == "like p" else 1.0 for k, kind in rule.standalone().inputs.items()}
+        for _ in range(2):
+            engine.step(tuple(range(len(params))), grads, table, inputs)
+        before = len(copied)
+        engine.step(tuple(range(len(params))), grads, table, inputs)
+    if resident:
+        assert copied[before:] == []
