@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.layout import Layout, kernel_buffers
-from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.backend.protocol import Rows, Scalars, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
 from .triton_cut import Whole
+from .triton_scalars import LANES, has_scalars, scalar_inputs
 from .triton_work import StageWork
 
 
@@ -31,6 +32,7 @@ class TritonCall:
     ) -> None:  # fmt: skip
         import torch
 
+        self._program, self._kernels = program, kernels
         self._params, self._states = params, states
         self._device = params[0].device if params else torch.device("cpu")
         self._address = torch.Tensor.data_ptr
@@ -71,6 +73,26 @@ class TritonCall:
             launch = work.launch(fired)
             work.run(launch, given, table, _bytes(rows.stays), rows.scale)
         return Written(self._params, self._states, launch.reduced)
+
+    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """The table, a row for each tensor of the bucket, and the new values of the scalar states, on the device."""
+        import torch
+
+        program, count = self._program, len(self._params)
+        stores = program.scalars.stores
+        if not has_scalars(program):
+            return torch.zeros((count, len(program.columns)), dtype=torch.float64, device=self._device), {}
+        inputs = scalar_inputs(program)
+        given = [known.facts[f] for f in inputs.facts] + [known.states[s] for s in inputs.states]
+        levels = [known.levels[level] for level in inputs.levels]
+        with self._on(None):
+            table = torch.empty((count, len(program.columns)), dtype=torch.float64, device=self._device)
+            new = torch.empty((len(stores), count), dtype=torch.float64, device=self._device)
+            self._kernels["scalars"][(-(-count // LANES),)](
+                known.counts, known.groups, known.hyper, *given, *levels, table, new, count, known.hyper.shape[-1],
+                LANES=LANES, enable_fp_fusion=False,
+            )  # fmt: skip
+        return table, {s.buffer: value for s, value in zip(stores, new, strict=True)}
 
     def _words(
         self, work: StageWork, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,

@@ -20,6 +20,9 @@ _WORDS: Mapping[Op, str] = {
     Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf",
 }  # fmt: skip
 
+#: Functions that are others in float64.
+_WIDE: Mapping[str, str] = {"power": "power_64"}
+
 
 def operations(compute: str) -> OpTable:
     """The table for code computed in float32 or float64: Triton's `/`, `sqrt` and `maximum` alone are not IEEE's."""
@@ -36,7 +39,7 @@ def operations(compute: str) -> OpTable:
     propagate = ", propagate_nan=tl.PropagateNan.ALL"
     return {
         **_OPERATORS,
-        **{op: call(name) for op, name in _WORDS.items()},
+        **{op: call(name if narrow else _WIDE.get(name, name)) for op, name in _WORDS.items()},
         Op.DIV: quotient,
         Op.FLOORDIV: f"tl.floor({quotient})",
         Op.SQRT: root,

@@ -7,6 +7,7 @@ from rulec.compiler.ir import Program
 
 from .plan import is_shaped
 from .triton_flat import FlatStage
+from .triton_scalars import ScalarSource, has_scalars
 from .triton_shaped import ShapedStage
 from .triton_words import words_used
 
@@ -17,7 +18,9 @@ def program_source(program: Program, layout: Layout) -> str:
     functions = [
         "\n".join(lines) for index in range(len(program.stages)) for lines in _stage_functions(program, layout, index)
     ]
-    words = words_used("\n".join([*functions, *["finish("] * _reduces(program)]), layout.compute)
+    if has_scalars(program):
+        functions.append("\n".join(ScalarSource(program).function()))
+    words = words_used("\n".join([*functions, *["finish("] * _reduces(program)]))
     head = "\n".join([f'"""{title}"""', "", "import triton", "import triton.language as tl"])
     return "\n\n\n".join([head, *(w.rstrip("\n") for w in words), *functions]) + "\n"
 

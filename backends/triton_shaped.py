@@ -21,6 +21,8 @@ _SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
 class ShapedStage(StageSource):
     """A stage over tiles of matrices."""
 
+    works_on = True
+
     def functions(self) -> list[list[str]]:
         """The loop, a chunk of one shape of tiles, and the kernel, each as lines."""
         return [self._tiles(), self._chunk(), self._kernel()]

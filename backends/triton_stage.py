@@ -24,8 +24,7 @@ RESERVED = frozenset(
         "beside", "below", "jobs", "results", "finish", "scalars",
         "ALL", "BLOCK", "VECTOR", "MATRICES", "ROWS", "COLUMNS", "WIDE", "EMULATED",
     }
-    | set(WORDS["float32"])
-    | set(WORDS["float64"])
+    | set(WORDS)
 )  # fmt: skip
 
 #: What a reduction begins with.
@@ -42,8 +41,11 @@ _WHOLE = {Op.SUM: "tl.sum", Op.MIN: "lowest", Op.MAX: "highest"}
 class StageSource:
     """The names of a stage's values, addresses and reductions, and the lines that load, compute, store and reduce.
 
-    `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots.
+    `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots. `works_on`
+    says that a tensor that stays as it is is worked on all the same, and its stores left out.
     """
+
+    works_on = False
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index = program, layout, index
@@ -65,7 +67,7 @@ class StageSource:
         self.scaled = "g" in self.printer.loads()
         kept = [s for s in self.stage.stores if program.buffer(s.buffer).role != "scratch"]
         #: Whether a tensor that stays as it is still has work to do here, and stores to leave out.
-        self.guarded = bool(kept) and (bool(self.stage.reduces) or len(kept) < len(self.stage.stores))
+        self.guarded = bool(kept) and (self.works_on or bool(self.stage.reduces) or len(kept) < len(self.stage.stores))
         self.emulates = any(layout.dtype(s.buffer) == "bfloat16" for s in self.stage.stores)
 
     # The kernel's own lines
@@ -205,7 +207,7 @@ PARTS = ("", "_blocks", "_tiles", "_chunk")
 
 def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
     """Lines inside a block."""
-    return ["    " * depth + line for line in lines]
+    return ["    " * depth + line if line else line for line in lines]
 
 
 def call(function: str, arguments: Sequence[str], end: str = "") -> list[str]:

@@ -252,7 +252,7 @@ def log_in_two(x):
 
 _POWER_64 = '''\
 @triton.jit
-def power(x, y):
+def power_64(x, y):
     """x**y as C99's pow, for float64."""
     size = tl.abs(x)
     ordinary = (size > 0) & (size < float("inf"))
@@ -280,20 +280,17 @@ _COMMON: Mapping[str, str] = {
     "tanh": _TANH, "cbrt": _CBRT, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
 }  # fmt: skip
 
-#: The text of each function by compute dtype and name, those it calls before it.
-WORDS: Mapping[str, Mapping[str, str]] = {
-    "float32": {**_COMMON, "power": _POWER_32},
-    "float64": {
-        **_COMMON, "exact_product": _EXACT_PRODUCT, "log_in_two": _LOG_IN_TWO.replace("<series>", _series()),
-        "power": _POWER_64,
-    },
+#: The text of each function by name, those it calls before it.
+WORDS: Mapping[str, str] = {
+    **_COMMON, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
+    "log_in_two": _LOG_IN_TWO.replace("<series>", _series()), "power_64": _POWER_64,
 }  # fmt: skip
 
 
-def words_used(text: str, compute: str) -> list[str]:
+def words_used(text: str) -> list[str]:
     """The source of every function that `text` calls, and that those call, in an order that defines before use."""
     found: list[str] = []
-    for name, source in reversed(list(WORDS[compute].items())):
+    for name, source in reversed(list(WORDS.items())):
         if any(re.search(rf"(?<![\w.]){name}\(", re.sub(r'""".*?"""', "", used)) for used in (text, *found)):
             found.insert(0, source)
     return found

@@ -20,6 +20,8 @@ A backend MUST
 - propagate NaN and infinity as IEEE 754 says;
 - negate gradients where the layout says `maximize`;
 - serve several sets of tensors with one kernel;
+- where it sets `on_device`, take the scalar table as an array of the tensors' kind as well as NumPy's, leave alone what
+  `stays`, reduce it all the same, and divide gradients by `scale`;
 - give the reference's steps when the runtime runs it, where the runtime knows its arrays;
 - return `(params, states)`: the bound arrays where arrays are mutable, new ones where not.
 
@@ -29,6 +31,7 @@ MAY refuse rules, as BackendUnsupported.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,14 +61,14 @@ from rulec.testing.cases import (
     staged_rules,
 )
 from rulec.testing.interval import Array
-from rulec.testing.kinds import ArrayKind, kind_named
+from rulec.testing.kinds import ArrayKind, TorchKind, kind_named
 from rulec.testing.numerics import IEEE, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
-from rulec.testing.trial import Subject, Trial
+from rulec.testing.trial import OnDevice, Subject, Trial
 from rulec.testing.whole import check_whole
 
 #: The arrays and the arithmetic of backends whose own are not NumPy's.
-_KINDS = {"jax": "jax", "triton": "torch"}
+_KINDS = {"jax": "jax"}
 _NUMERICS = {"jax": XLA}
 
 _NOT_ELEMENTWISE = (
@@ -133,6 +136,7 @@ def check_backend(
         check_mixed_dtypes(subject, rule, chosen)
         check_maximize(subject, rule, chosen[0])
         check_one_kernel_for_two(subject, rule, chosen[0])
+        check_on_device(subject, rule, chosen[0])
         report.unmet += unmet(subject, rule, chosen[0])
     return report
 
@@ -146,10 +150,20 @@ def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: N
         if not isinstance(reason, str) or "\n" in reason.strip() or not reason.strip():
             raise AssertionError(f"backend {found.name!r} gives {reason!r} as its reason: one line is wanted, or None")
         raise BackendUnavailable(f"backend {found.name!r} cannot be checked here: {reason}")
-    kind = arrays if arrays is not None else _KINDS.get(found.name, "numpy")
+    kind = arrays if arrays is not None else _kind_of(found)
     return Subject(
         found, kind_named(kind) if isinstance(kind, str) else kind, numerics or _NUMERICS.get(found.name, IEEE)
     )
+
+
+def _kind_of(backend: Backend) -> str | ArrayKind:
+    """What to hand a backend: of one that works on a device PyTorch's tensors there, or here where it has none."""
+    if not getattr(backend, "on_device", False):
+        return _KINDS.get(backend.name, "numpy")
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return TorchKind("cuda" if torch.cuda.is_available() and not interpreted else "cpu")
 
 
 def check_refusal(backend: Backend) -> None:
@@ -222,8 +236,24 @@ def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
     bucket = buckets_of(rule, MATRIX_SHAPES[6:])[0]
     run(trial_of(subject, bucket, layout_of(bucket, dtypes[-1], grad=dtypes[0], maximize=True)))
     check_neighbours(subject, rule, dtypes[0])
+    check_on_device(subject, rule, dtypes[-1], MATRIX_SHAPES[2:])
     if "float64" in dtypes:
         check_whole(subject, rule)
+
+
+def check_on_device(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
+    """MUST, where it works on the device, do a step with what is there: rows, tensors that stay, and a scale."""
+    if not getattr(subject.backend, "on_device", False):
+        return
+    for bucket in buckets_of(rule, shapes):
+        trial = trial_of(subject, bucket, layout_of(bucket, dtype))
+        everything = list(range(len(bucket.shapes)))
+        trial.step(gradients(bucket.shapes, 0), on_device=OnDevice())
+        trial.step(gradients(bucket.shapes, 1), on_device=OnDevice(stays=everything[::2], scale=3.0))
+        given = gradients(bucket.shapes, 2)
+        trial.step({i: given[i] for i in everything[::-2]}, on_device=OnDevice(stays=[], scale=65536.0))
+        trial.step(gradients(bucket.shapes, 3, True), on_device=OnDevice(stays=everything))
+        trial.step(gradients(bucket.shapes, 4))
 
 
 def check_neighbours(subject: Subject, rule: Rule, dtype: str) -> None:

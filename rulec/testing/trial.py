@@ -56,6 +56,22 @@ class Drawn:
     columns: dict[int, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """What a backend that works on the device is given more: the scalar table as an array there.
+
+    Tensors that `stays` names are to be left as they are, and gradients were multiplied by `scale`.
+    """
+
+    stays: Sequence[int] | None = None
+    scale: float | None = None
+
+    @property
+    def inverse(self) -> float:
+        """What gradients are multiplied by as they are loaded: the reciprocal, a float32."""
+        return 1.0 if self.scale is None else float(np.float32(1 / np.float64(np.float32(self.scale))))
+
+
 class Trial:
     """Tensors of one bucket under a backend, each with hyper-parameters of its own."""
 
@@ -83,6 +99,8 @@ class Trial:
         self.states = [self._initial_states(i, p, resolved[i], facts[i]) for i, p in enumerate(start)]
         #: The reductions of the last step, by stage and name: for each tensor fired its array.
         self.reductions: dict[tuple[int, str], list[Array]] = {}
+        #: What the last step was given on the device; None where the table was NumPy's.
+        self.on_device: OnDevice | None = None
         self.kernel = kernel or subject.kernel(program, layout)
         views = [self.views] if is_shaped(program) else []
         self.call = self.kernel.bind(self.params, self.states, *views)
@@ -107,12 +125,13 @@ class Trial:
         arrays = {"p": self.params[index], **self.states[index]}
         return {name: self.subject.kind.read(arrays[name]) for name in self.buffers}
 
-    def step(self, grads: Mapping[int, Array], skipped: Sequence[int] = ()) -> None:
+    def step(self, grads: Mapping[int, Array], skipped: Sequence[int] = (), on_device: OnDevice | None = None) -> None:
         """One step of the tensors among `grads`, in that order, with those gradients (float64, rounded as stored).
 
         The last stage leaves out those `skipped`. AssertionError, in one sentence, where anything differs from what
         the language and the protocol say.
         """
+        self.on_device = on_device
         with np.errstate(all="ignore"):
             self._step(grads, skipped)
 
@@ -163,7 +182,25 @@ class Trial:
             rows[i] = len(fired) - place
             table[rows[i]] = drawn.columns[i]
         table[:, hidden] = np.nan
-        return Rows(table, rows)
+        if self.on_device is None:
+            return Rows(table, rows)
+        make = self.subject.kind.make
+        return Rows(make(table), rows, self._stays(rows, len(table)), self._scale())
+
+    def _stays(self, rows: Array, count: int) -> Any:
+        """Which rows are those of tensors that stay as they are, as an array on the device."""
+        assert self.on_device is not None
+        if self.on_device.stays is None:
+            return None
+        found = np.zeros(count, np.bool_)
+        found[rows[list(self.on_device.stays)]] = True
+        return self.subject.kind.make(found)
+
+    def _scale(self) -> Any:
+        """What gradients were multiplied by, as an array on the device."""
+        assert self.on_device is not None
+        scale = self.on_device.scale
+        return None if scale is None else self.subject.kind.make(np.array([scale], np.float32))
 
     # One stage
 
@@ -174,18 +211,20 @@ class Trial:
         after = self._after(index, fired, drawn)
         stored, totals = self.bounds[index].ranges(given)
         wanted, operands = self.bounds[index].exact(given)
+        stays = [] if self.on_device is None else list(self.on_device.stays or ())
         for name, r in stored.items():
             ends = np.broadcast_arrays(r.low, r.high, r.nan, given.loads["g"])[:3]
             want = np.broadcast_to(wanted[name], ends[0].shape)
-            self._compare(fired, name, after, rounded_to(Range(*ends), self.layout.dtype(name)), want)
+            self._compare(fired, name, after, rounded_to(Range(*ends), self.layout.dtype(name)), want, stays)
         self._compare_reductions(index, fired, written, totals, operands)
-        self._compare_untouched(fired, set(stored), before, after)
+        self._compare_untouched([i for i in fired if i not in stays], set(stored), before, after)
 
     def _given(self, index: int, fired: Sequence[int], before: Values, drawn: Drawn) -> Given:
         sign = -1.0 if self.layout.maximize else 1.0
         loads = {name: _flat([before[i][name] for i in fired]) for name in self.buffers}
         loads |= {name: _flat([drawn.values[name][i] for i in fired]) for name in self.passed}
-        loads["g"] = sign * _flat([drawn.grads[i] for i in fired])
+        factor = 1.0 if self.on_device is None else self.on_device.inverse
+        loads["g"] = sign * factor * _flat([drawn.grads[i] for i in fired])
         vectors = {
             name: _flat([_spread(drawn.values[name][i], self.views[i]) for i in fired])
             for name in self.program.stages[index].reads
@@ -238,14 +277,19 @@ class Trial:
         layout = dtypes.pop() if len(dtypes) == 1 else self.layout.text()
         return f"backend {self.subject.backend.name!r}, {self.name} in {layout}:"
 
-    def _compare(self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array) -> None:
+    def _compare(
+        self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array, stays: Sequence[int]
+    ) -> None:
         stored = want.astype(numpy_dtype(self.layout.dtype(name))).astype(np.float64)
         self._check_bounds(name, stored, allowed)
         got = _flat([after[i][name] for i in fired])
+        sizes = [int(np.prod(self.shapes[i])) for i in fired]
+        # What stays is compared with what it was.
+        got = np.where(np.repeat([i in stays for i in fired], sizes), stored, got)
         if _inside(got, allowed).all():
             return
         at = _farthest(got, stored, allowed)
-        ends = np.cumsum([int(np.prod(self.shapes[i])) for i in fired])
+        ends = np.cumsum(sizes)
         place = int(np.searchsorted(ends, at, side="right"))
         element = at - (int(ends[place - 1]) if place else 0)
         self._fail(fired[place], f"element {element} of {name}", got, stored, allowed, at)
@@ -310,8 +354,9 @@ class Trial:
                 if (i in fired and name in stored) or value.tobytes() == old.tobytes():
                     continue
                 change = np.max(np.abs(value.astype(np.float64) - old.astype(np.float64)))
-                reason = "is not stored by this stage" if i in fired else "was not among `tensors`"
-                owner = "" if i in fired else f"a tensor of shape {self.shapes[i]} was not among `tensors`, yet its "
+                left_out = "stays or was not among `tensors`"
+                reason = "is not stored by this stage" if i in fired else left_out
+                owner = "" if i in fired else f"a tensor of shape {self.shapes[i]} {left_out}, yet its "
                 raise AssertionError(
                     f"{self.title()} {owner}{name} {'' if owner else reason + ', yet it '}changed "
                     f"(largest difference {change:.3g})"
