@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rulec.bench import gpu_check, gpu_host, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
+from rulec.bench import gpu_check, gpu_host, gpu_large, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
 from rulec.bench.gpu_crew import Processes
 from rulec.bench.gpu_device import Bench, gpu_facts, missing
 from rulec.bench.gpu_part import Findings, Section
@@ -33,7 +33,7 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
     return [
         Section("correctness", gpu_check.parts(backends, only), 210.0, together=True),
         Section("compiling", gpu_rules.warm_parts(only), 60.0, together=True),
-        Section("fused", gpu_sizes.fused_parts(only), 60.0),
+        Section("fused", [*gpu_sizes.fused_parts(only), *gpu_large.parts(only)], 60.0),
         Section("host", gpu_host.parts(only), 40.0),
         Section("seed", gpu_seed.parts(only), 30.0),
         Section("rules", gpu_rules.parts(only), 120.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -49,8 +50,10 @@ class Measured(Trial):
 
     difference = 0.0
 
-    def _compare(self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array) -> None:
-        super()._compare(fired, name, after, allowed, want)
+    def _compare(
+        self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array, *rest: Any, **named: Any
+    ) -> None:
+        super()._compare(fired, name, after, allowed, want, *rest, **named)
         got = np.concatenate([np.asarray(after[i][name]).astype(np.float64).reshape(-1) for i in fired])
         usual = np.isfinite(got) & np.isfinite(want)
         size = np.max(np.abs(want), initial=0.0, where=usual)

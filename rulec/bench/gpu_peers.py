@@ -23,8 +23,8 @@ _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
 class Peer:
     """An optimizer of another library that does what a rule does, and what it is called in a row.
 
-    Where `compiled`, its step is given to torch's compiler, which takes `seconds` or so to compile it. `target` is how
-    many times as fast as this one ours should be.
+    Where `compiled`, its step is given to torch's compiler. `target` is how many times as fast as this one ours should
+    be.
     """
 
     name: str
@@ -40,6 +40,11 @@ class Peer:
         return self.module.partition(".")[0]
 
     @property
+    def slow(self) -> bool:
+        """Whether its first step may take a minute, for it is compiled."""
+        return self.compiled or self.package == "heavyball"
+
+    @property
     def missing(self) -> str | None:
         """That it is not installed, in a sentence; None where it is."""
         if importlib.util.find_spec(self.package) is not None:
@@ -50,6 +55,8 @@ class Peer:
         """Its step of these parameters."""
         kind = getattr(importlib.import_module(self.module), self.kind)
         optimizer = kind(params, **self.keywords)
+        if hasattr(optimizer, "consume_grad"):  # HeavyBall's: else there is nothing to do from the second step on
+            optimizer.consume_grad = False
         step: Step = optimizer.step
         return _compiled(step) if self.compiled else step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rulec.bench.gpu_device import Bench
 from rulec.bench.gpu_part import Found, Note, Part
@@ -11,6 +12,7 @@ from rulec.bench.gpu_rules import AS_FAST, QUICK_ROUNDS, SHARE, bytes_moved, sec
 from rulec.bench.gpu_tensors import BYTES_EACH, FULL, QUICK, SIZES, Size, copying, in_sets, parameters, sizes
 from rulec.bench.gpu_time import Step, timed
 from rulec.bench.result import Row
+from rulec.errors import RulecError
 
 ROUNDS = 20
 
@@ -26,7 +28,7 @@ def fused_parts(only: Sequence[str]) -> list[Part]:
 def peer_parts(only: Sequence[str]) -> list[Part]:
     """All other peers, those that take long to compile last."""
     rest = [part for part in _parts(only) if part.arguments[2] != "torch's fused step"]
-    return sorted(rest, key=lambda part: peer_of(part.arguments[1], part.arguments[2]).compiled)
+    return sorted(rest, key=lambda part: peer_of(part.arguments[1], part.arguments[2]).slow)
 
 
 def _parts(only: Sequence[str]) -> list[Part]:
@@ -39,7 +41,7 @@ def _parts(only: Sequence[str]) -> list[Part]:
 
 def _part(size: str, rule: str, peer: Peer) -> Part:
     name = f"{rule} at {size} against {peer.name}"
-    if peer.compiled:
+    if peer.slow:
         return Part(name, against, (size, rule, peer.name), seconds=120.0, least=30.0)
     return Part(name, against, (size, rule, peer.name), seconds=45.0, least=5.0)
 
@@ -62,8 +64,10 @@ def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Found]:
         needed = f"it needs {need / 2**30:.0f} GiB of memory, {free / 2**30:.0f} are free"
         yield Note(f"{rule}, {tensors.name}, against {peer}: not run: {needed}")
         return
-    contenders = _contenders(bench, tensors, rule, theirs)
+    contenders, params = _contenders(bench, tensors, rule, theirs)
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, 6.0)
+    if any(param.grad is None for param in params):
+        raise RulecError(f"{peer} took gradients away, after which a step has nothing to do")
     detail = {**seconds(times), "sets": len(contenders["step"]), "scatter": times.quartiles("peer", "step")}
     subject = f"{rule}, {tensors.name}"
     yield Row(subject, f"{AS_FAST} {peer}", times.ratio("peer", "step"), theirs.target, detail=detail)
@@ -76,12 +80,19 @@ def _copied(bench: Bench) -> int:
     return QUICK if bench.quick else FULL
 
 
-def _contenders(bench: Bench, tensors: Size, rule: str, peer: Peer) -> dict[str, Sequence[Step]]:
-    """Several sets where one fits the cache; one alone where the peer is compiled, which it is for each set anew."""
+def _contenders(
+    bench: Bench, tensors: Size, rule: str, peer: Peer
+) -> tuple[dict[str, Sequence[Step]], list[Any]]:  # fmt: skip
+    """Several sets where one fits the cache; one alone where the peer is compiled, which it is for each set anew.
+
+    With all their parameters.
+    """
+    params: list[Any] = []
 
     def one_set() -> list[Step]:
-        params = parameters(bench, tensors)
-        return [step_of(rule, params), peer.step(params)]
+        made = parameters(bench, tensors)
+        params.extend(made)
+        return [step_of(rule, made), peer.step(made)]
 
     ours, theirs = in_sets(bench, one_set, 2**40 if peer.compiled else 16 * tensors.elements)
-    return {"step": ours, "peer": theirs, "copy": [copying(bench, _copied(bench))]}
+    return {"step": ours, "peer": theirs, "copy": [copying(bench, _copied(bench))]}, params
