@@ -55,7 +55,7 @@ SPELLINGS: Mapping[Op, Infix | str] = {
 #: Constant exponents that are faster, and as accurate, in another way; small whole ones are products already.
 _POWERS = {-1.0: "{one} / {x}", -2.0: "inverse_square{f}({x})", 0.5: "root{f}({x})", -0.5: "{one} / root{f}({x})"}
 
-_LOCALS = frozenset({"i", "element", "grad_scale"})
+_LOCALS = frozenset({"i", "element", "unscale"})
 
 #: A text and how tightly its outermost operator binds.
 _Piece = tuple[str, int]
@@ -86,7 +86,7 @@ class ElementWriter:
     """The function of one stage's element: its parameters, its text, and calls of it.
 
     `names` are buffers' old values, vectors and totals, and `at` their addresses; nothing of a rule is called as a
-    function, a type, or what the dialect reserves. With `scaled`, gradients are divided by a parameter `grad_scale`.
+    function, a type, or what the dialect reserves. With `scaled`, gradients are multiplied by a parameter `unscale`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ElementWriter:
         found += [self._buffer(b) for b in self.buffers()]
         found += [self._vector(v) for v in vectors(self.program, self.stage)]
         found += [self._scalar(i) for i in self.printer.columns_used()]
-        found += [Parameter("scale", self.real, "grad_scale")] * (self.scaled and "g" in self.printer.loads())
+        found += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
         return found + [Parameter("total", "double *", self.names[r.name], r.name) for r in self.stage.reduces]
 
     def buffers(self) -> list[str]:
@@ -184,7 +184,7 @@ class ElementWriter:
             text = f"from_{storage}({text})"
         if buffer != "g":
             return text
-        return f"{'-' * self.layout.maximize}{text}{' / grad_scale' * self.scaled}"
+        return f"{'-' * self.layout.maximize}{text}{' * unscale' * self.scaled}"
 
     def _values(self) -> list[str]:
         values = {name: value for value, name in self.printer.names.items()}
