@@ -1,0 +1,215 @@
+"""Arrays on a GPU, CuPy's and PyTorch's: where they lie, in which stream they are used, and how new ones are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.errors import TensorError
+
+
+class Memory(Protocol):
+    """Arrays of one library on one device."""
+
+    device: int
+
+    @staticmethod
+    def address(array: Any) -> int:
+        """Where the first element is."""
+        ...
+
+    def empty(self, count: int) -> Any:
+        """An uninitialised float64 array."""
+        ...
+
+    def zeros(self, rows: int, columns: int) -> Any:
+        """A float64 array of zeros."""
+        ...
+
+    def stream(self, chosen: Any) -> Any:
+        """CuPy's name for a stream, by default the one that the library uses now; to be used on the device alone."""
+        ...
+
+
+class CupyMemory:
+    """CuPy arrays."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    @staticmethod
+    def address(array: Any) -> int:
+        """Where the first element is."""
+        return array.data.ptr  # type: ignore[no-any-return]
+
+    def empty(self, count: int) -> Any:
+        """A CuPy array."""
+        import cupy
+
+        return cupy.empty(count, np.float64)
+
+    def zeros(self, rows: int, columns: int) -> Any:
+        """A CuPy array."""
+        import cupy
+
+        return cupy.zeros((rows, columns), np.float64)
+
+    def stream(self, chosen: Any) -> Any:
+        """The stream chosen, or CuPy's current one."""
+        import cupy
+
+        return cupy.cuda.get_current_stream() if chosen is None else _named(chosen)
+
+
+class TorchMemory:
+    """PyTorch's CUDA tensors."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    @staticmethod
+    def address(tensor: Any) -> int:
+        """Where the first element is."""
+        return tensor.data_ptr()  # type: ignore[no-any-return]
+
+    def empty(self, count: int) -> Any:
+        """A tensor."""
+        import torch
+
+        return torch.empty(count, dtype=torch.float64, device=f"cuda:{self.device}")
+
+    def zeros(self, rows: int, columns: int) -> Any:
+        """A tensor."""
+        import torch
+
+        return torch.zeros((rows, columns), dtype=torch.float64, device=f"cuda:{self.device}")
+
+    def stream(self, chosen: Any) -> Any:
+        """The stream chosen, or torch's current one."""
+        import torch
+
+        return _named(torch.cuda.current_stream(self.device) if chosen is None else chosen)
+
+
+def _named(stream: Any) -> Any:
+    """CuPy's name for a stream of CuPy's or of torch's."""
+    import cupy
+
+    if not hasattr(stream, "cuda_stream"):
+        return stream
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Foreign(stream.cuda_stream))
+    return cupy.cuda.ExternalStream(stream.cuda_stream)
+
+
+class _Foreign:
+    """A stream of another library."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The version of the protocol, and the stream."""
+        return 0, self._pointer
+
+
+def memory_of(arrays: Sequence[Any], what: str) -> Memory:
+    """Where all of these arrays are; TensorError where that is not one GPU. `what` they are, for the message."""
+    found = {_where(array, what) for array in arrays}
+    if len({library for library, _ in found}) > 1:
+        raise TensorError(f"{what} are CuPy arrays and PyTorch tensors in one list: give arrays of one library")
+    if len(found) > 1:
+        devices = " and ".join(f"GPU {device}" for device in sorted(device for _, device in found))
+        raise TensorError(f"{what} lie on {devices}: give those of each GPU to an optimizer of their own")
+    library, device = found.pop()
+    memory: Memory = TorchMemory(device) if library == "torch" else CupyMemory(device)
+    return memory
+
+
+def _where(array: Any, what: str) -> tuple[str, int]:
+    """The library of an array, and the number of its GPU."""
+    import cupy
+
+    if isinstance(array, cupy.ndarray):
+        _check_contiguous(array.flags.c_contiguous or array.flags.f_contiguous, what, "cupy.ascontiguousarray of it")
+        return "cupy", int(array.device.id)
+    if hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
+        if array.is_cuda:
+            return "torch", int(array.device.index or 0)
+        kind, move = f"a PyTorch tensor on {array.device}", "tensor.cuda()"
+    else:
+        kind, move = f"a {type(array).__module__.split('.')[0]} array in main memory", "cupy.asarray(array)"
+        if not isinstance(array, np.ndarray):
+            kind = f"a {type(array).__name__}"
+    raise TensorError(
+        f"the cupy backend works on a GPU, and one of {what} is {kind}: pass {move}, or use backend 'cpu'"
+    )
+
+
+def _check_contiguous(contiguous: bool, what: str, advice: str) -> None:
+    if not contiguous:
+        raise TensorError(f"one of {what} is not contiguous: pass {advice}")
+
+
+@contextmanager
+def used(memory: Memory, chosen: Any = None) -> Iterator[Any]:
+    """Makes the device and the stream the current ones; gives the stream."""
+    import cupy
+
+    with cupy.cuda.Device(memory.device):
+        stream = memory.stream(chosen)
+        with stream:
+            yield stream
+
+
+class Ring:
+    """Pinned memory through which small tables go to a device in order, without waiting for it.
+
+    A piece is used again when what was copied from it has arrived; one that a graph copies from at every replay, never.
+    """
+
+    PIECES = 16
+
+    def __init__(self) -> None:
+        self._pieces: list[_Piece] = []
+        self._kept: list[_Piece] = []
+        self._next = 0
+
+    def copy(self, target: int, content: np.ndarray[Any, Any], stream: Any) -> bool:
+        """Copies a contiguous array to an address on the current device; false where a graph captures the copy."""
+        import cupy
+
+        captured = bool(stream.is_capturing())
+        piece = _Piece(content.nbytes) if captured else self._free(content.nbytes)
+        piece.bytes[: content.nbytes] = content.reshape(-1).view(np.uint8)
+        kind = cupy.cuda.runtime.memcpyHostToDevice
+        cupy.cuda.runtime.memcpyAsync(target, piece.pinned.ptr, content.nbytes, kind, stream.ptr)
+        if captured:
+            self._kept.append(piece)
+        else:
+            piece.copied.record(stream)
+        return not captured
+
+    def _free(self, size: int) -> _Piece:
+        """The piece that was used longest ago, once nothing is copied from it any more."""
+        place, self._next = self._next, (self._next + 1) % self.PIECES
+        if place == len(self._pieces):
+            self._pieces.append(_Piece(size))
+        self._pieces[place].copied.synchronize()
+        if self._pieces[place].bytes.size < size:
+            self._pieces[place] = _Piece(size)
+        return self._pieces[place]
+
+
+class _Piece:
+    """Pinned memory, and the event that says when what was copied from it last has arrived."""
+
+    def __init__(self, size: int) -> None:
+        import cupy
+
+        self.pinned = cupy.cuda.alloc_pinned_memory(size)
+        self.bytes = np.frombuffer(self.pinned, np.uint8, size)
+        self.copied = cupy.cuda.Event(disable_timing=True)

@@ -1,0 +1,346 @@
+"""A stand-in for CuPy that runs CUDA C on the CPU: the few calls that the backend makes, on memory of NumPy's.
+
+Copies to the device and launches wait in a queue until something looks at memory, as they would on a GPU: what is
+overwritten too early shows. Kernels are the printed text as it is, compiled by g++ behind `cuda_on_cpu.h`; those of
+blocks in descending order must give the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import re
+import shutil
+import subprocess
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+HERE = Path(__file__).parent
+
+#: Why nothing can run here; empty where it can.
+MISSING = "" if shutil.which("g++") else "there is no g++"
+
+#: What is to be done before memory is looked at.
+_QUEUE: list[Callable[[], None]] = []
+
+#: Bytes around every array, and what they must keep.
+_GUARD, _MARK = 64, 0xA5
+
+
+def flush() -> None:
+    """Does what is waiting."""
+    while _QUEUE:
+        _QUEUE.pop(0)()
+
+
+class Array(np.ndarray[Any, Any]):
+    """A CuPy array: NumPy's do not mix with it, and a number is an array without dimensions."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return types.SimpleNamespace(ptr=int(self.__array_interface__["data"][0]))
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return types.SimpleNamespace(id=_DEVICES.get(id(self), 0))
+
+    def get(self) -> np.ndarray[Any, Any]:
+        flush()
+        return np.array(self.view(np.ndarray))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+        return _wrapped(getattr(ufunc, method))(*inputs, **keywords)
+
+    def __array_function__(self, function: Any, kinds: Any, inputs: Any, keywords: Any) -> Any:
+        return _wrapped(function)(*inputs, **keywords)
+
+    def __getitem__(self, key: Any) -> Any:
+        flush()
+        return _taken(np.ndarray.__getitem__(self.view(np.ndarray), _given(key)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        flush()
+        np.ndarray.__setitem__(self.view(np.ndarray), _given(key), _given(value))
+
+
+#: The device of arrays that are said not to be on the first, by their id.
+_DEVICES: dict[int, int] = {}
+
+
+def _given(value: Any) -> Any:
+    """What NumPy is to be given for an argument; TypeError for an array of NumPy's, as CuPy raises it."""
+    if isinstance(value, Array):
+        return value.view(np.ndarray)
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_given, value))
+    return value
+
+
+def _taken(value: Any) -> Any:
+    """A result of NumPy's as CuPy has it."""
+    if isinstance(value, np.ndarray):
+        return value.view(Array)
+    if isinstance(value, np.generic):
+        return np.asarray(value).view(Array)
+    return type(value)(map(_taken, value)) if isinstance(value, list | tuple) else value
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*inputs: Any, **keywords: Any) -> Any:
+        flush()
+        return _taken(function(*_given(inputs), **{k: _given(v) for k, v in keywords.items()}))
+
+    return call
+
+
+# Memory
+
+
+_guards: list[np.ndarray[Any, Any]] = []
+
+
+def empty(shape: Any, dtype: Any = np.float64, order: str = "C") -> Array:
+    """Uninitialised memory between guards."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.full(size + 2 * _GUARD + 512, _MARK, np.uint8)
+    start = _GUARD + -(raw.ctypes.data + _GUARD) % 512
+    found = raw[start : start + size].view(dtype).reshape(shape, order=order)
+    return found.view(Array)
+
+
+def zeros(shape: Any, dtype: Any = np.float64, order: str = "C") -> Array:
+    flush()
+    found = empty(shape, dtype, order)
+    found.view(np.ndarray).fill(0)
+    return found
+
+
+def asarray(values: Any, dtype: Any = None, order: str = "K") -> Array:
+    """The array, or a copy of NumPy's on the device."""
+    if isinstance(values, Array):
+        return values if dtype in (None, values.dtype) else _taken(values.view(np.ndarray).astype(dtype))
+    host = np.asarray(values, dtype)
+    fortran = host.flags.f_contiguous and not host.flags.c_contiguous
+    found = empty(host.shape, host.dtype, "F" if fortran else "C")
+    found.view(np.ndarray)[...] = host
+    return found
+
+
+def _pinned(size: int) -> Any:
+    """Memory that a device copies from."""
+    kind: Any = type("PinnedMemoryPointer", (ctypes.c_ubyte * max(1, size),), {"ptr": property(ctypes.addressof)})
+    return kind()
+
+
+class Stream:
+    """A stream; `capturing` where a graph is being captured."""
+
+    capturing = False
+
+    def __init__(self, ptr: int = 0) -> None:
+        self.ptr = ptr
+
+    def __enter__(self) -> Stream:
+        _STREAMS.append(self)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        _STREAMS.pop()
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self) -> None:
+        assert not self.capturing
+        flush()
+
+    @staticmethod
+    def from_external(stream: Any) -> Stream:
+        return Stream(stream.__cuda_stream__()[1])
+
+
+_STREAMS = [Stream()]
+
+
+class Event:
+    """An event that was recorded before whatever is waiting now, or after it."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        assert disable_timing
+        self.pending = False
+
+    def record(self, stream: Stream) -> None:
+        self.pending = True
+        _QUEUE.append(self._happen)
+
+    def _happen(self) -> None:
+        self.pending = False
+
+    def synchronize(self) -> None:
+        while self.pending:
+            _QUEUE.pop(0)()
+
+
+class Device:
+    """A GPU."""
+
+    compute_capability = "90"
+
+    def __init__(self, number: int = 0) -> None:
+        self.id = number
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+
+def memcpy_async(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    """A copy that is made when the queue comes to it."""
+    assert kind == 1
+    _QUEUE.append(lambda: ctypes.memmove(target, source, size) and None)
+
+
+# Kernels
+
+
+class Failure(Exception):
+    """What the stand-in raises where CuPy's compiler would."""
+
+
+class RawModule:
+    """A source text, compiled for the CPU."""
+
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+        self.code, self.options = code, options
+
+    def compile(self) -> None:
+        _library(self.code, self.options)
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        library = _library(self.code, self.options)
+        run = ctypes.cast(getattr(library, f"cuda_run_{name}"), ctypes.c_void_p)
+
+        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[int, ...]) -> None:
+            assert all(type(x) is int for x in (*grid, *block, *arguments))
+            _QUEUE.append(lambda: _launch(run, grid[0], block[0], arguments))
+
+        return launch
+
+
+#: Whether blocks and threads run in descending order.
+backwards = False
+
+
+def _launch(run: Any, grid: int, block: int, arguments: Sequence[int]) -> None:
+    words = (ctypes.c_int64 * len(arguments))(*arguments)
+    at = ctypes.addressof(words)
+    pointers = (ctypes.c_void_p * len(arguments))(*(at + 8 * i for i in range(len(arguments))))
+    _machine().cuda_launch(run, pointers, grid, block, int(backwards))
+
+
+@functools.cache
+def _folder() -> Path:
+    return Path(_kept().name)
+
+
+@functools.cache
+def _kept() -> Any:
+    return tempfile.TemporaryDirectory(prefix="rulec-cuda-")
+
+
+#: Nothing is contracted, and a kernel's functions are its own: C's library has a `step` too.
+_OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique", "-Wl,-Bsymbolic")
+
+
+def _compiled(source: Path, *options: str) -> Path:
+    made = source.with_suffix(".so")
+    command = ["g++", *_OPTIONS, *options, str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failure(done.stderr)
+    return made
+
+
+@functools.cache
+def _machine() -> Any:
+    """What runs the blocks of a grid."""
+    source = _folder() / "cuda_on_cpu.cpp"
+    source.write_text((HERE / "cuda_on_cpu.cpp").read_text())
+    return ctypes.CDLL(str(_compiled(source, "-O2")), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _library(code: str, options: tuple[str, ...]) -> Any:
+    """The kernels of a source text, as functions of this process."""
+    _machine()
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    (folder / "kernel.cu").write_text(code)
+    names = re.findall(r'^extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(', code, re.M)
+    lines = [f'#include "{HERE / "cuda_on_cpu.h"}"', '#include "kernel.cu"', *(f"CUDA_KERNEL({n})" for n in names)]
+    (folder / "kernel.cpp").write_text("\n".join(lines) + "\n")
+    return ctypes.CDLL(str(_compiled(folder / "kernel.cpp", "-O1", "-w")))
+
+
+def _module() -> types.ModuleType:
+    """The module `cupy`."""
+    found = types.ModuleType("cupy")
+    found.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, memcpyHostToDevice=1, memcpyAsync=memcpy_async)
+    cuda = types.SimpleNamespace(
+        Device=Device, Event=Event, Stream=Stream, alloc_pinned_memory=_pinned, runtime=runtime,
+        get_current_stream=lambda: _STREAMS[-1],
+    )  # fmt: skip
+    own = {"ndarray": Array, "empty": empty, "zeros": zeros, "asarray": asarray, "RawModule": RawModule, "cuda": cuda}
+    for name, value in own.items():
+        setattr(found, name, value)
+    found.__getattr__ = lambda name: _numpy(name)  # type: ignore[method-assign]
+    return found
+
+
+def _numpy(name: str) -> Any:
+    found = getattr(np, name)
+    return _wrapped(found) if callable(found) and not isinstance(found, type) else found
+
+
+CUPY = _module()
+
+
+@contextmanager
+def installed() -> Iterator[types.ModuleType]:
+    """The stand-in as the module `cupy`."""
+    with mock.patch.dict("sys.modules", cupy=CUPY):
+        yield CUPY
+
+
+class StandInKind:
+    """Arrays of the stand-in, for the conformance suite."""
+
+    name = "cupy"
+    mutable = True
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+
+    def make(self, values: np.ndarray[Any, Any], skip: int = 0) -> Array:
+        """A view of new memory that begins `skip` elements in."""
+        memory = empty(values.size + skip, values.dtype)
+        array = memory.view(np.ndarray)[skip:].reshape(values.shape).view(Array)
+        array.view(np.ndarray)[...] = values
+        return array
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """A copy."""
+        found: np.ndarray[Any, Any] = array.get()
+        return found
