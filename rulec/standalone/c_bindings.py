@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from rulec.standalone.c_file import CFile
 from rulec.standalone.prose import margin, title
 
-_REAL = {"float32": "c_float", "float64": "c_double"}
-
 
 def _told(file: CFile) -> list[str]:
     return [
@@ -115,7 +113,7 @@ def _continued(line: str) -> list[str]:
 
 def julia_text(file: CFile) -> str:
     """A module with the hyper-parameters as a struct with keywords, and a function for each of C's."""
-    real = {"float32": "Cfloat", "float64": "Cdouble"}[file.dtype]
+    real = {"float": "Cfloat", "double": "Cdouble", "uint16_t": "UInt16"}[file.real]
     extents = "(Base.size(param))" if file.shaped else ""
     told = [
         *_told(file), "", f"Compile {file.name}.c to a shared library and set its path first:", "",

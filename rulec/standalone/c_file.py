@@ -6,15 +6,15 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 
-from rulec.compiler.ir import Buffer
+from rulec.compiler.ir import Buffer, Program
 from rulec.compiler.pipeline import compile
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
-from rulec.standalone.c_numbers import LOOPS, expression
+from rulec.standalone.c_numbers import LOOPS
 from rulec.standalone.c_step import StepText, fact, hyper_names, number_name
 from rulec.standalone.c_text import block, branch, comment, indented, loop, signature, wrapped
-from rulec.standalone.c_words import RESERVED, TYPES, Piece, cast, literal, words_used
+from rulec.standalone.c_words import RESERVED, TYPES, expression, literal, narrowed, widened, words_used
 from rulec.standalone.cases import Case, Family, family, versions
 from rulec.standalone.prose import introduction, vendored
 from rulec.standalone.refusal import CannotBuild
@@ -142,9 +142,9 @@ class Source:
         )
         lines = [
             *comment([*introduction(self.file.rule), "", *vendored()]), "", f'#include "{self.name}.h"', "",
-            "#include <math.h>", "#include <stdlib.h>", "", *self._constants(body),
+            "#include <math.h>", "#include <stdbool.h>", "#include <stdlib.h>", "", *self._constants(body),
         ]  # fmt: skip
-        words = "".join(f"{word}\n" for word in words_used(body))
+        words = words_used(body)
         whole = "\n".join(lines) + "\n\n" + words + body
         return "\n".join(line for x in whole.rstrip("\n").split("\n") for line in wrapped(x)) + "\n"
 
@@ -268,9 +268,9 @@ class Source:
             own = str(n.arg)
             if own in self.file.family.static:
                 return literal(self.file.family.static[own], "float64")
-            return Piece(f"(double)view->{'count' if own == 'numel' else own}", 8)
+            return f"(double)view->{'count' if own == 'numel' else own}"
 
-        return expression(value, leaf)
+        return expression(self._program, value, leaf)
 
     def _checks(self) -> list[str]:
         """Whether hyper-parameters lie in their ranges."""
@@ -401,9 +401,9 @@ class Source:
             kind, compute = TYPES[self.file.state_dtype], self.file.state_dtype
             name = number_name(buffer.name)
             copy = buffer.init.op is Op.LOAD and self.file.state_dtype == self.file.dtype
-            value = "param[i]" if copy else cast(self._initial(buffer.init), compute)
-            if buffer.init.op is Op.CONST:
-                value = literal(float(buffer.init.arg), compute)  # type: ignore[arg-type]
+            value = "param[i]" if copy else narrowed(self._initial(buffer.init), compute)
+            if buffer.init.op is Op.CONST and not buffer.init.arg:
+                value = "0"
             filled = loop("i", "0", self.file.size(buffer), [f"values[i] = {value};"])
             lines += ["{", *indented([f"{kind} *const values = ({kind} *)((char *)state + at.{name});", *filled]), "}"]
         return lines
@@ -411,14 +411,18 @@ class Source:
     def _initial(self, value: Node) -> str:
         def leaf(n: Node) -> str:
             if n.op is Op.LOAD:
-                return Piece("(double)param[i]", 8) if self.file.dtype == "float32" else "param[i]"
+                return widened("param[i]", self.file.dtype)
             if n.op is Op.FACT:
                 return fact(str(n.arg), self.file.dtype)
             own = str(n.arg)
             static = self.file.family.static
             return literal(static[own], "float64") if own in static else f"hyper->{self.file.hyper[own]}"
 
-        return expression(value, leaf)
+        return expression(self._program, value, leaf)
+
+    @property
+    def _program(self) -> Program:
+        return self.file.family.cases[0].program
 
     def _known(self) -> list[str]:
         """Whether a state block belongs to the tensor."""
@@ -451,7 +455,7 @@ class Source:
                 own.append("const double t = (double)(head->steps + 1);")
             for number, version in enumerate(case.versions):
                 tests = [
-                    ("" if truth else "!") + f"({expression(node, self._predicate_leaf)})"
+                    ("" if truth else "!") + f"({expression(self._program, node, self._predicate_leaf)})"
                     for (_, node), truth in zip(case.program.predicates, version.decided, strict=True)
                 ]
                 if self._turns() and len({v.turned for v in case.versions}) > 1:
@@ -466,7 +470,7 @@ class Source:
         if n.op is Op.STEP:
             return "t"
         if n.op is Op.FACT:
-            return Piece(fact(str(n.arg), self.file.dtype).replace("(double)", "(double)view."), 8)
+            return fact(str(n.arg), self.file.dtype).replace("(double)", "(double)view.")
         own, static = str(n.arg), self.file.family.static
         return literal(static[own], "float64") if own in static else f"hyper->{self.file.hyper[own]}"
 

@@ -71,7 +71,7 @@ def _hyper(file: CFile) -> list[str]:
     fixed = [f"{key} = {number_text(v)}" for key, v in family.static.items()]
     lines = ["/* Hyper-parameters, with their defaults and ranges. They may change from step to step. */"]
     lines += [f"/* Fixed when this file was printed: {', '.join(fixed)}. */"] if fixed else []
-    values = ", ".join(literal(value, "float64") for _, value in defaults) or "0.0"
+    values = ", ".join(literal(value) for _, value in defaults) or "0.0"
     return [
         *lines, "typedef struct {", *indented(fields or ["double none; /* the rule has none */"]), f"}} {file.name}_hyper;", "",
         f"/* {file.name}_hyper hyper = {file.upper}_DEFAULTS; */", f"#define {file.upper}_DEFAULTS \\", f"    {{{values}}}",

@@ -6,6 +6,7 @@ the first segment of its kind after those that it needs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
 from rulec.standalone.c_text import loop
-from rulec.standalone.c_words import NOTHING, literal, operations
+from rulec.standalone.c_words import NOTHING, NumberPrinter
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
 LOOPS: Mapping[str, tuple[str, str, str]] = {
@@ -22,8 +23,6 @@ LOOPS: Mapping[str, tuple[str, str, str]] = {
     "bi": ("line", "batch * rows", "rows"),
     "bj": ("column", "batch * cols", "cols"),
 }
-
-_OPS = operations("float64")
 
 
 @dataclass
@@ -130,7 +129,7 @@ class Numbers:
     def _number(self, value: Node) -> str:
         text = self._text(value, "", defining=True)
         self.named[value] = unique_name(self._name(value), self.taken)
-        return f"const {'int' if is_boolean(value) else 'double'} {self.named[value]} = {text};"
+        return f"const {'bool' if is_boolean(value) else 'double'} {self.named[value]} = {text};"
 
     def _in_loop(self, value: Node, index: int, place: Mapping[Node, int]) -> list[str]:
         letters = self.letters(value)
@@ -142,7 +141,7 @@ class Numbers:
         name = self._name(value)
         if local:
             self.named[value] = unique_name(name, self.taken)
-            lines = [f"const {'int' if is_boolean(value) else 'double'} {self.named[value]} = {text};"]
+            lines = [f"const {'bool' if is_boolean(value) else 'double'} {self.named[value]} = {text};"]
             text = self.named[value]
         if kept:
             variable, size, kind = LOOPS[letters]
@@ -185,33 +184,23 @@ class Numbers:
         return self._text(value, letters)
 
     def _text(self, value: Node, letters: str, defining: bool = False) -> str:
-        if not defining and value in self.named:
+        def known(part: Node) -> str | None:
+            return None if defining and part is value and part.op.kind is not Kind.LEAF else self._known(part, letters)
+
+        return NumberPrinter(self.program, known).text(value)
+
+    def _known(self, value: Node, letters: str) -> str | None:
+        """The text of a value that is there already; None where it must be written out."""
+        if value in self.named:
             return self.named[value]
         own = self.letters(value)
         index = LOOPS[own][0] if own else ""
-        if not defining and value in self.arrays:
+        if value in self.arrays:
             return f"{self.arrays[value]}[{index}]"
-        if value.op is Op.CONST:
-            return literal(float(value.arg), "float64")  # type: ignore[arg-type]
         if value.op.kind is Kind.LEAF:
             return self.leaf(value, index)
-        if value.op.kind is Kind.REDUCE:  # of a number: there is nothing to reduce
-            return self._text(value.args[0], letters)
-        return _applied(value, [self._text(a, letters) for a in value.args])
-
-
-def expression(value: Node, leaf: Callable[[Node], str]) -> str:
-    """An expression of numbers in full, in double."""
-    if value.op is Op.CONST:
-        return literal(float(value.arg), "float64")  # type: ignore[arg-type]
-    if value.op.kind is Kind.LEAF:
-        return leaf(value)
-    return _applied(value, [expression(a, leaf) for a in value.args])
-
-
-def _applied(value: Node, operands: Sequence[str]) -> str:
-    form = _OPS[value.op]
-    return form.format(*operands) if isinstance(form, str) else form(*operands)
+        # A reduction of a number: there is nothing to reduce.
+        return self._text(value.args[0], letters) if value.op.kind is Kind.REDUCE else None
 
 
 def _taken_in(op: Op, total: str, text: str) -> str:
@@ -222,6 +211,4 @@ def _taken_in(op: Op, total: str, text: str) -> str:
 
 def used(lines: Sequence[str], name: str) -> bool:
     """Whether any line names an identifier."""
-    import re
-
     return any(re.search(rf"\b{re.escape(name)}\b", line) for line in lines)

@@ -9,14 +9,15 @@ from rulec.compiler.ir import Buffer, Result
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.plan import Plan
 from rulec.standalone.c_numbers import LOOPS, Numbers, used
-from rulec.standalone.c_stage import Parameter, StageText
+from rulec.standalone.c_stage import StageText
 from rulec.standalone.c_text import block, branch, indented, loop, signature
-from rulec.standalone.c_words import RESERVED, TYPES, Piece, cast, literal
+from rulec.standalone.c_words import RESERVED, TYPES, literal, narrowed, widened
 from rulec.standalone.cases import Family, Version
+from rulec_backends.c_print import Parameter
 from rulec_backends.plan import COL, ROW, TENSOR, is_shaped, place
 
 #: The machine epsilon of a parameter, which rules may name.
-_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
+_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 class StepText:
@@ -95,7 +96,7 @@ class StepText:
 
     def _loaded(self, buffer: Buffer, index: str) -> str:
         if index:
-            return Piece(f"{self.pointers[buffer.name]}[{index}]", 9)
+            return widened(f"{self.pointers[buffer.name]}[{index}]", self.layout.dtype(buffer.name))
         return self.pointers[buffer.name] if buffer.role == "input" else f"head->{number_name(buffer.name)}"
 
     @staticmethod
@@ -207,7 +208,7 @@ class StepText:
         return [*_parallel("batch * down * across"), *loop("tile", "0", "batch * down * across", body)]
 
     def _arguments(self, stage: StageText) -> list[str]:
-        return [self._argument(p, stage) for p in stage.parameters]
+        return [self._argument(p, stage) for p in stage.passed()]
 
     def _argument(self, parameter: Parameter, stage: StageText) -> str:
         if parameter.kind == "buffer":
@@ -219,7 +220,7 @@ class StepText:
         if parameter.kind == "scalar":
             value = self.program.columns[int(parameter.of)].value
             text = self.numbers.text(value)
-            return text if parameter.declared.startswith("int ") else cast(text, self.layout.compute)
+            return text if parameter.type == "bool" else narrowed(text, self.layout.compute)
         return self._slots(self.program.result(parameter.of), stage)
 
     def _slots(self, reduction: Result, stage: StageText) -> str:
@@ -258,7 +259,7 @@ class StepText:
                 lines.append(f"head->{number_name(buffer.name)} = {self.numbers.text(store.value)};")
                 continue
             variable, size, _ = LOOPS[letters]
-            text = cast(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
+            text = narrowed(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
             body = [f"{self.pointers[buffer.name]}[{variable}] = {text};"]
             if letters != "b" and "[matrix]" in text:
                 body.insert(0, f"const int64_t matrix = {variable} / {'rows' if letters == 'bi' else 'cols'};")
@@ -307,7 +308,7 @@ def fact(name: str, dtype: str) -> str:
     """A shape fact as a double, from what is known of a view."""
     if name == "machine_eps":
         return literal(_EPSILON[dtype], "float64")
-    return Piece(f"(double){'count' if name == 'numel' else name}", 8)
+    return f"(double){'count' if name == 'numel' else name}"
 
 
 def number_name(state: str) -> str:

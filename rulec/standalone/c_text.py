@@ -44,9 +44,12 @@ def signature(head: str, parameters: Sequence[str], end: str = "") -> list[str]:
 def wrapped(line: str) -> list[str]:
     """A line of code on as many lines as it needs; what follows the first is two levels further in."""
     stripped = line.lstrip(" ")
-    if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", 'return "')):
+    if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", "//", 'return "')):
         return [line]
     indent = " " * (len(line) - len(stripped))
+    code, slashes, told = stripped.partition("  // ")
+    if slashes:
+        return [f"{indent}// {told}", *wrapped(f"{indent}{code}")]
     return textwrap.wrap(
         stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
         break_long_words=False, break_on_hyphens=False,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rulec import Rule
+from rulec.array.arrays import numpy_dtype
 from rulec.standalone.c_file import CFile
 from rulec.standalone.files import written
 
@@ -65,13 +66,13 @@ class CRun:
     """Tensors updated by the C functions of a rule."""
 
     def __init__(self, rule: CRule, params: Sequence[Array], hyper: Mapping[str, float] | None = None) -> None:
-        self.rule, self.arrays = rule, [np.array(p, rule.dtype, order="C") for p in params]
+        self.rule, self.arrays = rule, [np.array(p, numpy_dtype(rule.dtype), order="C") for p in params]
         self.states: list[Array] = []
         for array in self.arrays:
             size = rule.size(array.shape)
             # More than is asked for, filled with a pattern: what is written beyond the block would show.
             block = np.full(rule.function("state_bytes")(*size) + 64, 0xA5, np.uint8)
-            status = rule.function("init")(_address(block), _address(array), *size, rule.hyper(hyper or {}))
+            status = rule.function("init")(address(block), address(array), *size, rule.hyper(hyper or {}))
             assert status == 0, rule.function("message")(status)
             self.states.append(block)
 
@@ -80,10 +81,10 @@ class CRun:
         given = self.rule.hyper(hyper or {})
         for array, grad, state in zip(self.arrays, grads, self.states, strict=True):
             if grad is not None:
-                own = np.ascontiguousarray(grad, self.rule.dtype)
+                own = np.array(grad, numpy_dtype(self.rule.dtype), order="C")
                 before = own.copy()
                 status = self.rule.function("step")(
-                    _address(array), _address(own), _address(state), *self.rule.size(array.shape), given
+                    address(array), address(own), address(state), *self.rule.size(array.shape), given
                 )
                 assert status == 0, self.rule.function("message")(status)
                 assert own.tobytes() == before.tobytes()
@@ -93,11 +94,11 @@ class CRun:
         """Moves every tensor to its evaluation point or back."""
         for array, state in zip(self.arrays, self.states, strict=True):
             size = self.rule.size(array.shape)
-            status = self.rule.function(word)(_address(array), _address(state), *size, self.rule.hyper(hyper or {}))
+            status = self.rule.function(word)(address(array), address(state), *size, self.rule.hyper(hyper or {}))
             assert status == 0, self.rule.function("message")(status)
 
 
-def _address(array: Array) -> ctypes.c_void_p:
+def address(array: Array) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 

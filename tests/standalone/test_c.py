@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,23 +14,33 @@ import numpy as np
 import pytest
 
 import rulec
+import rulec.array
+from rulec.array.arrays import numpy_dtype
+from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.language.node import Kind, Op, walk
+from rulec.standalone.cases import family
+from rulec.standalone.files import written
 from rulec.standalone.refusal import CannotBuild
-from tests.standalone.c_library import CRule, CRun, drawn
+from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))
 
 COMPOSED = (
     "clip_by_norm >> adamw", "lookahead(adam, k=2)", "accumulate(momentum, every=3)", "lion >> cautious",
     "adam >> trust_ratio", "adaptive_clip >> sgd", "centralize >> adam", "ema(sgd)", "schedule_free(adam)",
-    "lookahead(adafactor, k=2)", "clip_by_norm >> came",
+    "lookahead(adafactor, k=2)", "clip_by_norm >> came", "lookahead(accumulate(adamw, every=2), k=2)",
 )  # fmt: skip
+
+#: Operations that give the same bits everywhere.
+EXACT = {
+    Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.SQRT, Op.RSQRT, Op.ABS, Op.WHERE, Op.SIGN, Op.MINIMUM, Op.MAXIMUM,
+    Op.FLOOR, Op.FLOORDIV,
+}  # fmt: skip
 
 
 def built() -> list[str]:
     """Every rule of the library that runs by itself, and some composed of them, that can be written as C."""
-    from rulec.standalone.cases import family
-
     names = []
     for name in [*rulec.rules(wrappers=False), *COMPOSED]:
         try:
@@ -42,6 +56,11 @@ def alone(rule: rulec.Rule, params: Sequence[Any]) -> ReferenceOptimizer:
     return ReferenceOptimizer(rule, params, [{}] * len(params), groups=range(len(params)))
 
 
+def test_most_of_the_library_is_written() -> None:
+    assert len(set(built()) & set(rulec.rules())) >= 50
+    assert set(COMPOSED) <= set(built())
+
+
 @pytest.mark.parametrize("name", built())
 def test_steps_are_the_references(name: str, tmp_path: Path) -> None:
     rule = rulec.load(name)
@@ -54,3 +73,311 @@ def test_steps_are_the_references(name: str, tmp_path: Path) -> None:
         run.step(given)
         for ours, theirs in zip(run.arrays, reference.params, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
+def exact_rules() -> list[str]:
+    """Elementwise rules whose kernels use nothing but what IEEE rounds correctly."""
+    found = []
+    for name in built():
+        program = compile(rulec.load(name))
+        values = walk(program.stages[0].roots)
+        plain = all(v.op in EXACT or v.op.kind in (Kind.LEAF, Kind.COMPARE, Kind.LOGIC) for v in values)
+        if program.elementwise and not program.predicates and plain:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", exact_rules())
+def test_bits_are_the_cpu_backends(name: str, dtype: str, tmp_path: Path) -> None:
+    """Scalars are float64 on both sides and rounded to float32 once: powers that differ in a last bit do not show."""
+    rule = rulec.load(name)
+    params, steps = drawn(1, ((33,), (5, 7), (8192 + 5,)), 4)
+    arrays = [p.astype(numpy_dtype(dtype)) for p in params]
+    run = CRun(CRule(rule, tmp_path, dtype), arrays)
+    optimizers = [rulec.array.Optimizer(rule, [a], backend="cpu") for a in arrays]
+    for grads in steps:
+        run.step(grads)
+        for optimizer, grad in zip(optimizers, grads, strict=True):
+            optimizer.step([grad.astype(numpy_dtype(dtype))])
+    for ours, theirs in zip(run.arrays, arrays, strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "state_dtype"), [("float32", "float32"), ("float32", "float64"), ("float64", "float32"),
+                                                    ("bfloat16", "float32"), ("float16", "float32")])  # fmt: skip
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "nadam", "adam_mini", "sm3"])
+def test_dtypes(name: str, dtype: str, state_dtype: str, tmp_path: Path) -> None:
+    rule = rulec.load(name)
+    params, steps = drawn(2, ((6, 5), (40,)), 3)
+    rounded = [p.astype(numpy_dtype(dtype)) for p in params]
+    reference = alone(rule, [r.astype(np.float64) for r in rounded])
+    run = CRun(CRule(rule, tmp_path, dtype, state_dtype), rounded)
+    start = [p.copy() for p in reference.params]
+    for grads in steps:
+        given = [g.astype(numpy_dtype(dtype)).astype(np.float64) for g in grads]
+        run.step(given)
+        reference.step(given)
+    precision = {"float64": 3e-6, "float32": 3e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    for ours, theirs, before in zip(run.arrays, reference.params, start, strict=True):
+        assert np.abs(theirs - before).max() > 1e-3
+        np.testing.assert_allclose(ours.astype(np.float64), theirs, atol=precision * np.abs(theirs).max(), rtol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "came", "lookahead(adam, k=2)"])
+def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+    rule = rulec.load(name)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\nimport rulec\nfrom tests.standalone.c_library import CRule, CRun, drawn\n"
+        "params, steps = drawn(3, ((200, 4100), (50000,)), 3)\n"
+        "run = CRun(CRule(rulec.load(sys.argv[2]), Path(sys.argv[3]), 'float32', '', '-fopenmp'), params)\n"
+        "for grads in steps: run.step(grads)\n"
+        "import hashlib; print([hashlib.sha256(a.tobytes()).hexdigest() for a in run.arrays])\n"
+    )
+    root = str(Path(__file__).parents[2])
+    printed = []
+    for threads in ("1", "3"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, root, name, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": threads},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+    params, steps = drawn(3, ((200, 4100), (50000,)), 3)
+    plain = CRun(CRule(rule, tmp_path), params)
+    for grads in steps:
+        plain.step(grads)
+    assert all(np.isfinite(a).all() for a in plain.arrays)
+
+
+def test_hyper_parameters_may_change_and_default(tmp_path: Path) -> None:
+    rule = rulec.load("adamw")
+    params, steps = drawn(4, ((4, 3),), 4)
+    built_rule = CRule(rule, tmp_path, "float64")
+    run, reference = CRun(built_rule, params), ReferenceOptimizer(rule, params)
+    for number, grads in enumerate(steps):
+        given = {"lr": 0.01 * (number + 1), "weight_decay": 0.1}
+        run.step(grads, given)
+        reference.step(grads, given)
+    np.testing.assert_allclose(run.arrays[0], reference.params[0], rtol=1e-12)
+    assert built_rule.function("steps")(address(run.states[0])) == 4
+    by_default, by_null = CRun(built_rule, params), CRun(built_rule, params)
+    by_default.step(steps[0])
+    grad = np.ascontiguousarray(steps[0][0])
+    size = built_rule.size((4, 3))
+    array = by_null.arrays[0]
+    assert built_rule.function("step")(address(array), address(grad), address(by_null.states[0]), *size, None) == 0
+    assert by_default.arrays[0].tobytes() == array.tobytes()
+
+
+def test_a_copied_block_is_a_checkpoint(tmp_path: Path) -> None:
+    params, steps = drawn(5, ((9, 4),), 6)
+    rule = CRule(rulec.load("lamb"), tmp_path)
+    run = CRun(rule, params)
+    for grads in steps[:3]:
+        run.step(grads)
+    saved = run.arrays[0].copy(), run.states[0].copy()
+    for grads in steps[3:]:
+        run.step(grads)
+    again = CRun(rule, params)
+    again.arrays[0][...], again.states[0] = saved
+    for grads in steps[3:]:
+        again.step(grads)
+    assert again.arrays[0].tobytes() == run.arrays[0].tobytes()
+
+
+@pytest.mark.parametrize("name", ["schedule_free_adamw", "schedule_free(adam)", "ema(sgd)", "ema(adafactor)"])
+def test_evaluation_points(name: str, tmp_path: Path) -> None:
+    rule = rulec.load(name)
+    params, steps = drawn(6, ((4, 3), (5,)), 5)
+    run = CRun(CRule(rule, tmp_path, "float64"), params)
+    arrays = [p.copy() for p in params]
+    optimizer = rulec.array.Optimizer(rule, arrays, backend="numpy")
+    for grads in steps:
+        run.step(grads)
+        optimizer.step([g.copy() for g in grads])
+    trained = [a.copy() for a in run.arrays]
+    run.move("to_evaluation")
+    optimizer.eval()
+    for ours, theirs, before in zip(run.arrays, arrays, trained, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+        assert not np.allclose(ours, before, rtol=1e-6)
+    run.move("to_training")
+    for ours, before in zip(run.arrays, trained, strict=True):
+        np.testing.assert_allclose(ours, before, rtol=1e-12)
+    assert run.rule.function("steps")(address(run.states[0])) == 5
+
+
+# Rules that the library has none like
+
+
+ROWS_OF_TALL = """
+name: RowsOfTall
+hyper: {lr: 0.1}
+view: {short: first}
+state: {r: {init: 1, per: row}, c: {init: 2*lr, per: col}, k: {init: 0.5, per: matrix}}
+step: |
+  r = 0.5*r + max(abs(g), per="row")
+  c = c + min(g, per="col")/rows
+  k = k + sum(g, per="matrix")
+  direction = g/r + c*k + mean(p, per="matrix")
+"""
+
+PER_TENSOR = """
+name: PerTensor
+hyper: {lr: 0.1, short: {default: 3, min: 1, max: 100}, eps: 1e-8}
+state: {double: 0, big: {init: 0, per: tensor}, last: {init: 1, per: tensor}, start: p**2 + eps}
+skip: norm(g) > 100
+step: |
+  last = big
+  big = maximum(big, max(abs(g)))
+  double = 0.5*double + g
+  if t % short == 0:
+    direction = double/(big + eps)
+  else:
+    direction = sign(double)*exp(-abs(g)) + g % 0.3 + tanh(last) + cbrt(start) + erf(g)
+"""
+
+LOSS = """
+name: Loss
+hyper: {lr: 0.1}
+inputs: {loss: scalar, curvature: like p}
+state: {m: 0}
+step: |
+  m = 0.9*m + g*loss
+  direction = m/maximum(curvature, 0.1)
+"""
+
+BY_SIZE = """
+name: BySize
+hyper: {lr: 0.1, wide: {default: 1, static: true}}
+state: {m: {init: 0, if: numel > 20}}
+step: |
+  if numel > 20:
+    m = 0.9*m + g
+    direction = m
+  elif rows*wide >= 3:
+    direction = g/cols
+  else:
+    direction = sign(g)*machine_eps + g
+"""
+
+
+@pytest.mark.parametrize("text", [ROWS_OF_TALL, PER_TENSOR, BY_SIZE], ids=["rows", "tensor", "size"])
+def test_other_rules(text: str, tmp_path: Path) -> None:
+    rule = rulec.parse(text)
+    params, steps = drawn(7, ((5, 3), (3, 5), (2, 4, 2), (6,), (300, 90), (2, 2)), 5)
+    reference = alone(rule, params)
+    run = CRun(CRule(rule, tmp_path, "float64"), params)
+    for number, grads in enumerate(steps):
+        given = [g * (1e6 if number == 2 and i == 0 else 1) for i, g in enumerate(grads)]
+        reference.step(given)
+        run.step(given)
+        for ours, theirs in zip(run.arrays, reference.params, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
+    counts = [run.rule.function("steps")(address(state)) for state in run.states]
+    assert counts == [t.t for t in reference.tensors]
+
+
+def test_inputs(tmp_path: Path) -> None:
+    rule = rulec.parse(LOSS)
+    (param,), ((grad,), (curvature,)) = drawn(8, ((4, 3),), 2)
+    built_rule = CRule(rule, tmp_path, "float64")
+    run, reference = CRun(built_rule, [param]), ReferenceOptimizer(rule, [param])
+    reference.step([grad], inputs={"loss": 2.5, "curvature": [curvature]})
+    array, hyper = run.arrays[0], built_rule.hyper({})
+    given = [address(np.ascontiguousarray(x)) for x in (grad, curvature)]
+    size = built_rule.size(param.shape)
+    step = built_rule.function("step")
+    assert step(address(array), given[0], address(run.states[0]), *size, ctypes.c_double(2.5), given[1], hyper) == 0
+    np.testing.assert_allclose(array, reference.params[0], rtol=1e-14)
+    assert step(address(array), given[0], address(run.states[0]), *size, ctypes.c_double(2.5), None, hyper) == 1
+
+
+# What is refused
+
+
+def test_wrong_calls_write_nothing(tmp_path: Path) -> None:
+    params, ((grad, _), *_) = drawn(9, ((4, 3), (2, 6)), 1)
+    rule = CRule(rulec.load("adafactor"), tmp_path, "float64")
+    run = CRun(rule, params)
+    array, state, size = run.arrays[0], run.states[0], rule.size((4, 3))
+    before = array.tobytes(), state.tobytes()
+    step, message = rule.function("step"), rule.function("message")
+    wrong = {
+        b"a pointer is NULL, or a size is negative": [
+            (None, address(grad), address(state), *size, None), (address(array), None, address(state), *size, None),
+            (address(array), address(grad), None, *size, None),
+            (address(array), address(grad), address(state), *rule.size((4, -3)), None),
+        ],
+        b"a hyper-parameter is outside its range": [
+            (address(array), address(grad), address(state), *size, rule.hyper({"lr": -1.0})),
+            (address(array), address(grad), address(state), *size, rule.hyper({"d": np.nan})),
+        ],
+        b"the state block was not initialised for a tensor of this shape": [
+            (address(array), address(grad), address(state), *rule.size((3, 4)), None),
+            (address(array), address(grad), address(np.zeros(4096, np.uint8)), *size, None),
+        ],
+    }  # fmt: skip
+    for text, calls in wrong.items():
+        for call in calls:
+            assert message(step(*call)) == text
+            assert (array.tobytes(), state.tobytes()) == before
+    assert rule.function("state_bytes")(*rule.size((4, -3))) == 0
+    assert rule.function("steps")(address(np.zeros(64, np.uint8))) == -1
+    assert message(99) == b"no status of this rule"
+
+
+def test_a_rule_that_does_not_apply(tmp_path: Path) -> None:
+    text = (
+        'name: Matrices\napplies_to: ndim == 2 and not tagged("head")\nstep: |\n  direction = g - mean(g, per="row")\n'
+    )
+    rule = CRule(rulec.parse(text), tmp_path)
+    state, array = np.zeros(256, np.uint8), np.zeros(6, np.float32)
+    assert rule.function("init")(address(state), address(array), *rule.size((2, 3)), None) == 0
+    status = rule.function("init")(address(state), address(array), *rule.size((6,)), None)
+    assert rule.function("message")(status) == b"the rule does not apply to a tensor of this shape"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("prodigy", "it takes a sum over all tensors of the model, and what is written updates one alone"),
+        ("clip_by_global_norm >> adamw", "it takes a sum over all tensors of the model"),
+        ("shampoo", "it needs the matrix function"),
+        ("apollo", "it draws random numbers"),
+    ],
+)
+def test_what_has_no_such_form(name: str, why: str) -> None:
+    with pytest.raises(CannotBuild, match=f"rulec build cannot write .* as C: {why}"):
+        written(rulec.load(name), "c")
+
+
+def test_the_same_rule_gives_the_same_bytes() -> None:
+    program = (
+        "import hashlib, rulec\nfrom rulec.standalone.files import written\n"
+        "for name in ('adamw', 'adafactor', 'lookahead(adam, k=2)', 'schedule_free_adamw'):\n"
+        "    for file, text in written(rulec.load(name), 'c').items():\n"
+        "        print(file, hashlib.sha256(text.encode()).hexdigest())\n"
+    )
+    printed = [
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+                       text=True, check=True).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert printed[0] == printed[1]
+    assert len(printed[0].splitlines()) == 16
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "clip_by_norm >> adamw"])
+def test_texts_are_tidy(name: str) -> None:
+    for file, text in written(rulec.load(name), "c").items():
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+        assert not [line for line in text.splitlines() if line != line.rstrip() or "\t" in line or len(line) > 132], (
+            file
+        )
+        assert str(Path.cwd()) not in text
+        assert "MIT" in text
