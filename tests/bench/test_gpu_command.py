@@ -16,7 +16,7 @@ from rulec.bench.gpu_run import Ended, Started
 from rulec.bench.page import results_page
 from rulec.bench.result import Row, read_result
 from rulec.errors import RulecError
-from tests.bench.gpu_fakes import Clock, Script, ScriptedCrew
+from tests.bench.gpu_fakes import Clock, HostDevice, Script, ScriptedCrew
 from tests.cli.running import error, run
 
 DEVICE = {
@@ -135,6 +135,26 @@ def test_the_page_names_the_device(crew: type[Crew], tmp_path: Path) -> None:
     assert "Some GPU with 80 GiB and 50 MiB of L2, CUDA 13.0" in page
     assert "| lion, float32 | speed | 0.97 | at least 0.95 | yes |" in page
     assert "- a note" in page
+
+
+@pytest.mark.slow
+def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor, where everything is as on a GPU but its kernels and its clock."""
+    monkeypatch.setattr(gpu, "missing", lambda: None)
+    monkeypatch.setattr(gpu, "gpu_facts", lambda: DEVICE)
+    monkeypatch.setattr(gpu, "Bench", lambda quick: Bench(quick, HostDevice()))
+    monkeypatch.setattr(gpu, "workers", lambda: 2)
+    monkeypatch.setattr(gpu.gpu_check, "usable_backends", lambda: ([], []))
+    file = tmp_path / "out.json"
+    run("bench", "gpu", "--quick", "--rule", "lion", "--rule", "adamw", "--json", str(file))
+    result = read_result(file)
+    said = {row.what: row for row in result.rows}
+    assert said["lion, float32: step, of the copy bandwidth"].value > 0
+    assert said["adamw, 10 tensors of 1000 elements: step, times as fast as torch's fused step"].target == 1.0
+    assert said["adamw, 10 tensors of 1000: host time of a step"].value > 0
+    assert said["adamw, one tensor of 65,553 elements: elements that differ from those of small tensors"].met
+    # Graphs are the GPU's alone: what cannot run is said, and all else goes on.
+    assert [note.split(":")[0] for note in result.notes if ": failed:" in note] == ["adamw in a graph"]
 
 
 def test_workers_are_few_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,27 @@ def test_a_peer_that_takes_gradients_away_is_not_compared_with(bench: Bench, mon
         list(gpu_sizes.against(bench, "100 Mi", "adamw", "HeavyBall"))
 
 
+def test_plain_operators_are_adam(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NumPy's arrays in CuPy's place."""
+    import contextlib
+
+    import numpy as np
+    import torch
+
+    cupy = ModuleType("cupy")
+    cupy.from_dlpack, cupy.zeros_like, cupy.sqrt = np.from_dlpack, np.zeros_like, np.sqrt  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(gpu_seed, "_stream", contextlib.nullcontext)
+    param = gpu_rules.parameter(bench, (1000,))
+    twin = param.detach().clone().requires_grad_()
+    twin.grad = param.grad
+    step, other = gpu_seed.plain_operators(param), torch.optim.Adam([twin], lr=1e-3)
+    for _ in range(5):
+        step()
+        other.step()
+    torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
+
+
 def test_torch_has_these_ways() -> None:
     assert [(one.way, one.name) for one in gpu_peers.torch_steps("adamw")] == [
         ("fused", "torch.optim.AdamW(fused=True)"), ("foreach", "torch.optim.AdamW(foreach=True)"),
