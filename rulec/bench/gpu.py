@@ -19,7 +19,7 @@ from rulec.errors import RulecError
 BUDGET = 500.0
 
 #: Processes that check rules at once, and memory of the machine for each.
-MOST_WORKERS, WORKER_BYTES = 12, 6 * 2**30
+MOST_WORKERS, WORKER_BYTES = 16, 6 * 2**30
 
 #: Packages that steps are compared with.
 PEERS = ("heavyball", "torch-optimi", "apex", "bitsandbytes")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -36,7 +38,7 @@ class Processes:
         """Sends the part to the process, which is started where it is not there."""
         if worker not in self._workers:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=serve, args=(theirs, self._bench), daemon=True)
+            process = self._context.Process(target=_begin, args=(theirs, self._bench), daemon=True)
             process.start()
             theirs.close()  # so that the end of the process shows as the end of what it sends
             self._workers[worker] = _Worker(process, ours)
@@ -71,12 +73,21 @@ class Processes:
         one.connection.close()
 
     def close(self, first: int = 0) -> None:
-        """Ends the processes from number `first` on that are idle."""
-        for worker in [w for w in self._workers if w >= first]:
+        """Ends the processes from number `first` on: by themselves where they are idle, else by force."""
+        leaving = [worker for worker in self._workers if worker >= first]
+        for worker in leaving:
             with contextlib.suppress(BrokenPipeError):
                 self._workers[worker].connection.send(None)
-            self._workers[worker].process.join(_GRACE)
+        until = time.monotonic() + _GRACE
+        for worker in leaving:
+            self._workers[worker].process.join(max(0.0, until - time.monotonic()))
             self.end(worker)
+
+
+def _begin(connection: Connection, bench: Bench) -> None:
+    """What a process does. Whatever a library prints goes to stderr: stdout may be asked for JSON alone."""
+    os.dup2(2, 1)
+    serve(connection, bench)
 
 
 def serve(connection: Connection, bench: Bench) -> None:

@@ -20,8 +20,10 @@ from rulec_backends.numpy import NumpyBackend
 from tests.bench.gpu_fakes import HostDevice
 from tests.testing.broken import WrongSign
 
+#: Numba, which a machine with a GPU need not have, cannot be imported.
 CHECK = """
-import json
+import json, sys
+sys.modules["numba"] = None
 from rulec.bench import gpu_check
 from rulec.bench.gpu_device import Bench
 from tests.bench.gpu_fakes import HostDevice
@@ -31,8 +33,12 @@ print(json.dumps([[c.backend, c.rule, c.dtype, c.difference, c.fault, c.refused,
 
 
 def in_the_interpreter(call: str) -> Any:
+    return in_a_process(CHECK.format(call=call))
+
+
+def in_a_process(program: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", CHECK.format(call=call)], env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-c", program], env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,6 +55,23 @@ def test_a_rule_is_checked_in_every_dtype_with_its_largest_difference() -> None:
         assert (fault, refused, kind) == (None, None, "rules")
         assert difference <= bounds[dtype]
     assert sum(one[3] > 0 for one in found) >= 3  # it does measure
+
+
+STEPS = """
+import json, sys
+sys.modules["numba"] = None
+import torch, rulec.torch
+from rulec.bench import gpu
+params = [torch.ones(5, requires_grad=True)]
+params[0].grad = torch.ones(5)
+rulec.torch.AdamW(params, backend="triton", lr=0.5, weight_decay=0).step()
+parts = sum(len(section.parts) for section in gpu.sections((), ("triton",)))
+print(json.dumps([float(params[0].sum()), parts > 150]))
+"""
+
+
+def test_steps_and_plans_need_no_numba() -> None:
+    assert in_a_process(STEPS) == [pytest.approx(2.5), True]
 
 
 def test_rules_made_to_be_hard() -> None:

@@ -158,7 +158,7 @@ def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_workers_are_few_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, memory, count in ((16, 2**37, 12), (4, 2**37, 3), (16, 20 * 2**30, 3), (1, 2**30, 1), (8, None, 1)):
+    for cores, memory, count in ((32, 2**37, 16), (4, 2**37, 3), (16, 20 * 2**30, 3), (1, 2**30, 1), (8, None, 1)):
         monkeypatch.setattr(gpu, "cores", lambda n=cores: n)
         monkeypatch.setattr(gpu, "memory", lambda n=memory: n)
         assert gpu.workers() == count
