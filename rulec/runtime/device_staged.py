@@ -31,7 +31,7 @@ class DeviceStaged(Staged):
             truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
             truth = library.copy(library.spread(truth, (len(values),)))
             stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
-            self.launch.engine.count_skipped(library.reduce(Op.SUM, library.cast(stays, "float64")), library)
+            self.launch.engine.note_skipped(library.reduce(Op.MAX, library.cast(truth, "float64")), library)
         values.rows = replace(values.rows, stays=stays)
         return stays
 

@@ -79,6 +79,7 @@ class Engine:
         self.extensions = 0
         #: How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows.
         self.skipped = 0
+        self._skipping: list[tuple[Any, Library]] = []
         self._skipped_there: Any = None
         self.named: dict[str, Numbers] = {}
         self._hyper: Numbers = np.zeros(0)
@@ -314,6 +315,7 @@ class Engine:
     def finish(self) -> None:
         """Closes a step: what groups and the model remember takes its new value."""
         self.shared.finish()
+        self._count_skipped()
 
     def fire(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
@@ -524,15 +526,22 @@ class Engine:
 
     # What is known on a device
 
-    def count_skipped(self, number: Any, library: Library) -> None:
-        """Counts updates that were skipped on a device, which is not waited for."""
-        before = self._skipped_there
-        self._skipped_there = number if before is None else library.numbers(before) + number
+    def note_skipped(self, some: Any, library: Library) -> None:
+        """Notes a number on a device that is 1 where some tensor's update was skipped in this step, else 0."""
+        self._skipping.append((some, library))
 
-    def skipped_updates(self) -> int:
-        """How many updates of tensors were skipped so far. Waits for devices."""
-        there = 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there))
-        return self.skipped + there
+    def _count_skipped(self) -> None:
+        """Counts the step as skipped where one of its launches was, without waiting to hear of it."""
+        for some, library in self._skipping[:1]:
+            for other, _ in self._skipping[1:]:
+                some = library.arithmetic[Op.MAXIMUM](some, library.numbers(other))
+            before = self._skipped_there
+            self._skipped_there = some if before is None else library.numbers(before) + some
+        self._skipping = []
+
+    def skipped_steps_there(self) -> int:
+        """In how many steps an update of a tensor on a device was skipped. Waits for the device."""
+        return 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there))
 
     # Scratch
 

@@ -25,6 +25,7 @@ class ADOPT(RuleOptimizer):
         eps: float = 1e-06,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -40,6 +41,7 @@ class AMSGrad(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -79,6 +81,7 @@ class AdEMAMix(RuleOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -94,6 +97,7 @@ class AdaBelief(RuleOptimizer):
         eps: float = 1e-16,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -148,6 +152,7 @@ class AdafactorPaper(RuleOptimizer):
         d: float = 1.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -184,6 +189,7 @@ class Adai(RuleOptimizer):
         eps: float = 0.001,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -221,6 +227,7 @@ class AdamMini(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -239,6 +246,7 @@ class AdamP(RuleOptimizer):
         delta: float = 0.1,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -295,6 +303,7 @@ class Adan(RuleOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -314,6 +323,7 @@ class Apollo(RuleOptimizer):
         gap: float = 200.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
         seed: int = 0,
@@ -333,6 +343,7 @@ class ApolloMini(RuleOptimizer):
         gap: float = 200.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
         seed: int = 0,
@@ -351,6 +362,7 @@ class CAME(RuleOptimizer):
         d: float = 1.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -367,6 +379,7 @@ class CautiousAdamW(RuleOptimizer):
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -384,6 +397,7 @@ class DAdaptAdam(RuleOptimizer):
         d0: float = 1e-06,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -399,6 +413,7 @@ class DoG(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -414,6 +429,7 @@ class DoWG(RuleOptimizer):
         eps: float = 0.0001,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -427,6 +443,7 @@ class Fromage(RuleOptimizer):
         lr: float | torch.Tensor = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -445,6 +462,7 @@ class GaLore(RuleOptimizer):
         gap: float = 200.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -461,6 +479,7 @@ class Grams(RuleOptimizer):
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -477,6 +496,7 @@ class LAMB(RuleOptimizer):
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -494,6 +514,7 @@ class LARC(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -510,6 +531,7 @@ class LARS(RuleOptimizer):
         trust_coefficient: float = 0.001,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -525,6 +547,7 @@ class LaProp(RuleOptimizer):
         eps: float = 1e-15,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -540,6 +563,7 @@ class Lion(RuleOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -555,6 +579,7 @@ class MADGRAD(RuleOptimizer):
         eps: float = 1e-06,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -572,6 +597,7 @@ class MARSAdamW(RuleOptimizer):
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -587,6 +613,7 @@ class Momentum(RuleOptimizer):
         dampening: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -644,6 +671,7 @@ class Nesterov(RuleOptimizer):
         momentum: float = 0.9,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -665,6 +693,7 @@ class NorMuon(RuleOptimizer):
         adamw_eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -681,6 +710,7 @@ class NovoGrad(RuleOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -699,6 +729,7 @@ class Prodigy(RuleOptimizer):
         d_coef: float = 1.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -716,6 +747,7 @@ class QHAdam(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -772,6 +804,7 @@ class RMSpropCentered(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -788,6 +821,7 @@ class RMSpropCenteredMomentum(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -804,6 +838,7 @@ class RMSpropMomentum(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -860,6 +895,7 @@ class SGDP(RuleOptimizer):
         eps: float = 1e-08,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -875,6 +911,7 @@ class SM3(RuleOptimizer):
         eps: float = 1e-30,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -891,6 +928,7 @@ class SOAP(RuleOptimizer):
         every: float = 10.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -910,6 +948,7 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         weight_lr_power: float = 2.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -928,6 +967,7 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         weight_lr_power: float = 2.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -946,6 +986,7 @@ class Shampoo(RuleOptimizer):
         adagrad_eps: float = 1e-10,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -960,6 +1001,7 @@ class Signum(RuleOptimizer):
         momentum: float = 0.9,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -976,6 +1018,7 @@ class StableAdamW(RuleOptimizer):
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -992,6 +1035,7 @@ class Yogi(RuleOptimizer):
         initial: float = 1e-06,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...

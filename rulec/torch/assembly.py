@@ -20,12 +20,14 @@ from torch.autograd.graph import increment_version
 
 from rulec.errors import StateMismatch
 from rulec.language.rule import Rule
+from rulec.runtime.device import Scaling
 from rulec.runtime.engine import Launch, run
 from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
 from rulec.torch.memory import plain_memory
+from rulec.torch.residence import is_asked, live_values, residence_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
@@ -76,19 +78,20 @@ class Assembly:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.routes = routes_of(interface, self.choices, groups)
         self.names = [route.name for route in self.routes]
-        self._values = Values(interface.group_keywords, groups)
+        self.residence = residence_of(self.params, groups, options.backend)
+        self.residence.check_capture(ready=False)
+        self._values = Values(interface.group_keywords, groups, self.residence.is_live)
         self._flags = Values(interface.flag_keywords, groups)
         self._words = words_of(groups)
         check_parameters(self.params, self.names)
         self._addresses = [*map(_data_ptr, self.params)]
         self._facts = [_facts(p) for p in self.params]
-        self.members = members_of(interface, self.choices, groups, options)
+        self.members = members_of(interface, self.choices, groups, options, self.residence.asked)
+        self._take_live(groups)
         self._homes = add_parameters(self.members, self.choices, self.routes)
         self._copies = self._make_copies()
         self._shared = [Shared(interface.shared, m.engine) for m in self.members if interface.shared]
-        #: In how many steps a tensor's update was skipped.
-        self.skipped_steps = 0
-        self._skipped = 0
+        self._skipped_steps = self._skipped = 0
         self._plans: dict[tuple[int, ...] | None, _Plan] = {}
         self._ahead: Ahead | None = None
         self._restore(saved, groups, strict)
@@ -190,20 +193,35 @@ class Assembly:
         if not self._flags.same(groups):
             if choices_of(self.interface, groups, decaying) != self.choices or words_of(groups) != self._words:
                 return False
+            if is_asked(groups) != self.residence.asked:
+                return False
             self._flags = Values(self.interface.flag_keywords, groups)
-        self._values = Values(self.interface.group_keywords, groups)
+        self._values = Values(self.interface.group_keywords, groups, self.residence.is_live)
         for member in self.members:
             member.table = table_of(member.choice, [groups[i] for i in member.groups])
+        self._take_live(groups)
         return True
 
-    def step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None) -> bool:
-        """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new."""
+    def _take_live(self, groups: Groups) -> None:
+        for member in self.members:
+            own = [groups[i] for i in member.groups]
+            member.engine.live = live_values(self.residence, member.choice, own)
+
+    def step(
+        self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None, scaling: Scaling | None = None
+    ) -> bool:
+        """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new.
+
+        `scaling` is how gradients were scaled, where the residence allows it.
+        """
         grads: list[Any] = [p.grad for p in self.params]
         present = None
         if [1 for g in grads if g is None]:
             present = tuple([i for i, g in enumerate(grads) if g is not None])
             grads = [g for g in grads if g is not None]
         plan = self._plans.get(present)
+        if self.residence.there:
+            self.residence.check_capture(ready=plan is not None)
         if plan is None:
             plan = self._plan(present, grads)
         for place in plan.complexes:
@@ -213,11 +231,11 @@ class Assembly:
         if plan.copied:
             _copy_all((copy, param) for param, copy in plan.copied)
         try:
-            launches = _launches(plan, grads, inputs)
+            launches = _launches(plan, grads, inputs, scaling)
         except OtherDtype:
             return False
         try:
-            if self.interface.skips:
+            if self.interface.skips and not self.residence.there:
                 self._run_skipping(launches, plan.written)
             else:
                 # Before the kernel: what torch keeps of the tensors is still in the caches.
@@ -233,9 +251,16 @@ class Assembly:
         return True
 
     def _run(self, launches: Sequence[Launch]) -> None:
-        if not self._shared:
+        if self.residence.there:
+            with plain_memory():
+                self._run_open(launches)
+        elif self._shared:
+            self._run_open(launches)
+        else:
             run(launches)
-            return
+
+    def _run_open(self, launches: Sequence[Launch]) -> None:
+        """Runs launches in a step of each engine, which it begins and finishes."""
         for member in self.members:
             member.engine.begin()
         try:
@@ -243,6 +268,11 @@ class Assembly:
         finally:
             for member in self.members:
                 member.engine.finish()
+
+    @property
+    def skipped_steps(self) -> int:
+        """In how many steps a tensor's update was skipped. Waits for devices."""
+        return self._skipped_steps + max((m.engine.skipped_steps_there() for m in self.members), default=0)
 
     def _run_skipping(self, launches: Sequence[Launch], fired: Sequence[Tensor]) -> None:
         """Runs what may be skipped, and tells autograd of the parameters that were written."""
@@ -254,7 +284,7 @@ class Assembly:
             increment_version(fired)
             return
         self._skipped = skipped
-        self.skipped_steps += 1
+        self._skipped_steps += 1
         counted = ((b.tensors, old, b.counts.numbers) for b, old in zip(buckets, before, strict=True))
         moved = {id(t) for tensors, *counts in counted for t, i, j in zip(tensors, *counts, strict=True) if i != j}
         homes = zip(self.params, self._homes, strict=True)
@@ -282,20 +312,22 @@ class Assembly:
         complexes = [place for place, p in enumerate(written) if p.is_complex()]
         if len(self._plans) >= 64:
             self._plans.clear()
-        if len(grads) >= FEW and {m.engine.backend_name for m in self.members} <= {None, "cpu"}:
+        if len(grads) >= FEW and self.residence.types == {"cpu"} and self.options.backend in (None, "cpu"):
             self._ahead = Ahead([*written, *grads])
         copied = [(self.params[i], self._copies[i]) for i in chosen if i in self._copies]
         plan = self._plans[present] = _Plan(shares, written, complexes, copied)
         return plan
 
 
-def _launches(plan: _Plan, grads: Sequence[Tensor], inputs: Inputs | None) -> list[Launch]:
+def _launches(
+    plan: _Plan, grads: Sequence[Tensor], inputs: Inputs | None, scaling: Scaling | None = None
+) -> list[Launch]:
     """Every engine's share of a step, checked; OtherDtype where a gradient's dtype is new."""
     launches: list[Launch] = []
     for share in plan.shares:
         own = grads if share.places is None else [grads[i] for i in share.places]
         given = None if inputs is None else inputs.of(plan.written, share.places)
-        launches += share.member.engine.ready(share.ids, own, share.member.table, given)
+        launches += share.member.engine.ready(share.ids, own, share.member.table, given, scaling)
     return launches
 
 

@@ -22,6 +22,9 @@ from rulec.torch.flavour import Choice, Flavour, shared_states
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
 
+#: The keywords that ask for step counts and scalars on the device.
+ASKING = ("capturable", "fused")
+
 #: Keywords of every class here: of the whole optimizer, not of a group.
 OWN = ("state_dtype", "backend")
 
@@ -80,13 +83,14 @@ class Interface:
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
         """The entries of a group that matter to what is computed."""
-        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", *CHOOSING}
+        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", *CHOOSING, *ASKING}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
 
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
         """The entries of a group that decide which rule it means."""
-        flags = {k for f in self.flavours for k in (*f.when, *f.decays, *f.unset_keywords)} | {"maximize", *CHOOSING}
+        flags = {k for f in self.flavours for k in (*f.when, *f.decays, *f.unset_keywords)}
+        flags |= {"maximize", *CHOOSING, *ASKING}
         if any(flavour.decays for flavour in self.flavours):
             flags.add("weight_decay")
         return tuple(k for k in self.group_keywords if k in flags)

@@ -85,7 +85,8 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters.append(inspect.Parameter("maximize", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool))
+    for flag in ("maximize", "capturable"):
+        parameters.append(inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool))
     parameters += _own_parameters([flavour])
     made = Interface(rule.name, inspect.Signature(parameters), [flavour], _fixed([flavour]), source=source)
     taken = made.shared.keys() & {*made.signature.parameters, "params", "param_names", "initial_lr", *COUNTS}

@@ -35,8 +35,10 @@ class Member:
     extensions: int = 0
 
 
-def members_of(interface: Interface, choices: Sequence[Choice], groups: Groups, options: Options) -> list[Member]:
-    """The engines for groups that mean these choices, still without parameters."""
+def members_of(
+    interface: Interface, choices: Sequence[Choice], groups: Groups, options: Options, resident: bool = False
+) -> list[Member]:
+    """The engines for groups that mean these choices, still without parameters; `resident` as an engine takes it."""
     by_engine: dict[Any, list[int]] = {}
     for index, choice in enumerate(choices):
         by_engine.setdefault(choice.engine, []).append(index)
@@ -49,7 +51,7 @@ def members_of(interface: Interface, choices: Sequence[Choice], groups: Groups, 
     for indices in by_engine.values():
         choice = choices[indices[0]]
         dtypes = {o: d for s, d in options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
-        engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=_seed(groups))
+        engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=_seed(groups), resident=resident)
         members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
     return members
 

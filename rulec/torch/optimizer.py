@@ -17,6 +17,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.runtime.device import Scaling
 from rulec.torch.assembly import Assembly
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
@@ -134,10 +135,21 @@ class RuleOptimizer(Optimizer):
         if self.interface.inputs or inputs:
             params = [p for group in self.param_groups for p in group["params"]]
             given = Inputs(self.interface.inputs, inputs or {}, params, loss)
-        assembly = self._current()
-        if not assembly.step(self.param_groups, given):
-            self._assemble().step(self.param_groups, given)
+        assembly, scaling = self._current(), self._scaling()
+        if not assembly.step(self.param_groups, given, scaling):
+            self._assemble().step(self.param_groups, given, scaling)
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks: whether it may leave unscaling, and skipping where there is an infinity, to
+        the step. Else it does both itself, and waits for the device."""
+        return self._current().residence.scales
+
+    def _scaling(self) -> Scaling | None:
+        """What GradScaler has set for the length of this step."""
+        found = self.__dict__.get("found_inf")
+        return Scaling(found, self.__dict__.get("grad_scale")) if isinstance(found, torch.Tensor) else None
 
     @property
     def skipped_steps(self) -> int:

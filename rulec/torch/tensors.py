@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec
@@ -104,7 +107,7 @@ class TorchArrays:
         hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Tensor]]:  # fmt: skip
         """For each parameter its states: tensors of their own, those of its shape in its memory order."""
-        with plain_memory():
+        with plain_memory(), _memory_for(params, shapes, specs):
             return [
                 {spec.name: _initial(spec, param, shape, h, f) for spec, shape in zip(specs, own, strict=True)}
                 for param, own, h, f in zip(params, shapes, hyper, facts, strict=True)
@@ -131,6 +134,21 @@ class TorchArrays:
             numbers.copy_(torch.from_numpy(values))
             views = [numbers[i] for i in range(len(numbers))]
             return Vector(numbers if device is not None else numbers.numpy(), views)
+
+
+@contextmanager
+def _memory_for(
+    params: Sequence[Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], specs: Sequence[StateSpec]
+) -> Iterator[None]:
+    """TensorError, with how much was wanted, where a device has no memory for it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        wanted = sum(math.prod(s) * ITEM_SIZE[spec.dtype] for own in shapes for s, spec in zip(own, specs, strict=True))
+        raise TensorError(
+            f"{params[0].device} has no memory for the states of {len(params)} tensors ({wanted / 2**20:.0f} MiB): "
+            f"nothing was changed; use fewer or narrower states (state_dtype), or free memory"
+        ) from error
 
 
 class OtherDtype(TensorError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
@@ -22,15 +22,24 @@ _STEADY = frozenset({float, int, bool, str, NoneType})
 _NUMBERS = frozenset({float, int})
 
 
-class Values:
-    """What all groups say under some keywords, and the lists of their parameters."""
+def never_live(value: Any) -> bool:
+    """False: a hyper-parameter is read here."""
+    return False
 
-    def __init__(self, names: Sequence[str], groups: Groups) -> None:
+
+class Values:
+    """What all groups say under some keywords, and the lists of their parameters.
+
+    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it.
+    """
+
+    def __init__(self, names: Sequence[str], groups: Groups, live: Callable[[Any], bool] = never_live) -> None:
         self._get = itemgetter("params", *names)
         self._rate = 1 + names.index("lr") if "lr" in names else None
         self._known = [*map(self._get, groups)]
         values = chain.from_iterable([group[name] for group in groups] for name in names)
-        self._steady = _steady([*values])
+        self._steady = _steady([*values], live)
+        self._rates = self._rate_types(self._known)
         self.lists: list[list[Any]] = [known[0] for known in self._known]
 
     def same(self, groups: Groups) -> bool:
@@ -43,7 +52,10 @@ class Values:
         if not self._steady or not _equal(found, self._known):
             return False
         # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
-        return self._rate is None or _NUMBERS.issuperset([type(values[self._rate]) for values in found])
+        return self._rate_types(found) == self._rates
+
+    def _rate_types(self, known: Sequence[Any]) -> list[type]:
+        return [] if self._rate is None else [type(values[self._rate]) for values in known]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -54,11 +66,11 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-def _steady(values: Sequence[Any]) -> bool:
+def _steady(values: Sequence[Any], live: Callable[[Any], bool]) -> bool:
     if _STEADY.issuperset(map(type, values)):
         return True
     others = [value for value in values if type(value) not in _STEADY]
-    return all(type(value) is tuple and _steady(value) for value in others)
+    return all(live(value) or (type(value) is tuple and _steady(value, live)) for value in others)
 
 
 def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavour] = ()) -> list[Choice]:

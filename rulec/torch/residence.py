@@ -1,0 +1,85 @@
+"""Where the numbers of a step are: known here, or on the device, so that a step can be captured and run again.
+
+With `capturable=True`, or torch's `fused=True`, step counts and all that follows from them are kept on the device, and
+a hyper-parameter that is a tensor there is read at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.backend import registry
+from rulec.errors import RulecError
+from rulec.torch.flavour import Choice
+from rulec.torch.interface import ASKING
+from rulec.torch.tensors import TorchArrays
+
+
+@dataclass(frozen=True)
+class Residence:
+    """What holds of all parameters of an optimizer.
+
+    `asked` says that groups asked for numbers on the device, `there` that some parameters are updated by a backend that
+    works on the device, and `everywhere` that all are. `types` are the types of their devices.
+    """
+
+    asked: bool
+    there: bool
+    everywhere: bool
+    types: frozenset[str]
+
+    @property
+    def scales(self) -> bool:
+        """Whether a step can be given scaled gradients and be skipped without the host knowing."""
+        return self.asked and self.everywhere
+
+    def is_live(self, value: Any) -> bool:
+        """Whether a hyper-parameter is read on the device, at every step, rather than here."""
+        return isinstance(value, Tensor) and self.scales and {value.device.type} == self.types
+
+    def check_capture(self, ready: bool) -> None:
+        """RulecError where a CUDA graph is captured that would not do, when it is run again, what a step does."""
+        if "cuda" not in self.types or not torch.cuda.is_current_stream_capturing():
+            return
+        if not self.asked:
+            raise RulecError("a step with capturable=False cannot be captured in a CUDA graph: give capturable=True")
+        if not ready:
+            raise RulecError(
+                "the first step with these parameters and gradients cannot be captured in a CUDA graph, for it "
+                "allocates states: take a step before the capture"
+            )
+
+
+def is_asked(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether groups ask for numbers on the device."""
+    return any(group.get(keyword) for group in groups for keyword in ASKING)
+
+
+def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], backend: str | None) -> Residence:
+    """Where the numbers of these groups' steps are."""
+    asked = is_asked(groups)
+    devices = {str(p.device) for p in params}
+    there = [getattr(registry.get(backend or TorchArrays().backend(d)), "on_device", False) for d in sorted(devices)]
+    types = frozenset(p.device.type for p in params)
+    return Residence(asked, any(there), bool(there) and all(there), types)
+
+
+def live_values(
+    residence: Residence, choice: Choice, groups: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, int], Tensor]:
+    """The hyper-parameters of groups that mean one rule which are read on the device, by name and group."""
+    found = {}
+    for name in choice.settings:
+        keyword, position = choice.flavour.places.get(name, (name, None))
+        for column, group in enumerate(groups):
+            given = group[keyword]
+            whole = not isinstance(given, tuple | list) or position is None
+            for value in [given] if whole else given[position : position + 1]:  # type: ignore[index]
+                if residence.is_live(value):
+                    found[name, column] = value
+    return found
