@@ -68,9 +68,9 @@ typedef struct {
 """
 
 _CHUNK = """\
-/* A range of elements of a tensor; or, where a stage sees matrices, a range of these, of which only some rows and
- * columns belong to the chunk, and where the results for its rows and columns begin. Rows and columns are those in
- * memory. */
+/* A range of elements of a tensor; or, where a stage sees matrices, a range of these, of which only some rows
+ * and columns belong to the chunk, and where the results for its rows and columns begin. Rows and columns are
+ * those in memory. */
 typedef struct {
     int64_t tensor, first, last;
     int64_t height, width;
@@ -80,8 +80,8 @@ typedef struct {
 """
 
 _LANES = """\
-/* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits depend
- * neither on the compiler nor on the width of the processor's vectors. */
+/* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
+ * depend neither on the compiler nor on the width of the processor's vectors. */
 enum { LANES = 16 };
 """
 
@@ -161,7 +161,7 @@ class _StageSource:
         return "\n".join([self._element(), self._chunk(), self._bucket()])
 
     def _element(self) -> str:
-        return "\n".join([f"/* One element: {_about(self.stage)}. */", self.write.text()])
+        return "\n".join([*comment([f"One element: {_about(self.stage)}."]), self.write.text()])
 
     def _bucket(self) -> str:
         return "\n".join([

@@ -35,7 +35,13 @@ def call_lines(function: str, groups: Sequence[Sequence[str]], end: str) -> list
 
 
 def comment(lines: Sequence[str]) -> list[str]:
-    """A comment. What would end it, in text from elsewhere, is taken apart."""
-    clean = [line.replace("*/", "* /").replace("/*", "/ *") for line in lines]
+    """A comment; what is long continues on another line. What would end it, in text from elsewhere, is taken apart."""
+    clean = [part for line in lines for part in _folded(line.replace("*/", "* /").replace("/*", "/ *"))]
     found = [f"{' *' if i else '/*'} {line}".rstrip() for i, line in enumerate(clean)]
     return [*found[:-1], f"{found[-1]} */"]
+
+
+def _folded(line: str) -> list[str]:
+    margin = " " * (len(line) - len(line.lstrip()))
+    deeper = margin + "    " * bool(margin)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False) or [""]

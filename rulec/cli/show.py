@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rulec.compiler.ir import Program
     from rulec.language.rule import Rule
 
+#: What backends print that is not Python.
+_LANGUAGES = {"c": "c", "cupy": "cuda"}
+
 
 def show(
     rule: RuleArgument,
@@ -40,7 +43,8 @@ def show(
     elif analysis:
         kind, text, language = "analysis", str(found.analysis), "text"
     else:
-        kind, text, language = "source", _source(found, backend, check_dtype(dtype), state_dtype), "python"
+        language = _LANGUAGES.get(backend, "python")
+        kind, text = "source", _source(found, backend, check_dtype(dtype), state_dtype)
     if json:
         print_json({"rule": found.name, "kind": kind, "backend": backend if kind == "source" else None, "text": text})
     else:

@@ -10,7 +10,7 @@ from rulec.backend.layout import layout_for
 from tests.cli.running import error, run, run_json
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax", "c"])
 def test_the_source_is_what_the_backend_emits(backend: str) -> None:
     program = rulec.compile(rulec.load("adamw"))
     expected = registry.get(backend).emit(program, layout_for(program, "float32"))
