@@ -98,8 +98,13 @@ def rule(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
     """A rule of the library in each dtype, stage by stage, and in float64 through the engine as well."""
     subject = subject_of(bench, backend)
     found = loaded(name) if name in rulec.rules() else rule_of(name)
-    for dtype in ITEM_SIZE:
+    for dtype in _dtypes(bench):
         yield _guarded(bench, Checked(backend, name, dtype), partial(_by_stages, subject, found, dtype))
+
+
+def _dtypes(bench: Bench) -> list[str]:
+    """All of them, or where it is to be quick, those that arithmetic is done in."""
+    return list(_COMPUTED if bench.quick else ITEM_SIZE)
 
 
 def _by_stages(subject: Subject, found: Rule, dtype: str) -> float:
@@ -139,11 +144,11 @@ def stages(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
     subject = subject_of(bench, backend)
     (found,) = (one for one in (*hostile_rules(), *staged_rules()) if one.name == name)
     checked = Checked(backend, name, "every dtype", kind="test rules")
-    yield _guarded(bench, checked, partial(_all_views, subject, found))
+    yield _guarded(bench, checked, partial(_all_views, subject, found, _dtypes(bench)))
 
 
-def _all_views(subject: Subject, found: Rule) -> float:
-    conformance.check_stages(subject, found, list(ITEM_SIZE))
+def _all_views(subject: Subject, found: Rule, dtypes: Sequence[str]) -> float:
+    conformance.check_stages(subject, found, dtypes)
     return 0.0
 
 

@@ -46,7 +46,7 @@ def in_a_process(program: str) -> Any:
 
 
 def test_a_rule_is_checked_in_every_dtype_with_its_largest_difference() -> None:
-    found = in_the_interpreter("gpu_check.rule(Bench(True, HostDevice()), 'triton', 'adamw')")
+    found = in_the_interpreter("gpu_check.rule(Bench(False, HostDevice()), 'triton', 'adamw')")
     assert [one[:3] for one in found] == [
         ["triton", "adamw", dtype] for dtype in ("float32", "float64", "bfloat16", "float16")
     ]
@@ -87,7 +87,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch, backend: NumpyBackend) -> None:
 
 def test_a_rule_that_is_wrong_is_a_fault_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     on_numpy(monkeypatch, WrongSign())
-    found = list(gpu_check.rule(Bench(True, HostDevice()), "numpy", "sgd"))
+    found = list(gpu_check.rule(Bench(False, HostDevice()), "numpy", "sgd"))
     assert [one.dtype for one in found] == ["float32", "float64", "bfloat16", "float16"]
     for one in found:
         assert one.fault is not None
@@ -106,6 +106,12 @@ def test_what_an_operation_raises_is_its_fault_and_the_next_goes_on(monkeypatch:
     assert found["exp(g)"].fault == "RuntimeError: no exponential here"
     assert [name for name, one in found.items() if one.fault] == ["exp(g)"]
     assert len(found) > 30
+
+
+def test_where_it_is_to_be_quick_there_are_two_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_numpy(monkeypatch, NumpyBackend())
+    found = list(gpu_check.rule(Bench(True, HostDevice()), "numpy", "lamb"))
+    assert [(one.dtype, one.fault) for one in found] == [("float32", None), ("float64", None)]
 
 
 def test_a_device_that_is_spoilt_ends_the_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.bench.gpu_host import RATES, WARM_UP, capture
+from rulec.errors import RulecError
 from tests.gpu.training import DEVICE, assert_near, give, gradients, parameters
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +56,18 @@ def test_a_captured_optimizer_is_torchs_fused_one() -> None:
     assert_near(ours, theirs, 2.0**-20)
     steps = [float(optimizer.state[params[0]]["step"]) for optimizer, params in ((mine, ours), (other, theirs))]
     assert steps == [WARM_UP + len(RATES)] * 2
+
+
+def test_a_step_that_is_not_capturable_is_not_captured() -> None:
+    params = parameters()
+    optimizer = rulec.torch.AdamW(params)
+    give(params, gradients(params, 0))
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RulecError, match="capturable=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()
+    for param, old in zip(params, before, strict=True):
+        assert torch.equal(param, old)
 
 
 def scaled_steps(params: list[Tensor], optimizer: Any, broken: int) -> list[float]:
