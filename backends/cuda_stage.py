@@ -17,6 +17,10 @@ from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
 _KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
 _NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
+#: Blocks that a multiprocessor must have room for: told of no number, the compiler may move values to local memory to
+#: make room for more of them.
+_BLOCKS = 2
+
 #: What every kernel of a stage is given beside its chunks or tiles.
 _TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table", "const bool *stays",
            "const float *scale")  # fmt: skip
@@ -40,7 +44,7 @@ class StageKernel:
         """The function and the kernel."""
         body = self._shaped() if self.shaped else self._flat()
         first = "const Tile *tiles" if self.shaped else "const Chunk *chunks"
-        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}'
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, {_BLOCKS}) {self.name}'
         lines = call_lines(head, [[first, *_TABLES]], "")
         return [self.writer.text(), "\n".join([f"// {self._about()}", *lines, "{", *indented(body), "}"])]
 
@@ -77,12 +81,15 @@ class StageKernel:
     def _addresses(self) -> list[str]:
         kinds = {p.of: p.type for p in self.parameters if p.kind == "buffer"}
         kinds |= dict.fromkeys(self.stage.reads, f"const {self.writer.real} *")
-        kinds |= {r.name: "double *" for r in self.stage.reduces}
         order = [*self.bound, *self.given]
         return [
             f"{kind}const {self.writer.at[name]} = at<{kind.removesuffix(' *')}>({self._word(name)});"
             for name, kind in sorted(kinds.items(), key=lambda item: order.index(item[0]))
         ]
+
+    def _slots(self, reduction: Result) -> str:
+        """Where a reduction's slots begin: read where they are used, for it is once, and registers are few."""
+        return f"at<double>({self._word(reduction.name)})"
 
     def _word(self, name: str) -> str:
         if name in self.bound:
@@ -211,7 +218,7 @@ class StageKernel:
             name = self.writer.names[r.name]
             found += [
                 f"{name} = over_block({_KIND[r.value.op]}, {name});",
-                *block("if (threadIdx.x == 0)", [f"{self.writer.at[r.name]}[{part}.slot] = {name};"]),
+                *block("if (threadIdx.x == 0)", [f"{self._slots(r)}[{part}.slot] = {name};"]),
             ]
         return found
 
@@ -260,13 +267,17 @@ class StageKernel:
             f"if (wide && j + {wide} <= tile.right) {{",
             *indented(self._packed("i", "column")),
             "} else {",
-            *indented([
-                "#pragma unroll",
-                *block(f"for (int e = 0; e < {wide}; ++e)",
-                       block("if (j + e < tile.right)", self._single("i + e", "column + e"))),
-            ]),
+            *indented(self._one_by_one()),
             "}",
         ]  # fmt: skip
+
+    def _one_by_one(self) -> list[str]:
+        """The elements of a pack that is no whole one."""
+        single = self._single("i + e", "column + e")
+        if self._reduced(COL):  # totals in registers have indices that the compiler knows
+            whole = block("if (j + e < tile.right)", single)
+            return ["#pragma unroll", *block(f"for (int e = 0; e < {self.wide}; ++e)", whole)]
+        return ["#pragma unroll 1", *block(f"for (int e = 0; e < {self.wide} && j + e < tile.right; ++e)", single)]
 
     def _leave_rows(self) -> list[str]:
         found = []
@@ -276,7 +287,7 @@ class StageKernel:
                 f"{name} = over_lanes({_KIND[r.value.op]}, {name}, lanes);",
                 *block(
                     "if (lane == 0 && line < tile.bottom)",
-                    [f"{self.writer.at[r.name]}[tile.row_slots + line] = {name};"],
+                    [f"{self._slots(r)}[tile.row_slots + line] = {name};"],
                 ),
             ]
         return found
@@ -284,9 +295,9 @@ class StageKernel:
     def _leave_columns(self) -> list[str]:
         found: list[str] = []
         for r in self._reduced(COL):
-            name, at = self.writer.names[r.name], self.writer.at[r.name]
+            name = self.writer.names[r.name]
             first = f"tile.left + {self.wide} * lane"
-            target = f"{at} + tile.col_slots + tile.matrix * tile.width + {first}"
+            target = f"{self._slots(r)} + tile.col_slots + tile.matrix * tile.width + {first}"
             arguments: Sequence[Sequence[str]] = [[_KIND[r.value.op], name, "lanes", target, f"tile.right - ({first})"]]
             found += call_lines("leave_columns", arguments, ";")
         return found

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import subprocess
 import tempfile
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,23 +68,25 @@ class Code:
     instructions: tuple[tuple[int, str, int], ...]
     stack: int
 
-    def names(self) -> Counter[str]:
-        """How often each instruction stands in it."""
-        return Counter(name for _, name, _ in self.instructions)
+    def wide_accesses(self) -> set[tuple[int, int]]:
+        """The bytes that one pass of a loop over packs loads and stores by 128 bits, for each such loop.
 
-    def wide_accesses(self) -> tuple[int, int]:
-        """The bytes of global memory that one pass of the loop over packs loads and stores by 128 bits.
-
-        They stand between two jumps, or between labels of the same loop: there is one such loop in a kernel.
+        Compilers make two of one whose condition does not change: then they move the same.
         """
-        found = self.names()
-        loads = sum(count for name, count in found.items() if name.startswith("LDG") and ".128" in name)
-        stores = sum(count for name, count in found.items() if name.startswith("STG") and ".128" in name)
-        return 16 * loads, 16 * stores
+        loops = [(target, at) for at, name, target in self.instructions if name.startswith("BRA") and target < at]
+        found = {loop: self._moved(*loop) for loop in loops}
+        moving = [loop for loop, moved in found.items() if any(moved)]
+        return {found[a] for a in moving if not any(a[0] <= b[0] and b[1] <= a[1] and a != b for b in moving)}
+
+    def _moved(self, first: int, last: int) -> tuple[int, int]:
+        wide = [n for at, n, _ in self.instructions if first <= at <= last and re.match(r"(LDG|STG)\.E\.128", n)]
+        loads = sum(n.startswith("LDG") for n in wide)
+        return 16 * loads, 16 * (len(wide) - loads)
 
     def local(self) -> list[str]:
-        """The instructions that touch local memory, and those that do not know which memory they touch."""
-        return sorted(n for n in self.names() if re.match(r"(LDL|STL|LD|ST|ATOM|ATOMG|RED)(\.|$)", n))
+        """The instructions that touch local memory, do not know which memory they touch, or wait for others to touch it."""
+        names = {name for _, name, _ in self.instructions}
+        return sorted(n for n in names if re.match(r"(LDL|STL|LD|ST|ATOM|ATOMG|RED)(\.|$)", n))
 
 
 @functools.cache
@@ -94,12 +96,12 @@ def _tools() -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def kernels(source: str, architecture: str) -> dict[str, Code]:
-    """The kernels of a source text, by name."""
+def kernels(source: str, architecture: str, names: Sequence[str]) -> dict[str, Code]:
+    """The kernels of these names."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled(source, architecture))
         file.flush()
-        text = _run("-sass", file.name)
+        text = _run("-sass", "-fun", ",".join(names), file.name)
         usage = _run("-res-usage", file.name)
     stacks = dict(re.findall(r"Function (\w+):\s+REG:\d+ STACK:(\d+)", usage))
     found = {}
@@ -111,6 +113,6 @@ def kernels(source: str, architecture: str) -> dict[str, Code]:
     return found
 
 
-def _run(flag: str, file: str) -> str:
-    done = subprocess.run([str(_tools() / "cuobjdump"), flag, file], capture_output=True, text=True, check=True)
-    return done.stdout
+def _run(*arguments: str) -> str:
+    command = [str(_tools() / "cuobjdump"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -289,7 +289,7 @@ def _library(code: str, options: tuple[str, ...]) -> Any:
     _machine()
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     (folder / "kernel.cu").write_text(code)
-    names = re.findall(r'^extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(', code, re.M)
+    names = re.findall(r'^extern "C" __global__ void __launch_bounds__\([\d, ]+\) (\w+)\(', code, re.M)
     lines = [f'#include "{HERE / "cuda_on_cpu.h"}"', '#include "kernel.cu"', *(f"CUDA_KERNEL({n})" for n in names)]
     (folder / "kernel.cpp").write_text("\n".join(lines) + "\n")
     return ctypes.CDLL(str(_compiled(folder / "kernel.cpp", "-O1", "-w")))
