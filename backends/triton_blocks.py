@@ -31,10 +31,14 @@ class Block:
 #: that is enough holds. Every thread then has two to four accesses of 16 bytes under way for each buffer.
 DEFAULT: Mapping[int, Block] = {12: Block(2048, 4), 32: Block(1024, 4), 1 << 30: Block(1024, 4)}
 
+#: What runs where there is no GPU, and its blocks: an operation costs the same there for few numbers as for many.
+INTERPRETER = "Triton's interpreter"
+INTERPRETED: Mapping[int, Block] = {1 << 30: Block(4096, 4)}
+
 
 def block_for(moved: int, device: str) -> Block:
     """The block of a stage that moves so many bytes for an element, on a GPU of this name."""
-    table = saved().get(device, DEFAULT)
+    table = saved().get(device, INTERPRETED if device == INTERPRETER else DEFAULT)
     return next(block for most, block in sorted(table.items()) if moved <= most)
 
 

@@ -23,15 +23,14 @@ _KINDS = {Op.SUM: 0, Op.MIN: 1, Op.MAX: 2}
 class Region:
     """Where the slots and results of one reduction are, for each tensor.
 
-    A tensor has `sizes` results, each made of `counts` slots: those of its first result begin at `slots`, and are
-    `steps` apart, or side by side where there is one result of the whole tensor (`steps` is 0). Results begin at `to`.
+    A tensor has `sizes` results, each made of `counts` slots, and the slots of all results lie side by side, as many
+    times. They begin at `slots`, results at `to`. `shapes` are those of each tensor's results, None where there is one.
     """
 
     reduction: Result
     slots: Whole
     sizes: Whole
     counts: Whole
-    steps: Whole
     to: Whole
     shapes: list[tuple[int, int, int]] | None
 
@@ -44,11 +43,12 @@ class Region:
         each = np.repeat(np.arange(len(fired)), parts)
         done = (np.arange(len(each)) - np.repeat(np.cumsum(parts) - parts, parts)) * FINISHED
         chosen = fired[each]
-        columns = [
-            np.full(len(each), _KINDS[self.reduction.value.op]), self.slots[chosen] + done, to[each] + done,
-            np.minimum(sizes[each] - done, FINISHED), self.counts[chosen], self.steps[chosen],
-        ]  # fmt: skip
-        return np.stack(columns, axis=1).astype(np.int64)
+        kind, one, counts = _KINDS[self.reduction.value.op], int(self.shapes is None), self.counts[chosen]
+        rounds = -(-counts // FINISHED) if one else counts
+        limit = counts if one else np.minimum(sizes[each] - done, FINISHED)
+        apart = np.full(len(each), FINISHED) if one else self.sizes[chosen]
+        same = np.full((2, len(each)), [[kind], [one]])
+        return np.stack([*same, self.slots[chosen] + done, to[each] + done, rounds, apart, limit], axis=1)
 
 
 class Regions:
@@ -62,23 +62,23 @@ class Regions:
         where = place(reduction.axes, layout)
         if where == TENSOR:
             counts, sizes = cut.counts, np.ones(len(cut.counts), np.int64)
-            return self._placed(reduction, sizes, counts, np.zeros_like(counts), counts, None)
+            return self._placed(reduction, sizes, counts, None)
         assert isinstance(cut, ShapedCut)
         length = cut.height if where == ROW else cut.width
         counts = cut.across if where == ROW else cut.deep
         lying = "i" in reduction.axes.letters
         shapes = [(int(b), int(n), 1) if lying else (int(b), 1, int(n)) for b, n in zip(cut.batch, length, strict=True)]
         sizes = cut.batch * length
-        return self._placed(reduction, sizes, counts, np.maximum(sizes, 1), sizes * counts, shapes)
+        return self._placed(reduction, sizes, counts, shapes)
 
     def _placed(
-        self, reduction: Result, sizes: Whole, counts: Whole, steps: Whole, slots: Whole,
-        shapes: list[tuple[int, int, int]] | None,
-    ) -> Region:  # fmt: skip
+        self, reduction: Result, sizes: Whole, counts: Whole, shapes: list[tuple[int, int, int]] | None
+    ) -> Region:
+        slots = sizes * counts
         first, to = self.slots + np.cumsum(slots) - slots, self.results + np.cumsum(sizes) - sizes
         self.slots += int(slots.sum())
         self.results += int(sizes.sum())
-        return Region(reduction, first, sizes, counts, steps, to, shapes)
+        return Region(reduction, first, sizes, counts, to, shapes)
 
     def starts(self) -> dict[str, Whole]:
         """Where each tensor's slots begin, by reduction: columns of `known`."""

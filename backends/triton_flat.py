@@ -48,7 +48,7 @@ class FlatStage(StageSource):
             *chunk_lines(self), *(f"{n} = tl.load(known + {i})" for i, n in enumerate(FLAT)), *self.address_lines(),
             *self.scalar_lines(),
             "first = number * span",
-            "last = tl.minimum(first + span, tl.cdiv(size, BLOCK))",
+            "last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)",
             *self._leave_lines(),
             f"aligned = {self.aligned(self.arrays)}",
             "whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)",

@@ -90,7 +90,7 @@ class ShapedStage(StageSource):
         wide = wide_arrays(self.program, self.stage, self.layout)
         body = [
             '"""One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""',
-            "across, deep = tl.cdiv(width, COLUMNS), tl.cdiv(height, lines)",
+            "across, deep = (width + COLUMNS - 1) // COLUMNS, (height + lines - 1) // lines",
             "left, piece, matrix = number % across, number // across % deep, number // (across * deep)",
             "top = piece * lines",
             "bottom = tl.minimum(top + lines, height)",

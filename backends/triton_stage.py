@@ -101,10 +101,9 @@ class StageSource:
     def pointer_lines(self) -> list[str]:
         """Addresses as pointers, where ALL aligned ones to what is read side by side."""
         wide = wide_arrays(self.program, self.stage, self.layout)
-        return [
-            f"{self.at[a]} = array({self.at[a]}, tl.{self._storage(a)}, {'ALL' if a in wide else 'False'})"
-            for a in self.arrays
-        ]
+        casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in self.arrays}
+        found = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
+        return [f"{self.at[a]} = {text}" for a, text in found.items()]
 
     def _storage(self, name: str) -> str:
         return self.compute if name in self.stage.reads else self.layout.dtype(name)
@@ -180,8 +179,8 @@ class StageSource:
         text = bare(self.printer.text(operand))
         if not self._has_elements(reduction):
             text = f"tl.full({shape}, 0.0, tl.{self.compute}) + {text}"
-        text = f"among({text}, inside, {NOTHING[op]})"
-        return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text
+        text = f"({text} if ALL else tl.where(inside, {text}, {NOTHING[op]}))"
+        return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text[1:-1]
 
     def _has_elements(self, reduction: Result) -> bool:
         """Whether the operand has a value for each element of a tile, and not for its rows or columns alone."""

@@ -25,23 +25,6 @@ def to_bfloat16(x, EMULATED: tl.constexpr):
         return x.to(tl.bfloat16)
 '''
 
-_ARRAY = '''\
-@triton.jit
-def array(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """What lies at an address: numbers of this dtype, at a multiple of 16 bytes where ALIGNED."""
-    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16 if ALIGNED else 1)
-'''
-
-_AMONG = '''\
-@triton.jit
-def among(x, inside, nothing):
-    """`x` where it is inside, else `nothing`."""
-    if inside is None:
-        return x
-    else:
-        return tl.where(inside, x, nothing)
-'''
-
 _LOWEST = '''\
 @triton.jit
 def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
@@ -61,40 +44,32 @@ def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
 _FINISH = '''\
 @triton.jit(do_not_specialize=["jobs", "slots", "results"])
 def finish(jobs, slots, results, LANES: tl.constexpr):
-    """Joins slots in a fixed order: LANES results side by side, or one of many slots.
+    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
 
-    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), where the first slot and the result are,
-    how many results there are, how many slots each has, and how far apart these are: side by side where that is 0.
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
+    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
+    results side by side.
     """
-    job = jobs + 6 * tl.program_id(0).to(tl.int64)
-    kind, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2)
-    size, count, step = tl.load(job + 3), tl.load(job + 4), tl.load(job + 5)
+    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
     lane = tl.arange(0, LANES)
     nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
-    total = tl.zeros((LANES,), tl.float64) + nothing
-    if step > 0:
-        for slot in range(0, count):
-            total = joined(total, tl.load(slots + at + slot * step + lane, mask=lane < size), kind)
-        tl.store(results + to + lane, total, mask=lane < size)
+    total = tl.full((LANES,), 0.0, tl.float64) + nothing
+    for done in range(0, rounds):
+        inside = done * one * LANES + lane < limit
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
+    if one == 0:
+        tl.store(results + to + lane, total, mask=lane < limit)
+    elif kind == 0:
+        tl.store(results + to, tl.sum(total))
+    elif kind == 1:
+        tl.store(results + to, lowest(total))
     else:
-        for slot in range(0, count, LANES):
-            x = tl.load(slots + at + slot + lane, mask=slot + lane < count)
-            total = joined(total, tl.where(slot + lane < count, x, nothing), kind)
-        if kind == 0:
-            tl.store(results + to, tl.sum(total))
-        elif kind == 1:
-            tl.store(results + to, lowest(total))
-        else:
-            tl.store(results + to, highest(total))
-'''
-
-_JOINED = '''\
-@triton.jit
-def joined(a, b, kind):
-    """Two parts of a reduction as one."""
-    least = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    most = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(kind == 0, a + b, tl.where(kind == 1, least, most))
+        tl.store(results + to, highest(total))
 '''
 
 _SIGN = '''\
@@ -275,7 +250,7 @@ def _series() -> str:
 
 
 _COMMON: Mapping[str, str] = {
-    "array": _ARRAY, "among": _AMONG, "lowest": _LOWEST, "highest": _HIGHEST, "joined": _JOINED, "finish": _FINISH,
+    "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH,
     "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN, "exp": _EXP, "log": _LOG, "erf": _ERF, "sigmoid": _SIGMOID,
     "tanh": _TANH, "cbrt": _CBRT, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
 from .plan import COL, is_shaped, place
-from .triton_blocks import Block, block_for
+from .triton_blocks import INTERPRETER, Block, block_for
 from .triton_cut import Cut, FlatCut, ShapedCut, Whole
 from .triton_finish import Regions, chosen
 from .triton_memory import Uploads
@@ -145,7 +145,7 @@ class StageWork:
 
 def _device_name(device: Any) -> str:
     if device.type == "cpu":
-        return "interpreter"
+        return INTERPRETER
     import torch
 
     return str(torch.cuda.get_device_name(device))
