@@ -52,7 +52,7 @@ class Processes:
             worker = owners[connection]  # type: ignore[index]
             try:
                 message = self._workers[worker].connection.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):
                 message = Ended(self._gone(worker))
             if isinstance(message, Ended) and not message.usable:
                 self.end(worker)

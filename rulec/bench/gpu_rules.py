@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from rulec.backend.layout import traffic
+import rulec
+from rulec.backend.layout import layout_for, scheduled, traffic
 from rulec.bench import reductions, rules
 from rulec.bench.gpu_device import Bench
 from rulec.bench.gpu_part import Found, Note, Part, sentence
@@ -17,13 +18,17 @@ from rulec.bench.gpu_time import Step, timed
 from rulec.bench.interleave import Times
 from rulec.bench.reductions import rule_of
 from rulec.bench.result import Row
-from rulec.bench.stages import scheduled_for
+from rulec.compiler.view import matrix_view
+from rulec.testing.numerics import EPS
 
 ROUNDS, QUICK_ROUNDS = 30, 3
 
 #: What the issue that this was built for asks: of the copy bandwidth, and times as fast as foreach where torch has no
 #: fused kernel on the device.
 OF_COPY, OF_FOREACH = 0.95, 3.0
+
+#: Rules that are also measured with all they store in bfloat16.
+HALF_WIDTH = ("adamw", "sgd", "lion")
 
 #: What the rows say.
 COPY = "bandwidth of a copy, read and written"
@@ -63,6 +68,12 @@ def reducing_parts(only: Sequence[str]) -> list[Part]:
     return [Part(f"{name} at 100 Mi", rule, (name, False)) for name in reducing(only)]
 
 
+def half_parts(only: Sequence[str]) -> list[Part]:
+    """A few rules where everything is stored in 16 bits."""
+    names = [name for name in HALF_WIDTH if name in elementwise(only)]
+    return [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
+
+
 def copy_bandwidth(bench: Bench) -> Iterator[Row]:
     """What a copy of 100 Mi float32 reads and writes in a second."""
     elements = QUICK if bench.quick else FULL
@@ -79,44 +90,44 @@ def warm(bench: Bench, name: str) -> Iterator[Found]:
     yield from ()
 
 
-def rule(bench: Bench, name: str, flat: bool) -> Iterator[Found]:
+def rule(bench: Bench, name: str, flat: bool, dtype: str = "float32") -> Iterator[Found]:
     """A rule's step beside a copy and torch's own steps, on a vector where `flat`, else on a matrix."""
     elements = QUICK if bench.quick else FULL
     side = int(elements**0.5)
     shape: Shape = (elements,) if flat else (side, elements // side)
-    param = parameter(bench, shape)
+    param = parameter(bench, shape, dtype)
     contenders: dict[str, Sequence[Step]] = {"step": [step_of(name, [param])], "copy": [copying(bench, elements)]}
     theirs = {}
     for one in torch_steps(name):
         made = _usable(one, param)
         if isinstance(made, str):
-            yield Note(f"{name}: {one.name} does not run here: {made}")
+            yield Note(f"{name} in {dtype}: {one.name} does not run here: {made}")
         else:
             theirs[one.way], contenders[one.way] = one, [made]
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, _TIMING)
-    yield _share(name, shape, times, flat)
+    judged = dtype == "float32"
+    yield _share(f"{name}, {dtype}", times, bytes_moved(name, shape, dtype), 8 * elements, flat, judged)
     for way, one in theirs.items():
-        target = OF_FOREACH if way == "foreach" and "fused" not in theirs else None
+        target = OF_FOREACH if judged and way == "foreach" and "fused" not in theirs else None
         detail = {**seconds(times), "scatter": times.quartiles(way, "step")}
-        yield Row(f"{name}, float32", f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
+        yield Row(f"{name}, {dtype}", f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
 
 
-def _share(name: str, shape: Shape, times: Times, flat: bool) -> Row:
-    moved = bytes_moved(name, shape)
-    copied = 8 * prod(shape)
+def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judged: bool) -> Row:
     detail = {
         **seconds(times), "bytes": moved, "bytes_per_second": moved / times.median("step"),
         "copy_bytes_per_second": copied / times.median("copy"), "scatter": times.quartiles("copy", "step"),
     }  # fmt: skip
     share = times.ratio("copy", "step") * moved / copied
-    return Row(f"{name}, float32", SHARE if flat else STAGES, share, OF_COPY if flat else None, detail=detail)
+    return Row(subject, SHARE if flat else STAGES, share, OF_COPY if flat and judged else None, detail=detail)
 
 
 @functools.cache
-def bytes_moved(name: str, shape: Shape) -> int:
-    """What the stages of a rule read and write for a float32 tensor of this shape."""
-    program, layout, _ = scheduled_for(rule_of(name), shape)
-    return sum(traffic(program, layout)) * prod(shape)
+def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
+    """What the stages of a rule read and write for a tensor of this shape, all of it stored in this dtype."""
+    rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
+    program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": EPS[dtype]})
+    return sum(traffic(*scheduled(program, layout_for(program, dtype)))) * prod(shape)
 
 
 def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:

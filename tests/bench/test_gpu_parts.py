@@ -64,7 +64,9 @@ def test_a_fused_step_that_does_not_run_is_said_and_foreach_is_judged(
 
     monkeypatch.setattr(gpu_rules, "torch_steps", steps)
     first, *rest = gpu_rules.rule(bench, "adagrad", True)
-    assert first == Note("adagrad: fused does not run here: RuntimeError: fused is not supported on this device")
+    assert first == Note(
+        "adagrad in float32: fused does not run here: RuntimeError: fused is not supported on this device"
+    )
     assert [row.target for row in rest if isinstance(row, Row)] == [0.95, 3.0]
 
 
@@ -74,6 +76,14 @@ def test_a_reducing_rule_is_held_against_what_its_stages_move(bench: Bench) -> N
     assert row.target is None
     assert row.detail["bytes"] == 10 * 4 * gpu_tensors.QUICK
     assert row.value == pytest.approx(row.detail["copy"] / row.detail["step"] * 5, rel=0.9)
+
+
+def test_half_width_storage_moves_half_and_is_not_judged(bench: Bench) -> None:
+    found = rows(gpu_rules.rule(bench, "lion", True, "bfloat16"))
+    row = found[f"lion, bfloat16: {gpu_rules.SHARE}"]
+    assert row.target is None
+    assert row.detail["bytes"] == 5 * 2 * gpu_tensors.QUICK
+    assert gpu_rules.bytes_moved("lion", (10, 10), "float32") == 5 * 4 * 100
 
 
 def test_composed_rules_run_too(bench: Bench) -> None:
@@ -164,7 +174,17 @@ def test_every_size_is_made_as_it_is_called() -> None:
 
 def test_targets_come_first_and_compiled_peers_last() -> None:
     planned = [section.name for section in gpu.sections((), ("triton",))]
-    assert planned == ["correctness", "compiling", "fused", "host", "seed", "rules", "reducing rules", "peers"]
+    assert planned == [
+        "correctness",
+        "compiling",
+        "fused",
+        "host",
+        "seed",
+        "rules",
+        "reducing rules",
+        "half width",
+        "peers",
+    ]
     assert [part.arguments[0] for part in gpu_sizes.fused_parts(())] == list(gpu_tensors.SIZES)
     slow = [part.least > 5 for part in gpu_sizes.peer_parts(())]
     assert slow == sorted(slow)
