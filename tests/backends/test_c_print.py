@@ -94,8 +94,8 @@ def test_gradients_are_negated_and_unscaled() -> None:
     program = program_of("sgd")
     layout = layout_for(program, "bfloat16", maximize=True)
     scaled = ElementWriter(program, layout, program.stages[0], DIALECT, scaled=True)
-    assert "const float g = -from_bfloat16(g_at[i]) / grad_scale;" in scaled.body()
-    assert scaled.parameters()[-1].declaration == "float grad_scale"
+    assert "const float g = -from_bfloat16(g_at[i]) * unscale;" in scaled.body()
+    assert scaled.parameters()[-1].declaration == "float unscale"
 
 
 def test_a_call_takes_what_it_is_given() -> None:
