@@ -77,9 +77,14 @@ def live_values(
     for name in choice.settings:
         keyword, position = choice.flavour.places.get(name, (name, None))
         for column, group in enumerate(groups):
-            given = group[keyword]
-            whole = not isinstance(given, tuple | list) or position is None
-            for value in [given] if whole else given[position : position + 1]:  # type: ignore[index]
-                if residence.is_live(value):
-                    found[name, column] = value
+            value = _part(group[keyword], position)
+            if residence.is_live(value):
+                found[name, column] = value
     return found
+
+
+def _part(given: Any, position: int | None) -> Any:
+    """A keyword's value, or its part at that place of a tuple; None where that was left out."""
+    if position is None or not isinstance(given, tuple | list):
+        return given
+    return given[position] if position < len(given) else None

@@ -1,0 +1,223 @@
+"""Counts and learning rates on the device, as `capturable=True` asks: with torch's CPU in the place of a device.
+
+The backend is the cpu backend behind the contract of those that work on a device, so that torch itself is the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rulec.torch
+from rulec.backend import registry
+from rulec.errors import RulecError, TensorError
+from rulec.torch import tensors
+from rulec.torch.residence import Residence
+from tests.runtime.elsewhere import Elsewhere
+
+
+@pytest.fixture(autouse=True)
+def elsewhere() -> Iterator[None]:
+    """The backend `elsewhere`."""
+    plain = registry.get
+    with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
+        yield
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def ours(kind: str, of: nn.Module, **keywords: Any) -> Any:
+    return getattr(rulec.torch, kind)(of.parameters(), backend="elsewhere", capturable=True, **keywords)
+
+
+def loss_of(of: nn.Module, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(32, 8, dtype=torch.float64, generator=generator)
+    return of(x).square().mean()
+
+
+def train(
+    of: nn.Module, optimizer: torch.optim.Optimizer, steps: range, each: Callable[[int], object] | None = None
+) -> None:
+    for step in steps:
+        if each:
+            each(step)
+        optimizer.zero_grad()
+        loss_of(of, step).backward()
+        optimizer.step()
+
+
+def assert_close(a: nn.Module, b: nn.Module, rtol: float = 1e-10) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=1e-2 * rtol)
+
+
+#: Of these torch keeps a number in float32.
+SINGLE = {"NAdam": 1e-6, "ASGD": 1e-6}
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop", "RMSprop"])
+def test_steps_are_torch_s_while_the_learning_rate_changes_in_its_tensor(kind: str) -> None:
+    first, second = model(), model()
+    rate = torch.tensor(1e-2, dtype=torch.float64)
+    mine, theirs = ours(kind, first, lr=rate), getattr(torch.optim, kind)(second.parameters(), lr=1e-2)
+
+    def change(step: int) -> None:
+        theirs.param_groups[0]["lr"] = 1e-2 / (1 + step)
+
+    train(first, mine, range(20), lambda step: rate.fill_(1e-2 / (1 + step)))
+    train(second, theirs, range(20), change)
+    assert_close(first, second, SINGLE.get(kind, 1e-10))
+
+
+def test_a_step_looks_at_the_learning_rate_on_the_device_alone() -> None:
+    of = model()
+    rate = torch.tensor(1e-2, dtype=torch.float64)
+    optimizer = ours("AdamW", of, lr=rate)
+    train(of, optimizer, range(2))
+    with mock.patch.object(Tensor, "__float__", side_effect=AssertionError("this waits for the device")):
+        train(of, optimizer, range(2, 4))
+    assert float(optimizer.state[next(of.parameters())]["step"]) == 4
+
+
+def test_a_number_in_the_place_of_the_tensor_is_noticed() -> None:
+    first, second = model(), model()
+    mine = ours("AdamW", first, lr=torch.tensor(1e-2, dtype=torch.float64))
+    theirs = torch.optim.AdamW(second.parameters(), lr=1e-2)
+    train(first, mine, range(3))
+    train(second, theirs, range(3))
+    mine.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 3e-3
+    train(first, mine, range(3, 6))
+    train(second, theirs, range(3, 6))
+    assert_close(first, second)
+
+
+def scaled(of: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, steps: range, broken: int) -> list[float]:
+    scales = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(of, step) * (float("inf") if step == broken else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def unscaling(scaler: Any) -> Callable[[torch.optim.Optimizer], Any]:
+    """Its step with `unscale_` before it, as who clips gradients calls it."""
+    step = scaler.step
+
+    def unscaled(optimizer: torch.optim.Optimizer) -> Any:
+        scaler.unscale_(optimizer)
+        return step(optimizer)
+
+    return unscaled
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["left to the step", "unscaled before"])
+def test_gradscaler_leaves_unscaling_and_skipping_to_the_step(clip: bool) -> None:
+    first, second = model(), model()
+    mine, theirs = ours("AdamW", first, lr=1e-2), torch.optim.AdamW(second.parameters(), lr=1e-2, fused=True)
+    runs = [(first, mine), (second, theirs)]
+    scales = []
+    for of, optimizer in runs:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+        if clip:
+            scaler.step = unscaling(scaler)
+        scales.append(scaled(of, optimizer, scaler, range(10), broken=3))
+    assert scales[0] == scales[1]
+    assert_close(first, second)
+    steps = [float(o.state[next(of.parameters())]["step"]) for of, o in runs]
+    assert steps == [9.0, 9.0]
+
+
+def test_without_capturable_gradscaler_does_it_itself() -> None:
+    of = model()
+    optimizer = rulec.torch.AdamW(of.parameters(), lr=1e-2)
+    assert not optimizer._step_supports_amp_scaling
+    scaled(of, optimizer, torch.amp.GradScaler("cpu", init_scale=1024.0), range(5), broken=2)
+    assert float(optimizer.state[next(of.parameters())]["step"]) == 4
+
+
+def test_a_checkpoint_goes_from_torch_to_the_device_and_back() -> None:
+    first, second = model(), model()
+    theirs = torch.optim.AdamW(second.parameters(), lr=1e-2)
+    train(second, theirs, range(5))
+    first.load_state_dict(second.state_dict())
+    mine = ours("AdamW", first, lr=1e-2)
+    mine.load_state_dict(theirs.state_dict())
+    train(first, mine, range(5, 10))
+    train(second, theirs, range(5, 10))
+    assert_close(first, second)
+    again = torch.optim.AdamW(first.parameters(), lr=1e-2)
+    again.load_state_dict(mine.state_dict())
+    train(first, again, range(10, 15))
+    train(second, theirs, range(10, 15))
+    assert_close(first, second)
+
+
+def test_what_groups_remember_is_shown_as_tensors_and_taken_over_where_it_is_changed() -> None:
+    first, second = model(), model()
+    mine, host = ours("Prodigy", first), rulec.torch.Prodigy(second.parameters())
+    train(first, mine, range(4))
+    train(second, host, range(4))
+    shown = mine.param_groups[0]["d"]
+    assert isinstance(shown, Tensor)
+    assert float(shown) == pytest.approx(host.param_groups[0]["d"], rel=1e-9)
+    mine.param_groups[0]["d"] = host.param_groups[0]["d"] = 0.25
+    train(first, mine, range(4, 8))
+    train(second, host, range(4, 8))
+    assert float(mine.param_groups[0]["d"]) == pytest.approx(host.param_groups[0]["d"], rel=1e-9)
+    assert_close(first, second)
+
+
+def test_autograd_hears_of_every_write() -> None:
+    of = model()
+    optimizer = ours("AdamW", of)
+    versions = [p._version for p in of.parameters()]
+    train(of, optimizer, range(1))
+    assert [p._version for p in of.parameters()] == [v + 1 for v in versions]
+
+
+CAPTURES = [
+    (Residence(False, True, True, frozenset({"cuda"})), True, "capturable=False cannot be captured"),
+    (Residence(True, True, True, frozenset({"cuda"})), False, "take a step before the capture"),
+]
+
+
+@pytest.mark.parametrize(("residence", "ready", "message"), CAPTURES)
+def test_captures_that_would_not_do_what_steps_do_are_refused(residence: Residence, ready: bool, message: str) -> None:
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False):
+        residence.check_capture(ready)
+    with (
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
+        pytest.raises(RulecError, match=message),
+    ):
+        residence.check_capture(ready)
+
+
+def test_a_device_without_memory_for_states_is_named_and_nothing_changes() -> None:
+    of = model()
+    optimizer = ours("AdamW", of)
+    before = [p.clone() for p in of.parameters()]
+    loss_of(of, 0).backward()
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with (
+        mock.patch.object(tensors, "_initial", side_effect=full),
+        pytest.raises(TensorError, match=r"cpu has no memory for the states of 4 tensors \(0 MiB\)"),
+    ):
+        optimizer.step()
+    assert not any(optimizer.state[p] for p in of.parameters())
+    for p, q in zip(of.parameters(), before, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0)
+    optimizer.step()
+    assert float(optimizer.state[next(of.parameters())]["step"]) == 1
