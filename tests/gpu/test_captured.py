@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 import rulec.torch
 from rulec.bench.gpu_host import RATES, WARM_UP, capture
 from rulec.errors import RulecError
-from tests.gpu.training import DEVICE, assert_near, give, gradients, parameters
+from tests.gpu.training import DEVICE, assert_near, give, gradients, no_waiting, parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -89,17 +90,19 @@ def scaled_steps(params: list[Tensor], optimizer: Any, broken: int) -> list[floa
 
 
 @pytest.mark.parametrize("broken", [0, 4])
-def test_a_scaler_skips_a_step_with_an_infinite_gradient_as_torchs_does(broken: int) -> None:
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_scaler_skips_a_step_with_an_infinite_gradient_as_torchs_does(broken: int, fused: bool | None) -> None:
     ours, theirs = parameters(), parameters()
-    mine, other = rulec.torch.AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    mine, other = rulec.torch.AdamW(ours, lr=1e-2, fused=fused), torch.optim.AdamW(theirs, lr=1e-2, fused=True)
     assert scaled_steps(ours, mine, broken) == scaled_steps(theirs, other, broken)
     assert_near(ours, theirs, 2.0**-20)
     assert float(mine.state[ours[0]]["step"]) == float(other.state[theirs[0]]["step"]) == 7
 
 
-def test_a_skipped_step_changes_no_bit() -> None:
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_skipped_step_changes_no_bit(fused: bool | None) -> None:
     params = parameters()
-    optimizer = rulec.torch.AdamW(params)
+    optimizer = rulec.torch.AdamW(params, fused=fused)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0)
     kept: list[list[Tensor]] = []
     for step in range(3):
@@ -115,6 +118,18 @@ def test_a_skipped_step_changes_no_bit() -> None:
         kept.append([t.detach().clone() for t in (*params, *states)])
     for before, after in zip(kept[1], kept[2], strict=True):
         assert torch.equal(before, after)
+
+
+def test_a_scaled_step_does_not_wait_for_the_device() -> None:
+    params = parameters()
+    optimizer = rulec.torch.AdamW(params, fused=True)
+    scaler = torch.amp.GradScaler(DEVICE)
+    for step in range(3):
+        give(params, gradients(params, step))
+        scaler.scale(params[0].detach().sum())  # makes the scale, as a loss does
+        with no_waiting() if step else contextlib.nullcontext():
+            scaler.step(optimizer)
+            scaler.update()
 
 
 def trained(around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> list[Tensor]:

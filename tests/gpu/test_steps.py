@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import RulecError
-from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, give, gradients, parameters
+from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, give, gradients, no_waiting, parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -107,16 +105,6 @@ def test_a_step_runs_on_the_current_stream() -> None:
     side.synchronize()
     other.step()
     assert bits(ours) == bits(plain)
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Within the block, whatever waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "muon", "prodigy"])

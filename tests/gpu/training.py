@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -46,3 +47,13 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor], relative: floa
         far = float((a.detach().double() - b.detach().double()).abs().max())
         size = float(b.detach().double().abs().max())
         assert far <= relative * size, f"tensor {number} of shape {tuple(a.shape)} differs by {far / size:.3g}"
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Within the block, whatever waits for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
