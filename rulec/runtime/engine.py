@@ -450,6 +450,7 @@ class Engine:
         version = bucket.version()
         rows = version.rows
         assert isinstance(rows, DeviceRows)
+        bucket.library.hold(version.call)
         hyper = self._device_hyper(bucket)
         table, stored = rows.evaluate(version.call, bucket, hyper, self.shared)
         made = Rows(table, rows.index)

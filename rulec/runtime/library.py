@@ -104,6 +104,10 @@ class Library(Protocol):
         """Uniform or normal numbers of the language's stream; the `step` may be an array of one number."""
         ...
 
+    def hold(self, thing: Any) -> None:
+        """Keeps something for good where a graph is being captured that will read its memory again."""
+        ...
+
 
 class NumpyLibrary:
     """NumPy, on memory of NumPy's own or shared with it: what is known is known at once."""
@@ -180,3 +184,6 @@ class NumpyLibrary:
         """Worked out here."""
         where = {name: int(x) for name, x in position.items()}
         return random.normal(count, **where) if op is Op.NORMAL else random.uniform(random.stream(count, **where))
+
+    def hold(self, thing: Any) -> None:
+        """Nothing is captured here."""

@@ -63,6 +63,7 @@ class DeviceLibrary:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
+        self._held: dict[int, Any] = {}
 
     def constant(self, value: float) -> Tensor:
         """A number on the CPU."""
@@ -129,7 +130,13 @@ class DeviceLibrary:
             if len(self._places) >= 256:
                 self._places.clear()
             self._places[key] = self.numbers(np.asarray(places, np.int64))
+        self.hold(self._places[key])
         return self._places[key]
+
+    def hold(self, thing: Any) -> None:
+        """Keeps something for good where a CUDA graph is being captured that will read its memory again."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._held[id(thing)] = thing
 
     def together(self, numbers: Sequence[Any]) -> Tensor:
         """One tensor of all."""
