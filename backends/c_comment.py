@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node, Op, name, rewrite
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
@@ -22,6 +22,27 @@ def about(program: Program) -> list[str]:
     title = " ".join([*([paper["title"]] if "title" in paper else []), *([f"({written})"] if written else [])])
     head = [" ".join(f"{rule.name}: {rule.summary}".split()).rstrip(":"), title, paper.get("url", "")]
     return [*filter(None, head), "", *(f"    {line}" for line in step_text(rule.step).splitlines())]
+
+
+def about_stage(program: Program, index: int) -> list[str]:
+    """What a stage leaves, and what is worked out before it."""
+    stage = program.stages[index]
+    stored = f"stores {', '.join(s.buffer for s in stage.stores)}"
+    reduced = f"reduces to {', '.join(f'{r.name} per {r.value.arg}' for r in stage.reduces)}"
+    left = "; ".join([stored] * bool(stage.stores) + [reduced] * bool(stage.reduces))
+    if len(program.stages) == 1:
+        return [f"One element: {left}."]
+    before = [f"    {line}" for line in _worked_out(program, stage)]
+    return [f"Stage {index} for one element: {left}.", *["", "Before it:", *before] * bool(before)]
+
+
+def _worked_out(program: Program, stage: Stage) -> list[str]:
+    """The columns of the scalar table and the vectors that are known from this stage on."""
+    names = {column.value: column.name for column in program.late}
+    names |= {vector.value: vector.name for vector in program.vectors}
+    late = [(program.columns[i].name, program.columns[i].value) for i in stage.columns]
+    fresh = [(name, program.result(name).value) for name in stage.vectors]
+    return [f"{name} = {value_formula(program, names, value)}" for name, value in (*late, *fresh)]
 
 
 def column_formula(program: Program, column: int) -> str:

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 
 from rulec.backend.layout import Layout
-from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.ir import Program, Result
 from rulec.language.node import Op, is_boolean
 
-from .c_comment import about, column_formula
+from .c_comment import about, about_stage, column_formula
 from .c_dialect import Dialect
 from .c_print import ElementWriter, Parameter
 from .c_text import WIDTH, block, comment, indented
@@ -33,6 +33,7 @@ C99 = Dialect(
 )  # fmt: skip
 
 _INLINE = """\
+/* A loop can be vectors only where the calls in it disappear. */
 #if defined(__GNUC__)
 #define RULEC_FUNCTION static inline __attribute__((always_inline))
 #else
@@ -152,7 +153,7 @@ class _StageSource:
     """The functions of one stage."""
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
-        self.program, self.layout, self.stage = program, layout, program.stages[index]
+        self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
         self.name = stage_name(program, index)
         self.write = ElementWriter(program, layout, self.stage, C99, f"{self.name}_element")
 
@@ -161,7 +162,7 @@ class _StageSource:
         return "\n".join([self._element(), self._chunk(), self._bucket()])
 
     def _element(self) -> str:
-        return "\n".join([*comment([f"One element: {_about(self.stage)}."]), self.write.text()])
+        return "\n".join([*comment(about_stage(self.program, self.index)), self.write.text()])
 
     def _bucket(self) -> str:
         return "\n".join([
@@ -325,10 +326,3 @@ class _StageSource:
                 name = self.write.at[parameter.of] if in_column else parameter.name
                 found[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
         return found
-
-
-def _about(stage: Stage) -> str:
-    """What a stage leaves, in words."""
-    stored = f"stores {', '.join(s.buffer for s in stage.stores)}"
-    reduced = f"reduces to {', '.join(f'{r.name} per {r.value.arg}' for r in stage.reduces)}"
-    return "; ".join([stored] * bool(stage.stores) + [reduced] * bool(stage.reduces))
