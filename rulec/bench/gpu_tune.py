@@ -20,9 +20,10 @@ TRIED = (
     ("amsgrad", "float32"), ("adan", "float32"),
 )  # fmt: skip
 
-#: Blocks that are tried: elements, and the warps that share them.
+#: Blocks that are tried: elements, and the threads that share them.
 BLOCKS = (
-    (512, 2), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16), (8192, 8),
+    (512, 64), (1024, 64), (1024, 128), (2048, 64), (2048, 128), (2048, 256), (4096, 128), (4096, 256), (4096, 512),
+    (8192, 256),
 )  # fmt: skip
 
 #: A block takes the place of the default only where it is faster by more than figures scatter.
@@ -78,7 +79,7 @@ def _blocks_of(block: tuple[int, int] | None) -> Iterator[list[tuple[int, tuple[
 
     def block_for(moved: int, device: str) -> Any:
         found = plain(moved, device) if block is None else kinds.Block(*block)
-        seen.append((moved, (found.elements, found.warps)))
+        seen.append((moved, (found.elements, found.threads)))
         return found
 
     work.block_for = block_for  # type: ignore[attr-defined]
@@ -89,7 +90,7 @@ def _blocks_of(block: tuple[int, int] | None) -> Iterator[list[tuple[int, tuple[
 
 
 def _name(block: tuple[int, int]) -> str:
-    return f"{block[0]} elements, {block[1]} warps"
+    return f"{block[0]} elements, {block[1]} threads"
 
 
 def _block(name: str) -> tuple[int, int]:

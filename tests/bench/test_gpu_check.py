@@ -1,4 +1,4 @@
-"""The correctness part in Triton's interpreter, which must be chosen before Triton is imported: in its own process."""
+"""Parts in Triton's interpreter, which must be chosen before Triton is imported: in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rulec.bench import gpu_check
+from rulec.bench import gpu_check, gpu_tune
 from rulec.bench.gpu_device import Bench
 from rulec.testing import NumpyKind
 from rulec.testing.numerics import IEEE
@@ -72,6 +72,30 @@ print(json.dumps([float(params[0].sum()), parts > 150]))
 
 def test_steps_and_plans_need_no_numba() -> None:
     assert in_a_process(STEPS) == [pytest.approx(2.5), True]
+
+
+BLOCKS = """
+import json
+from unittest import mock
+from rulec.bench import gpu_tune
+from rulec.bench.gpu_device import Bench
+from rulec.torch import tensors
+from tests.bench.gpu_fakes import HostDevice
+with mock.patch.dict(tensors._BACKENDS, cpu="triton"), mock.patch.object(gpu_tune, "QUICK", 3000):
+    (row,) = gpu_tune.blocks(Bench(True, HostDevice()), "lion", "bfloat16")
+print(json.dumps([row.value, row.detail]))
+"""
+
+
+def test_every_block_is_tried_beside_the_default() -> None:
+    gain, detail = in_a_process(BLOCKS)
+    assert detail["bytes"] == 5 * 2
+    seconds = detail["seconds"]
+    default = tuple(detail["default"])
+    assert set(seconds) == {"default", *(gpu_tune._name(b) for b in gpu_tune.BLOCKS if b != default)}
+    assert tuple(detail["block"]) in {default, *gpu_tune.BLOCKS}
+    assert gain >= 1
+    assert tuple(detail["block"]) == default or gain >= gpu_tune.GAIN
 
 
 def test_rules_made_to_be_hard() -> None:

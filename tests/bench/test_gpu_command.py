@@ -171,12 +171,12 @@ def tuned(moved: int, block: Sequence[int]) -> Row:
 def test_blocks_are_saved_for_the_device(crew: type[Crew], monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Any] = []
     monkeypatch.setattr(gpu_tune, "save", lambda device, table: saved.append((device, table)))
-    for part, row in zip(gpu_tune.parts(), (tuned(28, (1024, 4)), tuned(6, (4096, 8))), strict=False):
+    for part, row in zip(gpu_tune.parts(), (tuned(28, (1024, 128)), tuned(6, (4096, 256))), strict=False):
         crew.scripts_of_all[part.name] = [(0.0, Started()), (1.0, row), (1.0, Ended())]
     assert gpu.measure(True, (), tune=True).name == "gpu_blocks"
     assert saved == []  # of a quick run nothing is kept
     result = gpu.measure(False, (), tune=True)
-    assert saved == [("Some GPU", {6: (4096, 8), 1 << 30: (1024, 4)})]
+    assert saved == [("Some GPU", {6: (4096, 256), 1 << 30: (1024, 128)})]
     assert "the triton backend has these blocks on Some GPU from now on" in result.notes
     assert gpu.parts((), tune=True) == len(gpu_tune.parts())
 
@@ -187,11 +187,11 @@ def test_the_table_is_read_by_the_triton_backend(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
     triton_blocks.saved.cache_clear()
     try:
-        gpu_tune.save("Some GPU", gpu_tune.table([tuned(28, (1024, 4)), tuned(6, (4096, 8))]))
+        gpu_tune.save("Some GPU", gpu_tune.table([tuned(28, (1024, 128)), tuned(6, (4096, 256))]))
         found = [triton_blocks.block_for(moved, "Some GPU") for moved in (2, 6, 7, 28, 1000)]
     finally:
         triton_blocks.saved.cache_clear()
-    assert [(b.elements, b.warps) for b in found] == [(4096, 8)] * 2 + [(1024, 4)] * 3
+    assert [(b.elements, b.threads) for b in found] == [(4096, 256)] * 2 + [(1024, 128)] * 3
     assert gpu_tune.table([]) == {}
 
 

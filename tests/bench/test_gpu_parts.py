@@ -134,6 +134,38 @@ def test_new_gradients_come_by_turns_from_two_sets(bench: Bench) -> None:
     assert not set(seen[0]) & set(seen[1])
 
 
+class Replay:
+    """Steps taken again where a device would replay their graph."""
+
+    def __init__(self, step: Any) -> None:
+        for _ in range(gpu_host.WARM_UP):
+            step()
+        self.replay = step
+
+
+def test_a_captured_step_is_compared_with_the_same_steps_uncaptured(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_host, "capture", Replay)
+    same, host, device = rows(gpu_host.captured(bench)).values()
+    assert (same.target, same.sense, same.met) == (1e-6, "at most", True)
+    assert (host.target, host.sense, host.unit) == (30.0, "at most", "us")
+    assert set(host.detail) == {"step", "with a new rate", "torch"}
+    assert device.target is None
+
+
+def test_a_graph_that_keeps_its_first_learning_rate_is_found_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gpu_host._ours
+
+    def with_its_first_rate(params: list[Any], **keywords: Any) -> Any:
+        return plain(params, **{k: float(v) if k == "lr" else v for k, v in keywords.items()})
+
+    monkeypatch.setattr(gpu_host, "_ours", with_its_first_rate)
+    monkeypatch.setattr(gpu_host, "capture", Replay)
+    same, *_ = rows(gpu_host.captured(bench)).values()
+    assert same.met is False
+
+
 def test_groups(bench: Bench) -> None:
     assert list(rows(gpu_host.groups(bench))) == [
         "10 groups of one tensor of 1000: device time, times that of one group",
