@@ -38,7 +38,7 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
         Section("seed", gpu_seed.parts(only), 30.0),
         Section("rules", gpu_rules.parts(only), 120.0),
         Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
-        Section("half width", gpu_rules.half_parts(only), 15.0),
+        Section("other ways", gpu_rules.other_parts(only), 25.0),
         Section("peers", gpu_sizes.peer_parts(only), 240.0),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
@@ -27,8 +28,8 @@ ROUNDS, QUICK_ROUNDS = 30, 3
 #: fused kernel on the device.
 OF_COPY, OF_FOREACH = 0.95, 3.0
 
-#: Rules that are also measured with all they store in bfloat16.
-HALF_WIDTH = ("adamw", "sgd", "lion")
+#: Rules that are also measured with all they store in bfloat16, and on another backend than the device's own.
+OTHERWISE = ("adamw", "sgd", "lion")
 
 #: What the rows say.
 COPY = "bandwidth of a copy, read and written"
@@ -68,10 +69,13 @@ def reducing_parts(only: Sequence[str]) -> list[Part]:
     return [Part(f"{name} at 100 Mi", rule, (name, False)) for name in reducing(only)]
 
 
-def half_parts(only: Sequence[str]) -> list[Part]:
-    """A few rules where everything is stored in 16 bits."""
-    names = [name for name in HALF_WIDTH if name in elementwise(only)]
-    return [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
+def other_parts(only: Sequence[str]) -> list[Part]:
+    """A few rules where everything is stored in 16 bits, and on the cupy backend."""
+    names = [name for name in OTHERWISE if name in elementwise(only)]
+    found = [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
+    if importlib.util.find_spec("cupy") is not None:
+        found += [Part(f"{name} at 100 Mi on cupy", rule, (name, True, "float32", "cupy")) for name in names]
+    return found
 
 
 def copy_bandwidth(bench: Bench) -> Iterator[Row]:
@@ -90,13 +94,20 @@ def warm(bench: Bench, name: str) -> Iterator[Found]:
     yield from ()
 
 
-def rule(bench: Bench, name: str, flat: bool, dtype: str = "float32") -> Iterator[Found]:
-    """A rule's step beside a copy and torch's own steps, on a vector where `flat`, else on a matrix."""
+def rule(
+    bench: Bench, name: str, flat: bool, dtype: str = "float32", backend: str | None = None
+) -> Iterator[Found]:  # fmt: skip
+    """A rule's step beside a copy and torch's own steps, on a vector where `flat`, else on a matrix.
+
+    What is not float32 on the device's own backend has no target.
+    """
     elements = QUICK if bench.quick else FULL
     side = int(elements**0.5)
     shape: Shape = (elements,) if flat else (side, elements // side)
     param = parameter(bench, shape, dtype)
-    contenders: dict[str, Sequence[Step]] = {"step": [step_of(name, [param])], "copy": [copying(bench, elements)]}
+    step = step_of(name, [param], backend=backend)
+    contenders: dict[str, Sequence[Step]] = {"step": [step], "copy": [copying(bench, elements)]}
+    subject, judged = ", ".join(filter(None, (name, dtype, backend))), dtype == "float32" and backend is None
     theirs = {}
     for one in torch_steps(name):
         made = _usable(one, param)
@@ -105,12 +116,11 @@ def rule(bench: Bench, name: str, flat: bool, dtype: str = "float32") -> Iterato
         else:
             theirs[one.way], contenders[one.way] = one, [made]
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, _TIMING)
-    judged = dtype == "float32"
-    yield _share(f"{name}, {dtype}", times, bytes_moved(name, shape, dtype), 8 * elements, flat, judged)
+    yield _share(subject, times, bytes_moved(name, shape, dtype), 8 * elements, flat, judged)
     for way, one in theirs.items():
         target = OF_FOREACH if judged and way == "foreach" and "fused" not in theirs else None
         detail = {**seconds(times), "scatter": times.quartiles(way, "step")}
-        yield Row(f"{name}, {dtype}", f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
+        yield Row(subject, f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
 
 
 def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judged: bool) -> Row:

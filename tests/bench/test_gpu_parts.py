@@ -86,6 +86,12 @@ def test_half_width_storage_moves_half_and_is_not_judged(bench: Bench) -> None:
     assert gpu_rules.bytes_moved("lion", (10, 10), "float32") == 5 * 4 * 100
 
 
+def test_another_backend_is_named_and_not_judged(bench: Bench) -> None:
+    row, *_ = gpu_rules.rule(bench, "lion", True, "float32", "cpu")
+    assert isinstance(row, Row)
+    assert (row.subject, row.target) == ("lion, float32, cpu", None)
+
+
 def test_composed_rules_run_too(bench: Bench) -> None:
     name = "clip_by_global_norm >> adamw"
     assert f"{name}, float32: {gpu_rules.STAGES}" in rows(gpu_rules.rule(bench, name, False))
