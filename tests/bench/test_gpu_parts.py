@@ -220,7 +220,7 @@ def test_targets_come_first_and_compiled_peers_last() -> None:
         "seed",
         "rules",
         "reducing rules",
-        "half width",
+        "other ways",
         "peers",
     ]
     assert [part.arguments[0] for part in gpu_sizes.fused_parts(())] == list(gpu_tensors.SIZES)
