@@ -51,7 +51,8 @@ class DeviceHyper:
     def take(self, named: Mapping[str, Numbers], source: Any, live: Mapping[tuple[str, int], Any]) -> None:
         """Takes over other numbers, where `source` is not what it was, and those that are live."""
         if source is not self._source:
-            given = np.array([named[name] for name in self.names], np.float64).reshape(len(self.names), -1)
+            given = np.array([named[name] for name in self.names], np.float64)
+            given = given if self.names else np.zeros((0, 1))
             made = self.library.numbers(given)
             if self.table is None or tuple(self.table.shape) != given.shape:
                 self.table = made

@@ -125,7 +125,10 @@ class DeviceValues(PortionValues):
         """The value of a buffer that is a number, for each tensor."""
         bucket, library = self.portion.bucket, self.library
         if buffer in self.launch.inputs:
-            return library.numbers(self.launch.inputs[buffer])
+            given = self.launch.inputs[buffer]
+            if isinstance(given, float):
+                return library.constant(given)
+            return library.cast(library.numbers(given), "float64")
         if buffer in bucket.scalar_states:
             found = bucket.scalar_states[buffer].numbers
             if not bucket.knows_only_there(buffer):

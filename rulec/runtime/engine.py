@@ -491,7 +491,8 @@ class Engine:
         used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
         for name, value in ((k, v) for k, v in inputs.items() if k in used):
             if self.rule.inputs[name] != "like p":
-                found[name] = _number(value, name)
+                there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
+                found[name] = value if there else _number(value, name)
                 continue
             chosen = value if part.pick is None else part.pick(value)
             names = [f"{t.name} (its {name})" for t in part.tensors]

@@ -195,7 +195,7 @@ class PortionValues:
             params = [self.portion.bucket.params[i] for i in positions]
             self.scratch[name] = [engine.scratch((name, i, owner), p, dtype) for i, p in enumerate(params)]
         for name, value in self.launch.inputs.items():
-            if not isinstance(value, float):
+            if engine.rule.inputs[name] == "like p":
                 self.scratch[name] = self.portion.pick(value)
 
     def column(self, index: int) -> Any:

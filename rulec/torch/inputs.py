@@ -40,8 +40,11 @@ class Inputs:
         return self._numbers | tensors
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> Any:
+    """A number, or where it is on a device a tensor of one: who needs it reads it there."""
     try:
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            return value.detach().reshape(())
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise TensorError(f"the input {name!r} must be a number, not {type(value).__name__} {value!r:.40}") from None

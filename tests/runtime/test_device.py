@@ -162,6 +162,22 @@ def test_updates_that_were_skipped_are_counted_on_the_device() -> None:
     assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [2, 2, 2]
 
 
+POLYAK = 'name: P\ninputs: {loss: scalar, w: like p}\nstep: |\n  p = p - loss*g*w/(sum(g**2, per="model") + 1e-8)\n'
+
+
+def test_inputs_are_read_where_they_are() -> None:
+    rule = rulec.parse(POLYAK)
+    with copies() as copied:
+        params, grads = ([torch.empty(s, device=DEVICE) for s in SHAPES] for _ in range(2))
+        engine = Engine(rule, TorchArrays(), Nowhere(), resident=True)
+        ids = tuple(engine.add(p, 0, f"tensor {i}") for i, p in enumerate(params))
+        table = engine.hyper_table([default_hyper(engine.rule, {}, "float32")])
+        for loss in (torch.empty((), device=DEVICE), 0.5, torch.empty((), device=DEVICE)):
+            before = len(copied)
+            engine.step(ids, grads, table, {"loss": loss, "w": grads})
+    assert copied[before:] == []
+
+
 #: What leaves nothing to the tensors' framework that it waits in.
 WAITING = {Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT}
 
