@@ -126,7 +126,8 @@ def _refuse_locals(rule: Rule, conditions: Sequence[Node], form: str) -> None:
 
 def _shapes(conditions: Sequence[Node]) -> list[tuple[int, ...]]:
     """Shapes that give the conditions every outcome they can have: around each number they compare with."""
-    numbers = {int(float(n.arg)) for n in walk(conditions) if n.op is Op.CONST and abs(float(n.arg)) < 2**31}  # type: ignore[arg-type]
+    constants = [float(n.arg) for n in walk(conditions) if n.op is Op.CONST]  # type: ignore[arg-type]
+    numbers = {int(x) for x in constants if abs(x) < 2**31}
     sides = sorted({1, 2, 3, 5, 64, *(n + d for n in numbers for d in (-1, 0, 1) if n + d > 0)})
     shapes: list[tuple[int, ...]] = [()]
     for ndim in (1, 2):
@@ -156,7 +157,7 @@ def _fewest(
 def versions(
     rule: Rule, program: Program, facts: Mapping[str, float], static: Mapping[str, float], dtype: str, state_dtype: str
 ) -> list[Version]:
-    """A version for each outcome of a program's predicates, and where the rule may turn matrices, for each way round."""
+    """A version for each outcome of a program's predicates, and for each way round where the rule turns matrices."""
     made = []
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}

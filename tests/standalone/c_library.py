@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rulec import Rule
 from rulec.array.arrays import numpy_dtype
-from rulec.standalone.c_file import CFile
 from rulec.standalone.files import written
+from rulec_backends.c_standalone import CFile
 
 Array = NDArray[Any]
 

@@ -104,8 +104,10 @@ def test_bits_are_the_cpu_backends(name: str, dtype: str, tmp_path: Path) -> Non
         assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize(("dtype", "state_dtype"), [("float32", "float32"), ("float32", "float64"), ("float64", "float32"),
-                                                    ("bfloat16", "float32"), ("float16", "float32")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype"),
+    [("float32", ""), ("float32", "float64"), ("float64", "float32"), ("bfloat16", "float32"), ("float16", "float32")],
+)
 @pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "nadam", "adam_mini", "sm3"])
 def test_dtypes(name: str, dtype: str, state_dtype: str, tmp_path: Path) -> None:
     rule = rulec.load(name)

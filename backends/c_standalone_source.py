@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 
@@ -11,113 +10,16 @@ from rulec.compiler.pipeline import compile
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
-from rulec.standalone.c_numbers import LOOPS
-from rulec.standalone.c_step import StepText, fact, hyper_names, number_name
-from rulec.standalone.c_text import block, branch, comment, indented, loop, signature, wrapped
-from rulec.standalone.c_words import RESERVED, TYPES, expression, literal, narrowed, widened, words_used
-from rulec.standalone.cases import Case, Family, family, versions
+from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
-from rulec.standalone.refusal import CannotBuild
+
+from .c_standalone import STATUSES, CFile, is_vector, move_parameters
+from .c_standalone_step import StepText, fact, number_name
+from .c_standalone_text import block, branch, comment, indented, loop, signature, wrapped
+from .c_standalone_words import TYPES, expression, literal, narrowed, widened, words_used
 
 #: Elements in a chunk of a tensor, and columns in a tile of a matrix: what one call of a stage's function updates.
 CHUNK, TILE = 8192, 4096
-
-#: What functions return, and what it means.
-STATUSES = (
-    ("OK", "done"),
-    ("BAD_ARGUMENT", "a pointer is NULL, or a size is negative"),
-    ("BAD_HYPER", "a hyper-parameter is outside its range"),
-    ("BAD_STATE", "the state block was not initialised for a tensor of this shape"),
-    ("NO_MEMORY", "there is no memory for what a step works out on the way"),
-    ("BAD_SHAPE", "the rule does not apply to a tensor of this shape"),
-)
-
-
-class CFile:
-    """A rule under the name `name` for tensors of one dtype: what all the printed files agree on."""
-
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
-        self.rule, self.name, self.upper = rule, name, name.upper()
-        self.dtype, self.real = dtype, TYPES[dtype]
-        self.family: Family = family(rule, dtype, state_dtype, "C")
-        self.state_dtype = state_dtype or dtype
-        self.hyper = hyper_names(self.family)
-        self.inputs = list(self.family.rule.inputs.items())
-        taken = {*RESERVED, "magic", "steps", "bytes"}
-        for key in self.family.rule.inputs:
-            if key in taken:
-                raise CannotBuild(rule.name, "C", f"its input {key} has a name that the written functions use")
-
-    # What the functions take
-
-    @property
-    def shaped(self) -> bool:
-        """Whether functions take a shape, rather than the number of elements."""
-        return self.family.shaped
-
-    @property
-    def extents(self) -> list[str]:
-        """The parameters that say how large a tensor is."""
-        return ["int ndim", "const int64_t *shape"] if self.shaped else ["int64_t count"]
-
-    @property
-    def given(self) -> list[str]:
-        """The parameters for the inputs of the rule."""
-        kinds = {"like p": f"const {self.real} *", "scalar": "double "}
-        return [f"{kinds[kind]}{key}" for key, kind in self.inputs]
-
-    @property
-    def step_parameters(self) -> list[str]:
-        """The parameters of a step."""
-        return [
-            f"{self.real} *param", f"const {self.real} *grad", "void *state", *self.extents, *self.given,
-            f"const {self.name}_hyper *hyper",
-        ]  # fmt: skip
-
-    @property
-    def init_parameters(self) -> list[str]:
-        """The parameters of the initialisation."""
-        return ["void *state", f"const {self.real} *param", *self.extents, f"const {self.name}_hyper *hyper"]
-
-    @property
-    def defaults(self) -> list[tuple[str, float]]:
-        """The fields of the hyper-parameters, and their defaults."""
-        from rulec.runtime.engine import default_hyper
-
-        values = default_hyper(self.family.rule, {}, self.dtype)
-        return [(field, values[key]) for key, field in self.hyper.items()]
-
-    # States
-
-    def numbers(self) -> list[str]:
-        """The states that are one number, in any case, in order."""
-        found: dict[str, None] = {}
-        for case in self.family.cases:
-            found.update(dict.fromkeys(b.name for b in case.program.states if not _vector(b)))
-        return list(found)
-
-    def arrays(self, case: Case) -> list[Buffer]:
-        """The states of a case that are arrays, in order."""
-        return [b for b in case.program.states if _vector(b)]
-
-    def all_arrays(self) -> list[str]:
-        """The states that are arrays in any case."""
-        return list(dict.fromkeys(b.name for case in self.family.cases for b in self.arrays(case)))
-
-    def size(self, buffer: Buffer) -> str:
-        """How many elements a state has."""
-        letters = "".join(c for c in buffer.axes.letters if c in "bij")
-        return "count" if letters == "bij" else LOOPS[letters][1]
-
-    @property
-    def magic(self) -> int:
-        """What marks a state block: other rules' and dtypes' blocks have another."""
-        kept = [(b.name, str(b.axes)) for case in self.family.cases for b in case.program.states]
-        return int(hashlib.sha256(repr((self.name, self.state_dtype, kept)).encode()).hexdigest()[:15], 16)
-
-
-def _vector(buffer: Buffer) -> bool:
-    return bool({"b", "i", "j"} & set(buffer.axes.letters))
 
 
 class Source:
@@ -253,7 +155,10 @@ class Source:
             lines += branch(f"!({self._condition(found.applies)})", [f"return {self.upper}_BAD_SHAPE;"])
         for kind, case in enumerate(found.cases):
             ways = [
-                " && ".join(f"{'' if truth else '!'}({self._condition(c)})" for c, truth in zip(found.conditions, truths, strict=True))
+                " && ".join(
+                    self._condition(c) if truth else f"!({self._condition(c)})"
+                    for c, truth in zip(found.conditions, truths, strict=True)
+                )
                 for truths in case.truths
             ]  # fmt: skip
             if len(found.cases) == 1:
@@ -395,7 +300,7 @@ class Source:
         lines = []
         for buffer in case.program.states:
             assert buffer.init is not None
-            if not _vector(buffer):
+            if not is_vector(buffer):
                 lines.append(f"head->{number_name(buffer.name)} = {self._initial(buffer.init)};")
                 continue
             kind, compute = TYPES[self.file.state_dtype], self.file.state_dtype
@@ -497,11 +402,6 @@ class Source:
         cases = [line for key, text in STATUSES for line in (f"case {self.upper}_{key}:", f'    return "{text}";')]
         body = ["switch (status) {", *cases, "default:", '    return "no status of this rule";', "}"]
         return [f"const char *{self.name}_message(int status)", *block(body)]
-
-
-def move_parameters(file: CFile) -> list[str]:
-    """The parameters of the functions that move a parameter to its evaluation point and back."""
-    return [f"{file.real} *param", "void *state", *file.extents, f"const {file.name}_hyper *hyper"]
 
 
 def _struct(name: str, fields: Sequence[str]) -> list[str]:

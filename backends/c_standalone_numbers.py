@@ -14,8 +14,9 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
-from rulec.standalone.c_text import loop
-from rulec.standalone.c_words import NOTHING, NumberPrinter
+
+from .c_standalone_text import loop
+from .c_standalone_words import NOTHING, NumberPrinter
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
 LOOPS: Mapping[str, tuple[str, str, str]] = {

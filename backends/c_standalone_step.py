@@ -8,13 +8,14 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.plan import Plan
-from rulec.standalone.c_numbers import LOOPS, Numbers, used
-from rulec.standalone.c_stage import StageText
-from rulec.standalone.c_text import block, branch, indented, loop, signature
-from rulec.standalone.c_words import RESERVED, TYPES, literal, narrowed, widened
 from rulec.standalone.cases import Family, Version
-from rulec_backends.c_print import Parameter
-from rulec_backends.plan import COL, ROW, TENSOR, is_shaped, place
+
+from .c_print import Parameter
+from .c_standalone_numbers import LOOPS, Numbers, used
+from .c_standalone_stage import StageText
+from .c_standalone_text import block, branch, indented, loop, signature
+from .c_standalone_words import RESERVED, TYPES, literal, narrowed, widened
+from .plan import COL, ROW, TENSOR, is_shaped, place
 
 #: The machine epsilon of a parameter, which rules may name.
 _EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}

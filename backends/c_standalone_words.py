@@ -1,4 +1,4 @@
-"""What the written C has in common with the c backend's, and what it needs besides: casts, and folds of what blocks left.
+"""What the written C shares with the c backend, and what it needs besides: casts, and folds of what blocks left.
 
 Operators and functions are `backends/c_print.py`'s and `c_words.py`'s: the same text, computed with the same care.
 """
@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node, Op
-from rulec_backends import c_words
-from rulec_backends.c_dialect import Dialect
-from rulec_backends.c_print import STORAGE, ElementPrinter
+
+from . import c_words
+from .c_dialect import Dialect
+from .c_print import STORAGE, ElementPrinter
 
 #: The C type of each storage dtype; the 16-bit formats are moved as integers.
 TYPES: Mapping[str, str] = STORAGE

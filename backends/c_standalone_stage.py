@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Result
 from rulec.language.node import Op, is_boolean
-from rulec.standalone.c_text import block, loop, signature
-from rulec.standalone.c_words import C99, NOTHING
 from rulec.standalone.cases import Version
-from rulec_backends.c_print import ElementWriter, Parameter
-from rulec_backends.plan import COL, MATRIX, ROW, TENSOR, is_shaped, place
+
+from .c_print import ElementWriter, Parameter
+from .c_standalone_text import block, loop, signature
+from .c_standalone_words import C99, NOTHING
+from .plan import COL, MATRIX, ROW, TENSOR, is_shaped, place
 
 #: Where the value of a row, column or matrix lies among its like, in the loops of a tile.
 _INDEX = {ROW: "line", COL: "column", MATRIX: "matrix"}
@@ -61,8 +62,9 @@ class StageText(ElementWriter):
         ]  # fmt: skip
         cleared = [f"{self.at[r.name]}[matrix * width + j] = {NOTHING[r.value.op]};" for r in self._reduced(COL)]
         return [
-            *self._vector_lines(MATRIX), *self._begin(TENSOR), *(loop("j", "left", "right", cleared) if cleared else []),
-            *loop("k", "top", "bottom", inner), *self._end(TENSOR),
+            *self._vector_lines(MATRIX), *self._begin(TENSOR),
+            *(loop("j", "left", "right", cleared) if cleared else []), *loop("k", "top", "bottom", inner),
+            *self._end(TENSOR),
         ]  # fmt: skip
 
     def _has(self, where: str) -> bool:

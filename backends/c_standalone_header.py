@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from rulec.language.node import Node
 from rulec.language.text import expression_text, number_text
-from rulec.standalone.c_file import STATUSES, CFile, move_parameters
-from rulec.standalone.c_text import comment, indented, signature
-from rulec.standalone.c_words import literal
 from rulec.standalone.prose import title
+
+from .c_standalone import STATUSES, CFile, move_parameters
+from .c_standalone_text import comment, indented, signature
+from .c_standalone_words import literal
 
 
 def header_text(file: CFile) -> str:
@@ -14,7 +16,8 @@ def header_text(file: CFile) -> str:
     guard = f"{file.upper}_H"
     lines = [
         *comment([*_introduction(file)]), f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>",
-        "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "", *_hyper(file), "", *_statuses(file),
+        "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "", *_hyper(file), "",
+        *_statuses(file),
         "", *_functions(file), "#ifdef __cplusplus", "}", "#endif", "", "#endif",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -24,7 +27,8 @@ def _introduction(file: CFile) -> list[str]:
     size = "ndim, shape" if file.shaped else "count"
     lines = [
         title(file.rule), "",
-        f"SPDX-License-Identifier: MIT. Printed by rulec; {file.name}.c has the notice, the mathematics and the paper.", "",
+        f"SPDX-License-Identifier: MIT. Printed by rulec; {file.name}.c has the notice, the mathematics and the paper.",
+        "",
         "For each tensor of parameters (a layer's weights), once:", "",
         f"    void *state = malloc({file.name}_state_bytes({size}));",
         f"    {file.name}_init(state, param, {size}, NULL);", "",
@@ -44,10 +48,15 @@ def _introduction(file: CFile) -> list[str]:
     lines += [
         "The state block is plain bytes without pointers: copy or save it as it is to keep a checkpoint. It counts the",
         "steps itself. malloc's alignment is enough; 64 bytes are best. Blocks of different tensors may be used from",
-        "different threads at the same time. With OpenMP (-fopenmp) a large tensor is updated by several threads; their",
-        "number changes no bit of a result.", "",
-        "Every function that returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
+        "different threads at the same time. With OpenMP several threads update a large tensor; their number",
+        "changes no bit of a result.", "",
+        "What returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
     ]  # fmt: skip
+    wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
+    if wide:
+        shared = " and ".join(dict.fromkeys(wide))
+        told = "among tensors; here each has its own, which is the same where all take every step."
+        lines += ["", f"The rule shares {shared}", told]
     if file.family.applies is not None:
         lines += [
             "",
@@ -61,11 +70,9 @@ def _hyper(file: CFile) -> list[str]:
     fields = []
     for (field, value), key in zip(defaults, file.hyper, strict=True):
         h = family.rule.hyper[key]
-        text = (
-            number_text(value)
-            if isinstance(h.default, float)
-            else f"{expression_text(h.default)}, {number_text(value)}"
-        )  # type: ignore[arg-type]
+        text = number_text(value)
+        if isinstance(h.default, Node):
+            text = f"{expression_text(h.default)}, {text}"
         range_text = h.range_text()
         fields.append(f"double {field}; /* {text}{'; ' + range_text if range_text else ''} */")
     fixed = [f"{key} = {number_text(v)}" for key, v in family.static.items()]
@@ -73,8 +80,10 @@ def _hyper(file: CFile) -> list[str]:
     lines += [f"/* Fixed when this file was printed: {', '.join(fixed)}. */"] if fixed else []
     values = ", ".join(literal(value) for _, value in defaults) or "0.0"
     return [
-        *lines, "typedef struct {", *indented(fields or ["double none; /* the rule has none */"]), f"}} {file.name}_hyper;", "",
-        f"/* {file.name}_hyper hyper = {file.upper}_DEFAULTS; */", f"#define {file.upper}_DEFAULTS \\", f"    {{{values}}}",
+        *lines, "typedef struct {",
+        *indented(fields or ["double none; /* the rule has none */"]), f"}} {file.name}_hyper;",
+        "", f"/* {file.name}_hyper hyper = {file.upper}_DEFAULTS; */", f"#define {file.upper}_DEFAULTS \\",
+        f"    {{{values}}}",
     ]  # fmt: skip
 
 

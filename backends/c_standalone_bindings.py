@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
-from rulec.standalone.c_file import CFile
 from rulec.standalone.prose import margin, title
+
+from .c_standalone import CFile
 
 
 def _told(file: CFile) -> list[str]:
@@ -23,15 +25,17 @@ def _told(file: CFile) -> list[str]:
 def fortran_text(file: CFile) -> str:
     """A module with the type of the hyper-parameters, whose components have their defaults, and the interfaces."""
     told = [
-        *_told(file), "", "Arrays are passed as c_loc(array), of contiguous arrays with the target attribute: nothing is copied.",
+        *_told(file), "", "Pass arrays as c_loc(array): contiguous, with the target attribute. Nothing is copied.",
         *(["A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)]."] if file.shaped else []),
     ]  # fmt: skip
     hyper = [f"real(c_double) :: {field} = {_real(value)}" for field, value in file.defaults]
     functions = [line for part in _fortran_functions(file) for line in part]
     lines = [
-        *margin(told, "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding", "  implicit none", "  private",
+        *margin(told, "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding", "  implicit none",
+        "  private",
         f"  public :: {', '.join([f'{file.name}_hyper', *_names(file)])}", "",
-        f"  type, bind(c) :: {file.name}_hyper", *(f"    {x}" for x in hyper or ["real(c_double) :: none = 0.0_c_double"]),
+        f"  type, bind(c) :: {file.name}_hyper",
+        *(f"    {x}" for x in hyper or ["real(c_double) :: none = 0.0_c_double"]),
         "  end type", "", "  interface", *(f"    {x}" for x in functions), "  end interface",
         f"end module {file.name}_rule",
     ]  # fmt: skip
@@ -87,13 +91,12 @@ def _function(name: str, parameters: Sequence[str], kind: str, declared: Sequenc
     )
     return [
         f'function {name}({", ".join(parameters)}) bind(c, name="{name}") result(status)',
-        f"  import :: {', '.join([*used, *hyper])}", *(f"  {d}" for d in declared), f"  {kind} :: status", "end function",
+        f"  import :: {', '.join([*used, *hyper])}", *(f"  {d}" for d in declared), f"  {kind} :: status",
+        "end function",
     ]  # fmt: skip
 
 
 def _has(word: str, line: str) -> bool:
-    import re
-
     return re.search(rf"\b{word}\b", line) is not None
 
 
@@ -113,34 +116,21 @@ def _continued(line: str) -> list[str]:
 
 def julia_text(file: CFile) -> str:
     """A module with the hyper-parameters as a struct with keywords, and a function for each of C's."""
-    real = {"float": "Cfloat", "double": "Cdouble", "uint16_t": "UInt16"}[file.real]
-    extents = "(Base.size(param))" if file.shaped else ""
+    module = _module(file)
     told = [
-        *_told(file), "", f"Compile {file.name}.c to a shared library and set its path first:", "",
-        f"    cc -O3 -std=c99 -fopenmp -shared -fPIC -o lib{file.name}.so {file.name}.c -lm",
-        f'    const hyper = {_module(file)}.Hyper(); {_module(file)}.library[] = "./lib{file.name}.so"',
+        *_told(file), "", f"Compile {file.name}.c to a shared library beside this file, then include it:", "",
+        f"    cc -O3 -std=c99 -fopenmp -shared -fPIC -o lib{file.name}.so {file.name}.c -lm", "",
+        f'    include("{file.name}.jl")', f"    hyper = {module}.Hyper()", f"    state = {module}.init(param, hyper)",
+        f"    {module}.step!(param, grad, state, {''.join(f'{key}, ' for key, _ in file.inputs)}hyper)",
     ]  # fmt: skip
     fields = [f"    {field}::Cdouble = {_julia_number(value)}" for field, value in file.defaults]
-    size_of, size_types, size_values = _julia_size(file, extents)
-    inputs = [(key, f"Ptr{{{real}}}" if kind == "like p" else "Cdouble") for key, kind in file.inputs]
-    keys = "".join(f", {key}" for key, _ in inputs)
-    types = "".join(f", {kind}" for _, kind in inputs)
-    moves = [line for word in _names(file)[3:-1] for line in _julia_move(file, word, real, size_types, size_values)]
     lines = [
-        *margin(told, "#"), f"module {_module(file)}", "", 'const library = Ref("")', "",
-        "Base.@kwdef struct Hyper", *(fields or ["    none::Cdouble = 0.0"]), "end", "",
-        "function check(status)", "    status == 0 && return",
-        f"    message = ccall((:{file.name}_message, library[]), Cstring, (Cint,), status)",
-        "    error(unsafe_string(message))", "end", "",
-        f"function init(param::Array{{{real}}}, hyper::Hyper)", *size_of,
-        f"    bytes = ccall((:{file.name}_state_bytes, library[]), Csize_t, ({size_types},), {size_values})",
-        "    state = Vector{UInt8}(undef, bytes)",
-        f"    check(ccall((:{file.name}_init, library[]), Cint, (Ptr{{UInt8}}, Ptr{{{real}}}, {size_types}, Ref{{Hyper}}),",
-        f"        state, param, {size_values}, hyper))", "    return state", "end", "",
-        f"function step!(param::Array{{{real}}}, grad::Array{{{real}}}, state::Vector{{UInt8}}, hyper::Hyper{keys})", *size_of,
-        f"    check(ccall((:{file.name}_step, library[]), Cint,",
-        f"        (Ptr{{{real}}}, Ptr{{{real}}}, Ptr{{UInt8}}, {size_types}{types}, Ref{{Hyper}}),",
-        f"        param, grad, state, {size_values}{keys}, hyper))", "    return param", "end", *moves, "", "end",
+        *margin(told, "#"), f"module {module}", "", f'const library = joinpath(@__DIR__, "lib{file.name}")', "",
+        "Base.@kwdef struct Hyper", *(fields or ["    none::Cdouble = 0.0"]), "end", "", "function check(status)",
+        "    status == 0 && return",
+        f"    message = ccall((:{file.name}_message, library), Cstring, (Cint,), status)",
+        "    error(unsafe_string(message))", "end", "", *_julia_init(file), "", *_julia_step(file),
+        *(line for word in _names(file)[3:-1] for line in ("", *_julia_move(file, word))), "", "end",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -149,20 +139,53 @@ def _module(file: CFile) -> str:
     return "".join(word[:1].upper() + word[1:] for word in file.name.split("_"))
 
 
-def _julia_size(file: CFile, _: str) -> tuple[list[str], str, str]:
+def _julia_real(file: CFile) -> str:
+    return {"float": "Cfloat", "double": "Cdouble", "uint16_t": "UInt16"}[file.real]
+
+
+def _julia_size(file: CFile) -> tuple[list[str], str, str]:
     """The line that says how large a tensor is, the types of it in C, and the values."""
     if not file.shaped:
         return [], "Int64", "length(param)"
     return ["    shape = collect(Int64, reverse(size(param)))"], "Cint, Ptr{Int64}", "ndims(param), shape"
 
 
-def _julia_move(file: CFile, word: str, real: str, size_types: str, size_values: str) -> list[str]:
-    short = word.removeprefix(f"{file.name}_")
-    size_of, _, _ = _julia_size(file, "")
+def _julia_init(file: CFile) -> list[str]:
+    size_of, types, values = _julia_size(file)
+    real = _julia_real(file)
     return [
-        "", f"function {short}!(param::Array{{{real}}}, state::Vector{{UInt8}}, hyper::Hyper)", *size_of,
-        f"    check(ccall((:{word}, library[]), Cint, (Ptr{{{real}}}, Ptr{{UInt8}}, {size_types}, Ref{{Hyper}}),",
-        f"        param, state, {size_values}, hyper))", "    return param", "end",
+        f"function init(param::Array{{{real}}}, hyper::Hyper)", *size_of,
+        f"    bytes = ccall((:{file.name}_state_bytes, library), Csize_t, ({types},), {values})",
+        "    state = Vector{UInt8}(undef, bytes)", f"    check(ccall((:{file.name}_init, library), Cint,",
+        f"        (Ptr{{UInt8}}, Ptr{{{real}}}, {types}, Ref{{Hyper}}),", f"        state, param, {values}, hyper))",
+        "    return state", "end",
+    ]  # fmt: skip
+
+
+def _julia_step(file: CFile) -> list[str]:
+    size_of, types, values = _julia_size(file)
+    real = _julia_real(file)
+    kinds = {"like p": (f"Array{{{real}}}", f"Ptr{{{real}}}"), "scalar": ("Real", "Cdouble")}
+    given = "".join(f"{key}::{kinds[kind][0]}, " for key, kind in file.inputs)
+    passed = "".join(f", {kinds[kind][1]}" for _, kind in file.inputs)
+    keys = "".join(f", {key}" for key, _ in file.inputs)
+    return [
+        f"function step!(param::Array{{{real}}}, grad::Array{{{real}}}, state::Vector{{UInt8}}, {given}hyper::Hyper)",
+        '    size(grad) == size(param) || throw(DimensionMismatch("gradient and parameter differ in size"))',
+        *size_of, f"    check(ccall((:{file.name}_step, library), Cint,",
+        f"        (Ptr{{{real}}}, Ptr{{{real}}}, Ptr{{UInt8}}, {types}{passed}, Ref{{Hyper}}),",
+        f"        param, grad, state, {values}{keys}, hyper))", "    return param", "end",
+    ]  # fmt: skip
+
+
+def _julia_move(file: CFile, word: str) -> list[str]:
+    size_of, types, values = _julia_size(file)
+    real = _julia_real(file)
+    short = word.removeprefix(f"{file.name}_")
+    return [
+        f"function {short}!(param::Array{{{real}}}, state::Vector{{UInt8}}, hyper::Hyper)", *size_of,
+        f"    check(ccall((:{word}, library), Cint,", f"        (Ptr{{{real}}}, Ptr{{UInt8}}, {types}, Ref{{Hyper}}),",
+        f"        param, state, {values}, hyper))", "    return param", "end",
     ]  # fmt: skip
 
 

@@ -1,0 +1,193 @@
+! Trains on handwritten digits with the AdamW that rulec wrote as C. Every parameter array of every layer is updated where
+! it lies: the optimizer is given its address, and a pointer to it is all that is kept.
+program train
+  use, intrinsic :: iso_c_binding
+  use adamw_rule
+  use layers
+  implicit none
+
+  ! One array of parameters, whatever its rank: pointers to it and to its gradient, and the optimizer's state for it.
+  type :: trained
+    real(c_float), pointer, contiguous :: values(:), gradient(:)
+    integer(c_int8_t), allocatable :: state(:)
+    integer(c_intptr_t) :: address
+  end type
+
+  interface
+    ! Where the C routine was last told that parameters and gradient lie: see recorder.c.
+    function last_param() bind(c) result(address)
+      import :: c_ptr
+      type(c_ptr) :: address
+    end function
+    function last_grad() bind(c) result(address)
+      import :: c_ptr
+      type(c_ptr) :: address
+    end function
+  end interface
+
+  type(conv2d), target :: images_in
+  type(conv1d), target :: along
+  type(locally_connected1d), target :: local
+  type(dense), target :: classes
+  type(trained), target :: parameters(8)
+  type(adamw_hyper) :: hyper
+  integer :: samples, tests, epochs, batch, epoch, first, i
+  real(c_float), allocatable :: images(:, :), test_images(:, :)
+  integer(c_int32_t), allocatable :: labels(:), test_labels(:), order(:, :)
+  real(c_float) :: loss
+
+  call read_data()
+  call make_network()
+  hyper%lr = 0.004_c_double
+  call begin(parameters)
+  open(10, file='losses.txt')
+  do epoch = 1, epochs
+    loss = 0.0
+    do first = 1, size(order, 1) - batch + 1, batch
+      loss = loss + gradients(order(first:first + batch - 1, epoch))
+      if (epoch == 1 .and. first == 1) call write_all('first_gradients.bin', .true.)
+      call update(parameters)
+      if (epoch == 1 .and. first == 1) call write_all('first_parameters.bin', .false.)
+    end do
+    write(10, *) loss/real(size(order, 1)/batch)
+  end do
+  close(10)
+  call write_all('parameters.bin', .false.)
+  do i = 1, size(parameters)
+    if (address_of(parameters(i)) /= parameters(i)%address) error stop 'a parameter array has moved'
+    if (adamw_steps(c_loc(parameters(i)%state)) /= epochs*(size(order, 1)/batch)) error stop 'steps were not counted'
+  end do
+  open(10, file='accuracy.txt')
+  write(10, *) accuracy()
+  close(10)
+
+contains
+
+  subroutine read_data()
+    open(10, file='sizes.txt', status='old')
+    read(10, *) samples, tests, epochs, batch
+    close(10)
+    allocate(images(64, samples), labels(samples), test_images(64, tests), test_labels(tests))
+    allocate(order(samples, epochs))
+    open(10, file='data.bin', access='stream', form='unformatted', status='old')
+    read(10) images, labels, test_images, test_labels, order
+    close(10)
+  end subroutine
+
+  subroutine make_network()
+    call images_in%make(3, 1, 8)
+    call along%make(3, 8, 8)
+    call local%make(3, 8, 4, 32)
+    call classes%make(128, 10)
+    parameters(1)%values(1:size(images_in%kernel)) => images_in%kernel
+    parameters(1)%gradient(1:size(images_in%kernel)) => images_in%kernel_gradient
+    parameters(2)%values => images_in%bias
+    parameters(2)%gradient => images_in%bias_gradient
+    parameters(3)%values(1:size(along%kernel)) => along%kernel
+    parameters(3)%gradient(1:size(along%kernel)) => along%kernel_gradient
+    parameters(4)%values => along%bias
+    parameters(4)%gradient => along%bias_gradient
+    parameters(5)%values(1:size(local%kernel)) => local%kernel
+    parameters(5)%gradient(1:size(local%kernel)) => local%kernel_gradient
+    parameters(6)%values(1:size(local%bias)) => local%bias
+    parameters(6)%gradient(1:size(local%bias)) => local%bias_gradient
+    parameters(7)%values(1:size(classes%weight)) => classes%weight
+    parameters(7)%gradient(1:size(classes%weight)) => classes%weight_gradient
+    parameters(8)%values => classes%bias
+    parameters(8)%gradient => classes%bias_gradient
+    open(10, file='initial.bin', access='stream', form='unformatted', status='old')
+    do i = 1, size(parameters)
+      read(10) parameters(i)%values
+    end do
+    close(10)
+  end subroutine
+
+  function address_of(parameter) result(address)
+    type(trained), intent(in) :: parameter
+    integer(c_intptr_t) :: address
+    address = transfer(c_loc(parameter%values), address)
+  end function
+
+  subroutine begin(all)
+    type(trained), intent(inout), target :: all(:)
+    integer(c_int64_t) :: count
+    integer :: k
+    do k = 1, size(all)
+      count = size(all(k)%values, kind=c_int64_t)
+      all(k)%address = address_of(all(k))
+      allocate(all(k)%state(adamw_state_bytes(count)))
+      if (adamw_init(c_loc(all(k)%state), c_loc(all(k)%values), count, hyper) /= 0) error stop 'adamw_init failed'
+    end do
+  end subroutine
+
+  subroutine update(all)
+    type(trained), intent(inout), target :: all(:)
+    integer(c_int64_t) :: count
+    integer :: k
+    do k = 1, size(all)
+      count = size(all(k)%values, kind=c_int64_t)
+      if (adamw_step(c_loc(all(k)%values), c_loc(all(k)%gradient), c_loc(all(k)%state), count, hyper) /= 0) &
+        error stop 'adamw_step failed'
+      if (.not. c_associated(last_param(), c_loc(all(k)%values))) error stop 'the C routine was given a copy'
+    end do
+    ! What the C routine was given last is the layer's own array.
+    if (.not. c_associated(last_param(), c_loc(classes%bias))) error stop 'the bias was not updated where it lies'
+    if (.not. c_associated(last_grad(), c_loc(classes%bias_gradient))) error stop 'the gradient was copied'
+  end subroutine
+
+  ! The mean loss of a batch; its gradients are left in the layers.
+  function gradients(chosen) result(mean)
+    integer(c_int32_t), intent(in) :: chosen(:)
+    real(c_float) :: mean, scores(10)
+    integer :: k
+    do k = 1, size(parameters)
+      parameters(k)%gradient = 0.0
+    end do
+    mean = 0.0
+    do k = 1, size(chosen)
+      scores = scores_of(images(:, chosen(k)))
+      scores = exp(scores - maxval(scores))
+      scores = scores/sum(scores)
+      mean = mean - log(max(scores(labels(chosen(k))), tiny(1.0_c_float)))/real(size(chosen))
+      scores(labels(chosen(k))) = scores(labels(chosen(k))) - 1.0
+      call backward(scores/real(size(chosen)))
+    end do
+  end function
+
+  function scores_of(pixels) result(scores)
+    real(c_float), intent(in) :: pixels(64)
+    real(c_float) :: scores(10)
+    call images_in%forward(reshape(pixels, [8, 8, 1]))
+    call along%forward(reshape(images_in%output, [36, 8]))
+    call local%forward(along%output)
+    scores = classes%forward(reshape(local%output, [128]))
+  end function
+
+  subroutine backward(gradient)
+    real(c_float), intent(in) :: gradient(10)
+    call images_in%backward( &
+      reshape(along%backward(local%backward(reshape(classes%backward(gradient), [32, 4]))), [6, 6, 8]))
+  end subroutine
+
+  function accuracy() result(share)
+    real(c_float) :: share
+    integer :: k, right
+    right = 0
+    do k = 1, tests
+      if (maxloc(scores_of(test_images(:, k)), 1) == test_labels(k)) right = right + 1
+    end do
+    share = real(right)/real(tests)
+  end function
+
+  subroutine write_all(file, of_gradients)
+    character(*), intent(in) :: file
+    logical, intent(in) :: of_gradients
+    integer :: k
+    open(11, file=file, access='stream', form='unformatted', status='replace')
+    do k = 1, size(parameters)
+      if (of_gradients) write(11) parameters(k)%gradient
+      if (.not. of_gradients) write(11) parameters(k)%values
+    end do
+    close(11)
+  end subroutine
+end program train
