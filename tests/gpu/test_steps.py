@@ -120,6 +120,24 @@ def test_a_step_does_not_wait_for_the_device(name: str) -> None:
             optimizer.step()
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw", "nadam"])
+def test_a_thousand_tensors_are_one_launch(name: str) -> None:
+    params = parameters([(100,)] * 1000)
+    optimizer = rulec.torch.optimizer(name)(params)
+    for step in range(2):
+        give(params, gradients(params, step))
+        optimizer.step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        optimizer.step()
+        torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA
+    # Without what torch writes there about the step itself.
+    work = [e.name for e in seen.events() if e.device_type is device and "Optimizer.step" not in e.name]
+    assert [name for name in work if not name.startswith("Memcpy")] == ["stage_0"]
+    assert len(work) <= 2
+
+
 def test_parameters_on_both_devices_in_one_optimizer() -> None:
     pytest.importorskip("numba")
     there, here = parameters(), [p.detach().cpu().requires_grad_() for p in parameters()]
