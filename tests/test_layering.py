@@ -133,6 +133,6 @@ def test_every_rule_is_emitted_where_no_framework_can_be_imported() -> None:
     printed = in_a_process(program, PYTHONHASHSEED="1")
     assert printed == in_a_process(program, PYTHONHASHSEED="2")
     lines = [line.split() for line in printed.splitlines()]
-    assert {backend for backend, *_ in lines} == {"numpy", "cpu", "triton", "jax"}
+    assert {backend for backend, *_ in lines} == {"numpy", "cpu", "c", "cupy", "triton", "jax"}
     assert len({rule for _, rule, *_ in lines}) >= 30
     assert all(int(length) > 0 for _, _, _, length, _ in lines)
