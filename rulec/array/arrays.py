@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -34,16 +35,41 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class NumpyArrays:
     """NumPy arrays of float32, float64, float16, and bfloat16 (ml_dtypes), contiguous in C or Fortran order."""
 
+    #: What they are called, and the prefix of what to call.
+    kind, module = "NumPy array", "np"
+
     def __init__(self) -> None:
         self._owned: list[tuple[int, int, str]] = []  # ranges of addresses that a step writes, sorted
 
     def own(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
         """Remembers arrays that steps write to; TensorError where two of them share memory, or one is given twice."""
-        found = [(_address(a), _address(a) + a.nbytes, name) for a, name in zip(arrays, names, strict=True) if a.nbytes]
+        starts = map(self.address, arrays)
+        found = [(x, x + a.nbytes, name) for x, a, name in zip(starts, arrays, names, strict=True) if a.nbytes]
         self._owned = sorted(self._owned + found)
         for (_, end, before), (start, _, after) in pairwise(self._owned):
             if start < end:
                 raise TensorError(f"{before} and {after} share memory: give each array once")
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Surrounds what works on the arrays."""
+        yield
+
+    def is_one(self, array: Any) -> bool:
+        """Whether it is an array of this kind."""
+        return isinstance(array, np.ndarray)
+
+    def address(self, array: Array) -> int:
+        """Where its memory begins."""
+        return int(array.__array_interface__["data"][0])
+
+    def copied(self, array: Any) -> Array:
+        """A copy of an array of this kind, or of NumPy's, as NumPy's."""
+        return np.array(array)
+
+    def fill(self, array: Any, values: Any) -> None:
+        """Gives an array of this kind, or of NumPy's, the values of one of NumPy's."""
+        array[...] = values
 
     def shape(self, array: Array) -> tuple[int, ...]:
         """The shape."""
@@ -70,14 +96,14 @@ class NumpyArrays:
 
     def check_parameter(self, array: Any, name: str) -> None:
         """TensorError where the array cannot be updated in place."""
-        if not isinstance(array, np.ndarray):
-            raise TensorError(f"parameter {name} is a {type(array).__name__}, not a NumPy array")
+        if not self.is_one(array):
+            raise TensorError(f"parameter {name} is a {type(array).__name__}, not a {self.kind}")
         self.dtype(array)
-        if not array.flags.writeable:
+        if not getattr(array.flags, "writeable", True):
             raise TensorError(f"parameter {name} is read-only and cannot be updated in place: pass a writable array")
         if not (array.flags.c_contiguous or array.flags.f_contiguous):
             raise TensorError(
-                f"parameter {name} is not contiguous: pass np.ascontiguousarray of it, or the whole array"
+                f"parameter {name} is not contiguous: pass {self.module}.ascontiguousarray of it, or the whole array"
             )
 
     def gradient_check(
@@ -89,7 +115,7 @@ class NumpyArrays:
 
         def check(grads: Sequence[Any]) -> Sequence[Array]:
             for grad, param, name in zip(grads, params, names, strict=True):
-                _check_gradient(grad, param, wanted, name)
+                self._check_gradient(grad, param, wanted, name)
             self._check_apart(grads, names)
             return grads
 
@@ -97,7 +123,7 @@ class NumpyArrays:
 
     def _check_apart(self, grads: Sequence[Array], names: Sequence[str]) -> None:
         """TensorError where a gradient lies in memory that the step writes: it might change before it is read."""
-        starts = np.array([_address(g) for g in grads], np.int64)
+        starts = np.array([self.address(g) for g in grads], np.int64)
         ends = starts + np.array([g.nbytes for g in grads], np.int64)
         owned_ends = np.array([end for _, end, _ in self._owned], np.int64)
         first = np.searchsorted(owned_ends, starts, side="right")
@@ -107,24 +133,54 @@ class NumpyArrays:
             if start < ends[i]:
                 raise TensorError(f"the gradient of {names[int(i)]} shares memory with {owner}: pass a copy of it")
 
+    def _check_gradient(self, grad: Any, param: Array, dtype: np.dtype[Any], name: str) -> None:
+        if not self.is_one(grad):
+            raise TensorError(f"the gradient of {name} is a {type(grad).__name__}, not a {self.kind}")
+        if grad.shape != param.shape:
+            raise TensorError(f"the gradient of {name} has shape {grad.shape}, its parameter {param.shape}")
+        if grad.dtype != dtype:
+            raise TensorError(f"the gradient of {name} has dtype {grad.dtype}, where {dtype} is expected")
+        given, wanted = grad.flags, param.flags
+        if not ((given.c_contiguous and wanted.c_contiguous) or (given.f_contiguous and wanted.f_contiguous)):
+            order = "C" if wanted.c_contiguous else "F"
+            raise TensorError(
+                f"the gradient of {name} is not contiguous in its parameter's memory order: "
+                f"pass {self.module}.asarray(grad, order={order!r})"
+            )
+
     def allocate(
         self, params: Sequence[Array], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
         hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Array]]:  # fmt: skip
         """For each parameter its states: named views of one arena, disjoint and aligned, in its memory order."""
         slots, size = plan_arena(specs, [[math.prod(shape) for shape in own] for own in shapes])
-        arena = aligned_bytes(size)
+        arena = self._arena(size, len(params))
         self.own([arena], ["the optimizer's state"])
         by_name = {spec.name: (index, spec) for index, spec in enumerate(specs)}
         found: list[dict[str, Array]] = [{} for _ in params]
         for slot in slots:
             (index, spec), param = by_name[slot.name], params[slot.tensor]
             flat = arena[slot.offset : slot.offset + slot.size].view(numpy_dtype(spec.dtype))
-            order: Literal["C", "F"] = "C" if param.flags.c_contiguous or not spec.axes.elementwise else "F"
-            state = flat.reshape(shapes[slot.tensor][index], order=order)
-            _initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
+            shape = shapes[slot.tensor][index]
+            turned = spec.axes.elementwise and not param.flags.c_contiguous
+            state = flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
+            self._initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
             found[slot.tensor][spec.name] = state
         return found
+
+    def _arena(self, size: int, tensors: int) -> Any:
+        """Memory for the states of some tensors."""
+        return aligned_bytes(size)
+
+    def _initialise(
+        self, state: Array, spec: StateSpec, param: Array, hyper: Mapping[str, float], facts: Mapping[str, float]
+    ) -> None:
+        if spec.copies_parameter:
+            state[...] = param
+        elif spec.reads_parameter:
+            self.fill(state, spec.values(hyper, facts, self.copied(param).astype(np.float64)))
+        else:
+            state[...] = spec.number(hyper, facts)
 
     def scratch(self, like: Array, dtype: str) -> Array:
         """Uninitialised memory for one step, in the shape and memory order of a parameter."""
@@ -142,34 +198,3 @@ class NumpyArrays:
         """A copy of the numbers, with a 0-d view of each."""
         numbers = values.copy()
         return Vector(numbers, [numbers[i : i + 1].reshape(()) for i in range(numbers.size)])
-
-
-def _initialise(
-    state: Array, spec: StateSpec, param: Array, hyper: Mapping[str, float], facts: Mapping[str, float]
-) -> None:
-    if spec.copies_parameter:
-        state[...] = param
-    elif spec.reads_parameter:
-        state[...] = spec.values(hyper, facts, param.astype(np.float64))
-    else:
-        state[...] = spec.number(hyper, facts)
-
-
-def _check_gradient(grad: Any, param: Array, dtype: np.dtype[Any], name: str) -> None:
-    if not isinstance(grad, np.ndarray):
-        raise TensorError(f"the gradient of {name} is a {type(grad).__name__}, not a NumPy array")
-    if grad.shape != param.shape:
-        raise TensorError(f"the gradient of {name} has shape {grad.shape}, its parameter {param.shape}")
-    if grad.dtype != dtype:
-        raise TensorError(f"the gradient of {name} has dtype {grad.dtype}, where {dtype} is expected")
-    given, wanted = grad.flags, param.flags
-    if not ((given.c_contiguous and wanted.c_contiguous) or (given.f_contiguous and wanted.f_contiguous)):
-        order = "C" if wanted.c_contiguous else "F"
-        raise TensorError(
-            f"the gradient of {name} is not contiguous in its parameter's memory order: "
-            f"pass np.asarray(grad, order={order!r})"
-        )
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

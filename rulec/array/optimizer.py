@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array.arrays import NumpyArrays
+from rulec.array.kinds import arrays_for
 from rulec.array.tree import flatten, matching_leaves
 from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
@@ -20,13 +20,13 @@ from rulec.runtime.engine import EPS, Engine, default_hyper
 
 
 class Optimizer:
-    """Updates NumPy arrays in place by a rule, with no copy of a parameter, gradient or state.
+    """Updates NumPy or CuPy arrays in place by a rule, with no copy of a parameter, gradient or state.
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
-    float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint). `state_dtype` gives the storage dtype of
-    states by name, or of all. `tags` gives arrays by name the words that the rule may ask for with `tagged(...)`, as
-    in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers. Further keywords are
-    hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
+    float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint, those of CuPy on one GPU). `state_dtype`
+    gives the storage dtype of states by name, or of all. `tags` gives arrays by name the words that the rule may ask
+    for with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
+    Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
     before anything is written.
@@ -38,10 +38,10 @@ class Optimizer:
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
-        arrays = NumpyArrays()
+        leaves = list(flatten(params))
+        self._arrays = arrays = arrays_for(leaves)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         self._engine = Engine(self.rule, arrays, backend, dtypes, maximize, seed)
-        leaves = list(flatten(params))
         self.names = [name for name, _ in leaves]
         for name, array in leaves:
             arrays.check_parameter(array, name)
@@ -136,7 +136,8 @@ class Optimizer:
         if self.rule.evaluate is None:
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
         if self._training is not training:
-            self._engine.change(way, self._engine.hyper_table([self.hyper]))
+            with self._arrays.here():
+                self._engine.change(way, self._engine.hyper_table([self.hyper]))
             self._training = training
 
     def _check_training(self) -> None:
@@ -147,22 +148,23 @@ class Optimizer:
         ids = tuple(self._ids[name] for name in leaves)
         table = self._engine.hyper_table([self.hyper])
         fire = self._engine.fire if in_step else self._engine.step
-        fire(ids, list(leaves.values()), table, inputs)
+        with self._arrays.here():
+            fire(ids, list(leaves.values()), table, inputs)
 
-    def state(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    def state(self, name: str) -> dict[str, Any]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
         return self._engine.state(self._ids[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (copies)."""
-        state = {n: {k: np.array(v) for k, v in self.state(n).items()} for n in self.names}
-        shared = self._engine.shared
+        """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
+        copied, shared = self._arrays.copied, self._engine.shared
+        state = {n: {k: copied(v) for k, v in self.state(n).items()} for n in self.names}
         return {
             "rule": self.rule.name,
             "hyper": dict(self.hyper),
             "state": {k: v for k, v in state.items() if v},
-            "shared": {k: v.copy() for k, v in shared.values.items()},
-            "counts": {"group": shared.group_t.copy(), "model": float(shared.model_t[0])},
+            "shared": {k: copied(v) for k, v in shared.values.items()},
+            "counts": {"group": copied(shared.group_t), "model": float(shared.model_t[0])},
             "seed": self._engine.seed,
             "training": self._training,
         }
@@ -180,25 +182,27 @@ class Optimizer:
         hyper = default_hyper(self.rule, dict(saved["hyper"]))
         table = self._engine.hyper_table([hyper])
         self._engine.check_hyper(table)
-        self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
+        with self._arrays.here():
+            self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
         pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
         for own, states, name in pairs:
             _check_states(own, states, name)
         shared = saved.get("shared", {})
         _check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
-        for own, states, _ in pairs:
-            for key, value in states.items():
-                own[key][...] = value
-        for key, value in shared.items():
-            self._engine.shared.values[key][...] = value
-        self._take_counts(saved)
+        with self._arrays.here():
+            for own, states, _ in pairs:
+                for key, value in states.items():
+                    self._arrays.fill(own[key], value)
+            for key, value in shared.items():
+                self._arrays.fill(self._engine.shared.values[key], value)
+            self._take_counts(saved)
         self.hyper = hyper
         self._training = bool(saved.get("training", True))
 
     def _take_counts(self, saved: Mapping[str, Any]) -> None:
         counts, engine = saved.get("counts", {}), self._engine
-        engine.shared.group_t[...] = counts.get("group", 0)
-        engine.shared.model_t[...] = counts.get("model", 0)
+        self._arrays.fill(engine.shared.group_t, counts.get("group", 0))
+        self._arrays.fill(engine.shared.model_t, counts.get("model", 0))
         engine.seed = saved.get("seed", engine.seed)
 
 

@@ -63,7 +63,7 @@ def _checked(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel's instructions, as (address, name, target of a jump), and the bytes that each thread has on its stack."""
+    """A kernel's instructions, as (address, name, target of a jump), and the bytes of each thread's stack."""
 
     instructions: tuple[tuple[int, str, int], ...]
     stack: int
@@ -84,7 +84,7 @@ class Code:
         return 16 * loads, 16 * (len(wide) - loads)
 
     def local(self) -> list[str]:
-        """The instructions that touch local memory, do not know which memory they touch, or wait for others to touch it."""
+        """The instructions that touch local memory, memory of a kind they do not know, or memory that others change."""
         names = {name for _, name, _ in self.instructions}
         return sorted(n for n in names if re.match(r"(LDL|STL|LD|ST|ATOM|ATOMG|RED)(\.|$)", n))
 

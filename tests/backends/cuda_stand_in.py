@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.machinery
+import math
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -34,15 +36,34 @@ _QUEUE: list[Callable[[], None]] = []
 #: Bytes around every array, and what they must keep.
 _GUARD, _MARK = 64, 0xA5
 
+#: The memory of arrays, and where they begin and end in it.
+_MEMORY: list[tuple[np.ndarray[Any, Any], int, int]] = []
+
+#: The arrays that a kernel which waits may read.
+_ARRAYS: list[np.ndarray[Any, Any]] = []
+
+#: How many know of memory that is only held there: the list's entry, and who asks.
+_UNUSED = 2
+
 
 def flush() -> None:
-    """Does what is waiting."""
+    """Does what is waiting; AssertionError where a kernel wrote around an array instead of into it."""
+    if not _QUEUE:
+        return
     while _QUEUE:
         _QUEUE.pop(0)()
+    for raw, first, last in _MEMORY:
+        assert raw[first - _GUARD : first].tobytes() == raw[last : last + _GUARD].tobytes() == bytes([_MARK] * _GUARD)
+    # What nobody has any more was in use by what was waiting until now.
+    _MEMORY[:] = [held for held in _MEMORY if sys.getrefcount(held[0]) > _UNUSED]
+    _ARRAYS[:] = [held for held in _ARRAYS if sys.getrefcount(held) > _UNUSED + 1]
 
 
 class Array(np.ndarray[Any, Any]):
     """A CuPy array: NumPy's do not mix with it, and a number is an array without dimensions."""
+
+    def __array_finalize__(self, source: Any) -> None:
+        _ARRAYS.append(self)
 
     @property
     def data(self) -> Any:  # type: ignore[override]
@@ -91,8 +112,10 @@ def _taken(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.view(Array)
     if isinstance(value, np.generic):
-        return np.asarray(value).view(Array)
-    return type(value)(map(_taken, value)) if isinstance(value, list | tuple) else value
+        return _taken(np.asarray(value))
+    if isinstance(value, list | tuple):
+        return [*map(_taken, value)] if isinstance(value, list) else tuple(map(_taken, value))
+    return value
 
 
 def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,15 +130,13 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 # Memory
 
 
-_guards: list[np.ndarray[Any, Any]] = []
-
-
 def empty(shape: Any, dtype: Any = np.float64, order: str = "C") -> Array:
     """Uninitialised memory between guards."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.full(size + 2 * _GUARD + 512, _MARK, np.uint8)
     start = _GUARD + -(raw.ctypes.data + _GUARD) % 512
+    _MEMORY.append((raw, start, start + size))
     found = raw[start : start + size].view(dtype).reshape(shape, order=order)
     return found.view(Array)
 
@@ -217,6 +238,10 @@ def memcpy_async(target: int, source: int, size: int, kind: int, stream: int) ->
 # Kernels
 
 
+class OutOfMemory(MemoryError):
+    """What the stand-in raises where a GPU would have no memory."""
+
+
 class Failure(Exception):
     """What the stand-in raises where CuPy's compiler would."""
 
@@ -300,14 +325,27 @@ def _module() -> types.ModuleType:
     found = types.ModuleType("cupy")
     found.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, memcpyHostToDevice=1, memcpyAsync=memcpy_async)
+    memory = types.SimpleNamespace(OutOfMemoryError=OutOfMemory)
     cuda = types.SimpleNamespace(
-        Device=Device, Event=Event, Stream=Stream, alloc_pinned_memory=_pinned, runtime=runtime,
+        memory=memory, Device=Device, Event=Event, Stream=Stream, alloc_pinned_memory=_pinned, runtime=runtime,
         get_current_stream=lambda: _STREAMS[-1],
     )  # fmt: skip
-    own = {"ndarray": Array, "empty": empty, "zeros": zeros, "asarray": asarray, "RawModule": RawModule, "cuda": cuda}
+    linalg = types.SimpleNamespace(**{n: _wrapped(getattr(np.linalg, n)) for n in ("qr", "eigh", "svd")})
+    own = {
+        "ndarray": Array, "linalg": linalg, "empty": empty, "zeros": zeros, "asarray": asarray, "RawModule": RawModule,
+        "cuda": cuda,
+    }  # fmt: skip
     for name, value in own.items():
         setattr(found, name, value)
     found.__getattr__ = lambda name: _numpy(name)  # type: ignore[method-assign]
+    return found
+
+
+def _special() -> types.ModuleType:
+    """The module `cupyx.scipy.special`."""
+    found = types.ModuleType("cupyx.scipy.special")
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    found.erf = _wrapped(lambda x: erf(x).astype(x.dtype))  # type: ignore[attr-defined]
     return found
 
 
@@ -322,7 +360,7 @@ CUPY = _module()
 @contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """The stand-in as the module `cupy`."""
-    with mock.patch.dict("sys.modules", cupy=CUPY):
+    with mock.patch.dict("sys.modules", {"cupy": CUPY, "cupyx.scipy.special": _special()}):
         yield CUPY
 
 
