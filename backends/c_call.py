@@ -58,7 +58,7 @@ class CCall(PlannedCall):
     def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         spans = work.spans_of(fired)
         self._bucket[: len(BUCKET)] = [
-            max(1, min(c_threads.most(), len(spans))), len(self._everything), len(spans), array_address(spans),
+            c_threads.threads(len(spans)), len(self._everything), len(spans), array_address(spans),
             array_address(work.chunks.table), array_address(rows.index), array_address(rows.table),
         ]  # fmt: skip
         self._stages[stage](self._bucket)

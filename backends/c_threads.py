@@ -1,4 +1,4 @@
-"""How many threads may run a stage: OpenMP's do not survive a fork."""
+"""How many threads run a stage: OpenMP's have to be woken, all of them waited for, and do not survive a fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import os
 
 from . import cpu_threads
 
+#: Below this many spans of work, a second thread costs more than it saves.
+FEW_SPANS = 8
+
 _FORKED: list[int] = []
+
+
+def threads(spans: int) -> int:
+    """The threads for so many spans of work."""
+    return most() if spans >= FEW_SPANS else 1
 
 
 def most() -> int:

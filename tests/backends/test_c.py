@@ -209,8 +209,8 @@ def reductions(shapes: list[tuple[int, ...]], name: str = "every reduction") -> 
 def test_bits_depend_neither_on_neighbours_nor_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(301, 250), (7,), (40_000,), (33, 65)]
     alone = reductions(shapes[:1])
-    for name, size in {"SMALLEST_SPAN": 1}.items():
-        monkeypatch.setattr(cpu_chunks, name, size)
+    monkeypatch.setattr(cpu_chunks, "SMALLEST_SPAN", 1)
+    monkeypatch.setattr(c_threads, "FEW_SPANS", 2)
     for threads in (1, 2, 5):
         monkeypatch.setattr(c_threads, "most", lambda threads=threads: threads)
         assert reductions(shapes) == alone
@@ -233,6 +233,11 @@ def test_four_threads_store_what_one_does(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cpu_chunks, "CHUNK", 100)
     monkeypatch.setattr(cpu_chunks, "SMALLEST_SPAN", 100)
     assert_step_is_numpys(bucket_of("adamw", [10_000, 3, 0, 777]))
+
+
+def test_little_work_wakes_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_threads, "most", lambda: 4)
+    assert [c_threads.threads(spans) for spans in (0, 1, 7, 8, 100)] == [1, 1, 1, 4, 4]
 
 
 def test_optimizers_in_several_threads() -> None:
