@@ -135,6 +135,7 @@ class Adafactor(RuleOptimizer):
         *,
         foreach: bool | None = None,
         maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -173,6 +174,7 @@ class Adagrad(RuleOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -636,6 +638,7 @@ class Muon(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         adamw_lr: float = 0.001,
         adamw_eps: float = 1e-08,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...
@@ -877,6 +880,7 @@ class SGD(RuleOptimizer):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         backend: str | None = None,
     ) -> None: ...

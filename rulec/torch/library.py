@@ -62,7 +62,8 @@ def torch_interface(kind: str) -> Interface:
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
     routed = [p for flavour in flavours for p in _routed_parameters(flavour) if p.name not in known]
-    parameters = sorted([*parameters, *routed, *_own_parameters(flavours)], key=lambda p: p.kind)
+    asking = [] if "capturable" in known else [_flag("capturable")]
+    parameters = sorted([*parameters, *routed, *asking, *_own_parameters(flavours)], key=lambda p: p.kind)
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
     fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(flavours)
@@ -85,8 +86,7 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    for flag in ("maximize", "capturable"):
-        parameters.append(inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool))
+    parameters += [_flag("maximize"), _flag("capturable")]
     parameters += _own_parameters([flavour])
     made = Interface(rule.name, inspect.Signature(parameters), [flavour], _fixed([flavour]), source=source)
     taken = made.shared.keys() & {*made.signature.parameters, "params", "param_names", "initial_lr", *COUNTS}
@@ -100,6 +100,11 @@ def _fixed(flavours: Sequence[Flavour]) -> dict[str, Any]:
     rules = [rule for flavour in flavours for rule in flavour.rules]
     found: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
     return found | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
+
+
+def _flag(name: str) -> inspect.Parameter:
+    """A keyword that is False unless it is given."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
 
 
 def _routed_parameters(flavour: Flavour) -> list[inspect.Parameter]:

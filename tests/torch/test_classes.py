@@ -65,9 +65,10 @@ def test_keywords_are_those_of_torch(name: str) -> None:
     assert [k for k in ours if k in theirs and ours[k].kind == theirs[k].kind] == list(
         inspect.Signature(sorted(theirs.values(), key=lambda p: p.kind)).parameters
     )
-    assert set(ours) - set(theirs) == {"state_dtype", "backend"}
+    assert set(ours) - set(theirs) - {"capturable"} == {"state_dtype", "backend"}
     assert all(ours[k].default == theirs[k].default for k in theirs)
-    assert getattr(rulec.torch, name)(parameters()).defaults == getattr(torch.optim, name)(parameters()).defaults
+    defaults = getattr(torch.optim, name)(parameters()).defaults
+    assert getattr(rulec.torch, name)(parameters()).defaults == {"capturable": False, **defaults}
 
 
 def test_docstrings_give_mathematics_ranges_and_sources() -> None:
