@@ -308,6 +308,25 @@ def test_plain_operators_are_adam(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [(name, peer) for name, peers in gpu_peers.PEERS.items() for peer in peers if not (peer.missing or peer.slow)],
+    ids=lambda given: given if isinstance(given, str) else given.name,
+)
+def test_a_peer_takes_the_same_steps(bench: Bench, name: str, peer: gpu_peers.Peer) -> None:
+    import torch
+
+    param = gpu_rules.parameter(bench, (1000,))
+    twin = param.detach().clone().requires_grad_()
+    ours, theirs = gpu_rules.step_of(name, [param]), peer.step([twin])
+    for _ in range(5):
+        param.grad = torch.randn(1000)
+        twin.grad = param.grad.clone()
+        ours()
+        theirs()
+    torch.testing.assert_close(param, twin, rtol=5 * 2.0**-23, atol=5 * 2.0**-23)
+
+
 def test_torch_has_these_ways() -> None:
     assert [(one.way, one.name) for one in gpu_peers.torch_steps("adamw")] == [
         ("fused", "torch.optim.AdamW(fused=True)"), ("foreach", "torch.optim.AdamW(foreach=True)"),
