@@ -11,6 +11,9 @@ from typing import Any
 #: Packages whose versions change what is measured or checked.
 PACKAGES = ("numpy", "numba", "llvmlite", "torch", "jax", "jaxlib", "optax", "triton", "cupy", "sympy")
 
+#: The names under which some of them are installed, beside their own.
+_WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")}
+
 
 def versions() -> dict[str, str | None]:
     """The version of Python, of rulec and of each package that matters; None where it is not installed."""
@@ -20,10 +23,12 @@ def versions() -> dict[str, str | None]:
 
 def version(package: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    for name in (package, *_WHEELS.get(package, ())):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def cores() -> int:
