@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rulec.testing.conformance import Report, check_backend
-from rulec.testing.kinds import ArrayKind, JaxKind, NumpyKind, TorchKind
+from rulec.testing.kinds import ArrayKind, CupyKind, JaxKind, NumpyKind, TorchKind
 from rulec.testing.numerics import IEEE, XLA, Numerics
 
 __all__ = [
-    "IEEE", "XLA", "ArrayKind", "JaxKind", "Numerics", "NumpyKind", "Report", "TorchKind", "check_backend",
+    "IEEE", "XLA", "ArrayKind", "CupyKind", "JaxKind", "Numerics", "NumpyKind", "Report", "TorchKind", "check_backend",
 ]  # fmt: skip

@@ -113,9 +113,29 @@ class JaxKind:
         return np.array(array)
 
 
+class CupyKind:
+    """CuPy arrays on the current GPU."""
+
+    name = "cupy"
+    mutable = True
+    dtypes = tuple(ITEM_SIZE)
+
+    def make(self, values: Array, skip: int = 0) -> Any:
+        """A view of new memory that begins `skip` elements in."""
+        import cupy
+
+        array = cupy.empty(values.size + skip, values.dtype)[skip:].reshape(values.shape)
+        array[...] = cupy.asarray(values)
+        return array
+
+    def read(self, array: Any) -> Array:
+        """A copy in main memory."""
+        return np.array(array.get())
+
+
 def kind_named(name: str) -> ArrayKind:
-    """The arrays of that library: `numpy`, `torch` (on the CPU) or `jax`."""
-    kinds: dict[str, type[Any]] = {"numpy": NumpyKind, "torch": TorchKind, "jax": JaxKind}
+    """The arrays of that library: `numpy`, `torch` (on the CPU), `jax` or `cupy`."""
+    kinds: dict[str, type[Any]] = {"numpy": NumpyKind, "torch": TorchKind, "jax": JaxKind, "cupy": CupyKind}
     if name not in kinds:
         raise ValueError(f"arrays are {', '.join(kinds)}, or an object like rulec.testing.NumpyKind, not {name!r}")
     kind: ArrayKind = kinds[name]()

@@ -46,6 +46,10 @@ def runtime_arrays(subject: Subject) -> Arrays | None:
         from rulec.torch.tensors import TorchArrays
 
         return TorchArrays()
+    if subject.kind.name == "cupy":
+        from rulec.array.cupy_arrays import CupyArrays
+
+        return CupyArrays(0)
     return None
 
 

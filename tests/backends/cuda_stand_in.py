@@ -362,23 +362,3 @@ def installed() -> Iterator[types.ModuleType]:
     """The stand-in as the module `cupy`."""
     with mock.patch.dict("sys.modules", {"cupy": CUPY, "cupyx.scipy.special": _special()}):
         yield CUPY
-
-
-class StandInKind:
-    """Arrays of the stand-in, for the conformance suite."""
-
-    name = "cupy"
-    mutable = True
-    dtypes = ("float32", "float64", "bfloat16", "float16")
-
-    def make(self, values: np.ndarray[Any, Any], skip: int = 0) -> Array:
-        """A view of new memory that begins `skip` elements in."""
-        memory = empty(values.size + skip, values.dtype)
-        array = memory.view(np.ndarray)[skip:].reshape(values.shape).view(Array)
-        array.view(np.ndarray)[...] = values
-        return array
-
-    def read(self, array: Any) -> np.ndarray[Any, Any]:
-        """A copy."""
-        found: np.ndarray[Any, Any] = array.get()
-        return found
