@@ -15,31 +15,41 @@ from pathlib import Path
 from rulec.backend import cache
 from rulec.errors import RulecError
 
-#: The narrowest dtype must fill 16 bytes in each of 32 threads of each warp: no block is smaller than this.
-SMALLEST = 256
+#: Elements of the narrowest dtype in 16 bytes: a block has at least as many for each of its threads.
+SMALLEST = 8
 
 
 @dataclass(frozen=True)
 class Block:
-    """`elements` in a block or tile, a power of two, and the `warps` that share them."""
+    """`elements` in a block or tile, a power of two, and the `threads` that share them."""
 
     elements: int
-    warps: int
+    threads: int
 
 
 #: Blocks by the most bytes that an element's update may move, reads and writes of one stage together: the first line
 #: that is enough holds. Every thread then has two to four accesses of 16 bytes under way for each buffer.
-DEFAULT: Mapping[int, Block] = {12: Block(2048, 4), 32: Block(1024, 4), 1 << 30: Block(1024, 4)}
+DEFAULT: Mapping[int, Block] = {16: Block(2048, 128), 1 << 30: Block(1024, 128)}
 
 #: What runs where there is no GPU, and its blocks: an operation costs the same there for few numbers as for many.
 INTERPRETER = "Triton's interpreter"
-INTERPRETED: Mapping[int, Block] = {1 << 30: Block(4096, 4)}
+INTERPRETED: Mapping[int, Block] = {1 << 30: Block(4096, 128)}
+
+#: The threads that share a tile where rows and columns matter, each with 16 bytes of the narrowest array: what such a
+#: stage keeps for each element is large beside what it moves, and more would not fit into registers.
+TILE_THREADS = 256
 
 
 def block_for(moved: int, device: str) -> Block:
     """The block of a stage that moves so many bytes for an element, on a GPU of this name."""
     table = saved().get(device, INTERPRETED if device == INTERPRETER else DEFAULT)
     return next(block for most, block in sorted(table.items()) if moved <= most)
+
+
+def tile_for(vector: int, device: str) -> Block:
+    """The tile of a stage that sees rows and columns, where so many elements of the narrowest array are 16 bytes."""
+    elements = 4096 if device == INTERPRETER else TILE_THREADS * vector
+    return Block(elements, TILE_THREADS)
 
 
 def save(device: str, table: Mapping[int, Block]) -> None:
@@ -53,7 +63,7 @@ def save(device: str, table: Mapping[int, Block]) -> None:
     for block in table.values():
         check(block)
     known = {**saved(), device: dict(table)}
-    text = {d: {str(most): [b.elements, b.warps] for most, b in t.items()} for d, t in known.items()}
+    text = {d: {str(most): [b.elements, b.threads] for most, b in t.items()} for d, t in known.items()}
     cache.write_atomically(_file(), json.dumps(text, indent=1).encode())
     saved.cache_clear()
 
@@ -73,13 +83,13 @@ def saved() -> dict[str, dict[int, Block]]:
 
 
 def check(block: Block) -> None:
-    """RulecError where a block has no power of two of elements, or too few for its warps."""
-    elements, warps = block.elements, block.warps
-    powers = all(isinstance(n, int) and n > 0 and n & (n - 1) == 0 for n in (elements, warps))
-    if not powers or elements < SMALLEST * warps or warps > 32:
+    """RulecError where a block has no power of two of elements, or too few for its threads."""
+    elements, threads = block.elements, block.threads
+    powers = all(isinstance(n, int) and n > 0 and n & (n - 1) == 0 for n in (elements, threads))
+    if not powers or elements < SMALLEST * threads or not 64 <= threads <= 1024:
         raise RulecError(
-            f"a block of {elements} elements for {warps} warps: both must be powers of two, and {SMALLEST} elements "
-            "the least for each warp"
+            f"a block of {elements} elements for {threads} threads: both must be powers of two, the threads 64 to "
+            f"1024, and the elements at least {SMALLEST} for each"
         )
 
 

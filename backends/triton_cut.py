@@ -24,6 +24,8 @@ MOST_REDUCED = 1 << 12
 #: most: a line of slots for each must cost little beside its elements.
 LEAST_TILES = 8
 MOST_PIECES = 128
+#: Elements of a row from which on tiles have one row: the places in a tile of more must not need 64 bits.
+WIDEST = 1 << 26
 
 
 class Cut:
@@ -77,7 +79,7 @@ class ShapedCut(Cut):
         self.deep = -(-height // lines)
         self.batch, self.height, self.width = batch, height, width
         counts = self.across * groups * self.deep
-        super().__init__(counts, np.stack([batch, height, width, lines, tile], axis=1))
+        super().__init__(counts, np.stack([batch, height, width, lines, self.across, self.deep, tile], axis=1))
 
     @staticmethod
     def _in_memory(view: MatrixView, transposed: bool) -> tuple[int, int, int]:
@@ -89,7 +91,7 @@ class ShapedCut(Cut):
 def _tile(batch: int, height: int, width: int, shapes: Sequence[tuple[int, int, int]]) -> int:
     """Which of the shapes of tiles a tensor is cut into: see `triton_plan.tile_shapes`."""
     wide, narrow, small = shapes[1][2], shapes[2][2], shapes[3][1]
-    if height == 1 and width > wide:
+    if (height == 1 and width > wide) or width >= WIDEST:
         return 0
     if width > narrow:
         return 1

@@ -24,15 +24,16 @@ class FlatStage(StageSource):
         head = call(f"def stage_{self.index}_blocks", ["first", "last", "size", *self._arguments(), *switches], ":")
         shape = "(BLOCK,)"
         loop = [
-            "i = block * BLOCK + tl.arange(0, BLOCK)", "inside = None if ALL else i < size",
-            *self.load_lines(), *self.vector_lines(ELEMENT, "i", "inside"), *self.value_lines(), *self.store_lines(),
-            *(self.taken_in(r, shape) for r in self.stage.reduces),
+            "start = block * BLOCK", "inside = None if ALL else i < size - start",
+            *self.load_lines(), *self.vector_lines(ELEMENT, "start + i", "inside"), *self.value_lines(),
+            *self.store_lines(), *(self.taken_in(r, shape) for r in self.stage.reduces),
         ]  # fmt: skip
         totals = [self.total(r, self.names[r.name]) for r in self.stage.reduces]
         body = [
             f'"""Blocks `first` to `last` of one tensor, in {self.compute}: ALL of each, 16 bytes at a time, or those',
             "of its elements that are below `size`, at any address.", '"""',
-            *self.pointer_lines(), *self.before_lines(), *(self.zero(r, shape) for r in self.stage.reduces),
+            *self.pointer_lines(), *self.before_lines(), "i = tl.arange(0, BLOCK)",
+            *(self.zero(r, shape) for r in self.stage.reduces),
             "for block in range(first, last):", *indented(loop),
             *[f"return {', '.join(totals)}"] * bool(totals),
         ]  # fmt: skip
@@ -47,7 +48,7 @@ class FlatStage(StageSource):
             f'"""One chunk of one tensor: stage {self.index}."""',
             *chunk_lines(self), *(f"{n} = tl.load(known + {i})" for i, n in enumerate(FLAT)), *self.address_lines(),
             *self.scalar_lines(),
-            "first = number * span",
+            "first = number.to(tl.int64) * span",
             "last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)",
             *self._leave_lines(),
             f"aligned = {self.aligned(self.arrays)}",
@@ -84,7 +85,7 @@ def chunk_lines(stage: StageSource) -> list[str]:
     columns = len(stage.program.columns)
     return [
         "chunk = chunks + 2 * tl.program_id(0).to(tl.int64)",
-        "tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1).to(tl.int64)",
+        "tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)",
         f"known += {len(stage.known)} * tensor",
         f"moving += {1 + len(stage.moving)} * tensor",
         "row = tl.load(moving)",

@@ -10,14 +10,15 @@ from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.language.node import Op, walk
 
-from .plan import is_shaped, moving_lines, place
+from .plan import COL, ELEMENT, is_shaped, moving_lines, place
 
 #: Columns of `known` in a stage that sees elements alike: how many there are, and the blocks in a chunk.
 FLAT = ("size", "span")
 
 #: Columns of `known` in a stage that sees matrices, as they lie in memory: how many there are, their rows, the elements
-#: in a row, the rows of a chunk, and which tile they are cut into (see `tile_shapes`).
-SHAPED = ("batch", "height", "width", "lines", "tile")
+#: in a row; the rows of a chunk, how many chunks lie side by side and one below the other in a matrix; and which tile
+#: they are cut into (see `tile_shapes`).
+SHAPED = ("batch", "height", "width", "lines", "across", "deep", "tile")
 
 #: Rows of a result that one program of the finishing kernel makes; lanes that a whole tensor's is made with.
 FINISHED = 256
@@ -44,7 +45,7 @@ def known_columns(program: Program, stage: Stage, layout: Layout) -> list[str]:
 
 def wide_arrays(program: Program, stage: Stage, layout: Layout) -> list[str]:
     """What a stage reads or writes in many elements side by side: they must be aligned for 16 bytes at a time."""
-    vectors = [v for v in stage.reads if place(program.result(v).axes, layout) in ("element", "col")]
+    vectors = [v for v in stage.reads if place(program.result(v).axes, layout) in (ELEMENT, COL)]
     return [*buffers_used(program, stage), *vectors]
 
 
@@ -53,6 +54,14 @@ def item_sizes(program: Program, stage: Stage, layout: Layout) -> list[int]:
     return [
         ITEM_SIZE[layout.compute if a in stage.reads else layout.dtype(a)] for a in wide_arrays(program, stage, layout)
     ]
+
+
+def moved(program: Program, stage: Stage, layout: Layout) -> tuple[int, int]:
+    """The bytes that one element's update reads and writes in a stage: values of rows and columns are few beside it."""
+    loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
+    read = sum(ITEM_SIZE[layout.dtype(b)] for b in loads)
+    read += sum(ITEM_SIZE[layout.compute] for v in stage.reads if place(program.result(v).axes, layout) == ELEMENT)
+    return read, sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
 
 
 def vector_width(program: Program, stage: Stage, layout: Layout) -> int:

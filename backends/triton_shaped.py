@@ -14,7 +14,14 @@ from .triton_plan import SHAPED, reduced_at, wide_arrays
 from .triton_stage import StageSource, call, indented
 
 _TILE = "(MATRICES, ROWS, COLUMNS)"
-_SIZES = ["batch", "height", "width"]
+_SIZES, _CUT = ["batch", "height", "width"], ["lines", "across", "deep"]
+_LINE = "line + m * height.to(tl.int32) + r"
+_PLACES = [
+    "m = tl.arange(0, MATRICES)[:, None, None]",
+    "r = tl.arange(0, ROWS)[None, :, None]",
+    "c = tl.arange(0, COLUMNS)[None, None, :]",
+    "beside = None if ALL else (m < batch - matrix) & (c < width - left)",
+]
 _SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
 
 
@@ -49,11 +56,10 @@ class ShapedStage(StageSource):
             "or those of its elements that are in the matrix, at any address.", '"""',
             *self.pointer_lines(), *self.before_lines(),
             "if ALL:", "    width = width // VECTOR * VECTOR",
-            "b = matrix * MATRICES + tl.arange(0, MATRICES)[:, None, None]",
-            "j = left * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]",
-            "beside = None if ALL else (b < batch) & (j < width)",
-            *self.vector_lines(MATRIX, "b", "None if ALL else b < batch"),
-            *self.vector_lines(COL, "b * width + j", "beside"),
+            *_PLACES,
+            "i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c",
+            *self.vector_lines(MATRIX, "matrix + m", "None if ALL else m < batch - matrix"),
+            *self.vector_lines(COL, "matrix * width + left + m * width.to(tl.int32) + c", "beside"),
             *(self.zero(r, _TILE) for r in kept),
             "for first in range(top, bottom, ROWS):", *indented(self._tile()),
             *[f"return {', '.join(totals)}"] * bool(totals),
@@ -63,20 +69,19 @@ class ShapedStage(StageSource):
     def _tile(self) -> list[str]:
         """What is done with a tile."""
         return [
-            "r = first + tl.arange(0, ROWS)[None, :, None]",
-            "line = b * height + r",
-            "below = None if ALL else (b < batch) & (r < bottom)",
-            "i = line * width + j",
+            "line = matrix * height + first",
+            "start = line * width + left",
+            "below = None if ALL else (m < batch - matrix) & (r < bottom - first)",
             "inside = None if ALL else beside & below",
-            *self.vector_lines(ROW, "line", "below"),
-            *self.load_lines(), *self.vector_lines(ELEMENT, "i", "inside"), *self.value_lines(), *self.store_lines(),
-            *(self._row_line(r) for r in self._reduced(ROW)),
+            *self.vector_lines(ROW, _LINE, "below"),
+            *self.load_lines(), *self.vector_lines(ELEMENT, "start + i", "inside"), *self.value_lines(),
+            *self.store_lines(), *(self._row_line(r) for r in self._reduced(ROW)),
             *(self.taken_in(r, _TILE) for r in self._reduced(COL, TENSOR)),
         ]  # fmt: skip
 
     def _row_line(self, reduction: Result) -> str:
         """The statement that leaves what a tile's rows are reduced to."""
-        slot = f"slots + {self.at[reduction.name]} + left * batch * height + line"
+        slot = f"slots + {self.at[reduction.name]} + left // COLUMNS * batch * height + {_LINE}"
         return f"tl.store({slot}, {self.total(reduction, self.operand(reduction, _TILE), '2')}, mask=below)"
 
     # A chunk, and the kernel
@@ -86,16 +91,16 @@ class ShapedStage(StageSource):
         slots = [self.at[r.name] for r in self._reduced(COL, TENSOR)]
         if slots and not self._reduced(ROW):
             slots = ["slots", *slots]
-        arguments = ["number", *_SIZES, "lines", *slots, *self._arguments(), *switches]
+        arguments = ["number", *_SIZES, *_CUT, *slots, *self._arguments(), *switches]
         wide = wide_arrays(self.program, self.stage, self.layout)
         body = [
             '"""One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""',
-            "across, deep = (width + COLUMNS - 1) // COLUMNS, (height + lines - 1) // lines",
             "left, piece, matrix = number % across, number // across % deep, number // (across * deep)",
-            "top = piece * lines",
+            "left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES",
+            "top = piece.to(tl.int64) * lines",
             "bottom = tl.minimum(top + lines, height)",
             f"aligned = ({self.aligned(wide)}) & (width % VECTOR == 0)",
-            "whole = aligned & ((left + 1) * COLUMNS <= width) & ((matrix + 1) * MATRICES <= batch)",
+            "whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)",
             "middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top",
             *self._call_lines("middle", "bottom", "False", self.names),
             *self._wide_lines(), *self._slot_lines(),
@@ -121,13 +126,13 @@ class ShapedStage(StageSource):
         found = []
         if self._reduced(COL):
             found += [
-                "b = matrix * MATRICES + tl.arange(0, MATRICES)[:, None, None]",
-                "j = left * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]",
-                "column = piece * batch * width + b * width + j",
+                "m, c = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]",
+                "beside = (m < batch - matrix) & (c < width - left)",
+                "column = piece * batch * width + matrix * width + left + m * width.to(tl.int32) + c",
             ]
         for r in self._reduced(COL):
             slot = f"slots + {self.at[r.name]} + column"
-            found.append(f"tl.store({slot}, {self.names[r.name]}, mask=(b < batch) & (j < width))")
+            found.append(f"tl.store({slot}, {self.names[r.name]}, mask=beside)")
         found += [
             f"tl.store(slots + {self.at[r.name]} + number, {self.names[r.name]})" for r in self._reduced(TENSOR)
         ]  # fmt: skip
@@ -142,7 +147,8 @@ class ShapedStage(StageSource):
         loads = ", ".join(f"tl.load(known + {i})" for i in range(3))
         body = [
             f'"""One chunk of one tensor: stage {self.index}."""',
-            *chunk_lines(self), f"{sizes} = {loads}", "lines, tile = tl.load(known + 3), tl.load(known + 4)",
+            *chunk_lines(self), f"{sizes} = {loads}", "lines, tile = tl.load(known + 3), tl.load(known + 6)",
+            "across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)",
             *self.address_lines(), *self.scalar_lines(), *self._tile_lines(),
         ]  # fmt: skip
         return [
@@ -163,7 +169,7 @@ class ShapedStage(StageSource):
         found = []
         for tile, shape in enumerate(shapes):
             last = [*shape, "VECTOR", *["EMULATED"] * self.emulates]
-            arguments = ["number", *_SIZES, "lines", *slots, *self._arguments(), *last]
+            arguments = ["number", *_SIZES, *_CUT, *slots, *self._arguments(), *last]
             test = f"{'el' * bool(tile)}if tile == {tile}:" if tile < len(shapes) - 1 else "else:"
             found += [test, *indented(call(f"stage_{self.index}_chunk", arguments))]
         return found

@@ -20,8 +20,8 @@ RESERVED = frozenset(
         "tl", "triton", "float", "range", "None", "True", "False", "chunks", "known", "moving", "table", "stays",
         "scale", "slots", "chunk", "tensor", "number", "row", "values", "size", "span", "first", "last", "whole",
         "aligned", "block", "i", "inside", "writable", "write", "unscale", "matrix", "left", "top", "middle", "bottom",
-        "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "b", "j", "r", "line", "column",
-        "beside", "below", "jobs", "results", "finish", "scalars",
+        "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "start", "m", "r", "c", "line",
+        "column", "beside", "below", "jobs", "results", "finish", "scalars",
         "ALL", "BLOCK", "VECTOR", "MATRICES", "ROWS", "COLUMNS", "WIDE", "EMULATED",
     }
     | set(WORDS)
@@ -129,7 +129,7 @@ class StageSource:
         return found
 
     def _load(self, buffer: str) -> str:
-        text = f"tl.load({self.at[buffer]} + i, mask=inside)"
+        text = f"tl.load({self.at[buffer]} + start + i, mask=inside)"
         if self.layout.dtype(buffer) != self.compute:
             text += f".to(tl.{self.compute})"
         return f"-{text}" if self.layout.maximize and buffer == "g" else text
@@ -159,7 +159,7 @@ class StageSource:
             value = f"{value}.to(tl.float32)" if self.compute == "float64" else value
             value = f"to_bfloat16({value}, EMULATED)"
         kept = self.guarded and self.program.buffer(buffer).role != "scratch"
-        return f"tl.store({self.at[buffer]} + i, {value}, mask={'writable' if kept else 'inside'})"
+        return f"tl.store({self.at[buffer]} + start + i, {value}, mask={'writable' if kept else 'inside'})"
 
     # Reductions
 

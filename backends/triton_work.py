@@ -13,14 +13,14 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
 from .plan import COL, is_shaped, place
-from .triton_blocks import INTERPRETER, Block, block_for
+from .triton_blocks import INTERPRETER, Block, block_for, tile_for
 from .triton_cut import Cut, FlatCut, ShapedCut, Whole
 from .triton_finish import Regions, chosen
 from .triton_memory import Uploads
 from .triton_plan import (
     FINISHED,
-    item_sizes,
     known_columns,
+    moved,
     moving_columns,
     tile_shapes,
     vector_width,
@@ -54,7 +54,7 @@ class StageWork:
         self.device, self._count = device, len(sizes)
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
-        self._block = block_for(sum(item_sizes(program, stage, layout)), _device_name(device))
+        self._block = self._chosen(sum(moved(program, stage, layout)))
         self.cut = self._cut(program, layout, index, sizes, views)
         self._regions = Regions(stage, layout, self.cut)
         self.known = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
@@ -65,6 +65,11 @@ class StageWork:
         self.words: Whole = np.zeros(0, np.int64)
         self._some: dict[tuple[int, ...], Launch] = {}
         self.everything = self._launch(range(len(sizes)), together=True)
+
+    def _chosen(self, count: int) -> Block:
+        """The block of a stage that moves so many bytes for an element."""
+        name = _device_name(self.device)
+        return tile_for(self._vector, name) if self._shaped else block_for(count, name)
 
     def _cut(
         self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]
@@ -90,10 +95,10 @@ class StageWork:
 
     def _options(self, emulates: bool) -> dict[str, Any]:
         """The constants that the kernel is compiled for."""
-        block: Block = self._block
         shape = {"VECTOR": self._vector} if self._shaped else {}
         emulated = {"EMULATED": self.device.type == "cpu"} if emulates else {}
-        return {"BLOCK": block.elements, **shape, **emulated, "num_warps": block.warps, "enable_fp_fusion": False}
+        warps = self._block.threads // _warp_size(self.device)
+        return {"BLOCK": self._block.elements, **shape, **emulated, "num_warps": warps, "enable_fp_fusion": False}
 
     # Tables on the device
 
@@ -141,6 +146,15 @@ class StageWork:
             self.kernel[(len(launch.chunks),)](*arguments, **self.options)
         if launch.jobs is not None and len(launch.jobs):
             self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
+
+
+def _warp_size(device: Any) -> int:
+    """The threads of a warp: 32 on NVIDIA's GPUs, 64 on most of AMD's."""
+    if device.type == "cpu":
+        return 32
+    import triton
+
+    return int(triton.runtime.driver.active.get_current_target().warp_size)
 
 
 def _device_name(device: Any) -> str:
