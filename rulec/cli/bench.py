@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.console import console, json_text, print_json, print_table, progress, write_text
+from rulec.cli.console import console, fail, json_text, print_json, print_table, progress, write_text
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, gpu; by default all that can run."),
+        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, gpu; by default all."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices to this one; repeatable.")
+        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices, gpu to this one; repeatable.")
     ] = None,
     json: Annotated[
         Path | None,
@@ -38,7 +38,8 @@ def bench(
 ) -> None:
     """Measure speed and memory: ratios within this run.
 
-    Of kernels, steps, start and memory, against the targets that the project set itself.
+    Of kernels, steps, start and memory, against the targets that the project set itself. Exit code 1 where a GPU is
+    asked for and there is none.
     """
     from rulec.bench.suite import measurement, usual
 
@@ -48,9 +49,11 @@ def bench(
     _check_rules(rule)
     if tune and what != ["gpu"]:
         raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
+    names = what or usual()
+    _check_device(names)
     results: list[Result] = []
     keep = partial(_keep, results, json)
-    chosen = [measurement(name, quick, rule or (), keep, tune) for name in what or usual()]
+    chosen = [measurement(name, quick, rule or (), keep, tune) for name in names]
     for one in chosen:
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
@@ -69,6 +72,16 @@ def _check_paths(json: Path | None, page: Path | None) -> None:
     """Before an hour is spent on what cannot be written."""
     if page is not None and (json is None or json == Path("-") or json.suffix == ".json"):
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
+
+
+def _check_device(names: list[str]) -> None:
+    """Exit code 1, and a sentence, where a GPU is asked for and there is none."""
+    from rulec.bench.gpu_device import missing
+
+    reason = missing() if "gpu" in names else None
+    if reason is not None:
+        fail(reason)
+        raise typer.Exit(1)
 
 
 def _check_rules(names: list[str] | None) -> None:

@@ -17,7 +17,7 @@ from rulec.bench.page import results_page
 from rulec.bench.result import Row, read_result
 from rulec.errors import RulecError
 from tests.bench.gpu_fakes import Clock, HostDevice, Script, ScriptedCrew
-from tests.cli.running import error, run
+from tests.cli.running import error, invoke, run
 
 DEVICE = {
     "name": "Some GPU", "memory_bytes": 80 * 2**30, "last_level_cache_bytes": 50 * 2**20, "processors": 100,
@@ -50,6 +50,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> type[Crew]:
         made: list[Crew] = []  # noqa: RUF012
 
     monkeypatch.setattr(gpu, "missing", lambda: None)
+    monkeypatch.setattr(gpu_device, "missing", lambda: None)
     monkeypatch.setattr(gpu, "gpu_facts", lambda: DEVICE)
     monkeypatch.setattr(gpu, "Processes", Made)
     monkeypatch.setattr(gpu.gpu_check, "usable_backends", lambda: (["triton"], ["correctness, cupy: not run: none"]))
@@ -60,7 +61,10 @@ def test_without_a_gpu_the_command_says_so_and_fails(monkeypatch: pytest.MonkeyP
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "rulec bench gpu needs a GPU of NVIDIA or AMD, and torch finds none" in error("bench", "gpu")
+    result = invoke("bench", "gpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "rulec bench gpu needs a GPU of NVIDIA or AMD, and torch finds none" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +145,7 @@ def test_the_page_names_the_device(crew: type[Crew], tmp_path: Path) -> None:
 def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, where everything is as on a GPU but its kernels and its clock."""
     monkeypatch.setattr(gpu, "missing", lambda: None)
+    monkeypatch.setattr(gpu_device, "missing", lambda: None)
     monkeypatch.setattr(gpu, "gpu_facts", lambda: DEVICE)
     monkeypatch.setattr(gpu, "Bench", lambda quick: Bench(quick, HostDevice()))
     monkeypatch.setattr(gpu, "workers", lambda: 2)
