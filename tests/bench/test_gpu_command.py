@@ -149,12 +149,15 @@ def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu, "gpu_facts", lambda: DEVICE)
     monkeypatch.setattr(gpu, "Bench", lambda quick: Bench(quick, HostDevice()))
     monkeypatch.setattr(gpu, "workers", lambda: 2)
-    monkeypatch.setattr(gpu.gpu_check, "usable_backends", lambda: ([], []))
+    monkeypatch.setattr(gpu.gpu_check, "usable_backends", lambda: (["triton"], []))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(gpu.gpu_sizes, "peer_parts", lambda only: [])  # torch's compiler takes its time
     file = tmp_path / "out.json"
     run("bench", "gpu", "--quick", "--rule", "lion", "--rule", "adamw", "--json", str(file))
     result = read_result(file)
     said = {row.what: row for row in result.rows}
+    agree = said["triton, float64: rules that agree with the float64 reference"]
+    assert (agree.value, agree.target) == (2, 2)
     assert said["lion, float32: step, of the copy bandwidth"].value > 0
     assert said["adamw, 10 tensors of 1000 elements: step, times as fast as torch's fused step"].target == 1.0
     assert said["adamw, 10 tensors of 1000: host time of a step"].value > 0
