@@ -78,7 +78,7 @@ class Assembly:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.routes = routes_of(interface, self.choices, groups)
         self.names = [route.name for route in self.routes]
-        self.residence = residence_of(self.params, groups, options.backend)
+        self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(ready=False)
         self._values = Values(interface.group_keywords, groups, self.residence.is_live)
         self._flags = Values(interface.flag_keywords, groups)
@@ -193,7 +193,7 @@ class Assembly:
         if not self._flags.same(groups):
             if choices_of(self.interface, groups, decaying) != self.choices or words_of(groups) != self._words:
                 return False
-            if is_asked(groups) != self.residence.asked:
+            if is_asked(groups, self.options) != self.residence.asked:
                 return False
             self._flags = Values(self.interface.flag_keywords, groups)
         self._values = Values(self.interface.group_keywords, groups, self.residence.is_live)

@@ -44,7 +44,8 @@ class Interface:
     """A class's keywords (without `params`) and the rules they may mean.
 
     `fixed` are entries of a group that are no keyword; `full_at_once` says that states exist before the first step;
-    `refuses` that a tensor is routed to another rule only where its group has tags, as torch's class refuses it.
+    `refuses` that a tensor is routed to another rule only where its group has tags, as torch's class refuses it;
+    `asks_once` that `capturable` is of the whole optimizer, for torch's class has no such keyword.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Interface:
     full_at_once: bool = False
     source: str = ""
     refuses: bool = False
+    asks_once: bool = False
 
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
@@ -83,14 +85,18 @@ class Interface:
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
         """The entries of a group that matter to what is computed."""
-        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", *CHOOSING, *ASKING}
+        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", *CHOOSING, *self._asking}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
+
+    @property
+    def _asking(self) -> tuple[str, ...]:
+        return () if self.asks_once else ASKING
 
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
         """The entries of a group that decide which rule it means."""
         flags = {k for f in self.flavours for k in (*f.when, *f.decays, *f.unset_keywords)}
-        flags |= {"maximize", *CHOOSING, *ASKING}
+        flags |= {"maximize", *CHOOSING, *self._asking}
         if any(flavour.decays for flavour in self.flavours):
             flags.add("weight_decay")
         return tuple(k for k in self.group_keywords if k in flags)
@@ -112,7 +118,7 @@ class Interface:
 
     def _check_unnamed(self, values: Mapping[str, Any]) -> None:
         """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""
-        known = {*self.group_keywords, *HINTS, *OWN}
+        known = {*self.group_keywords, *HINTS, *ASKING, *OWN}
         for key, value in values.items():
             default = self.signature.parameters[key].default
             if key not in known and value != default:

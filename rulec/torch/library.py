@@ -67,7 +67,8 @@ def torch_interface(kind: str) -> Interface:
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
     fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(flavours)
-    return Interface(kind, signature, flavours, fixed, full_at_once=bool(example.state), refuses=bool(routed))
+    full = bool(example.state)
+    return Interface(kind, signature, flavours, fixed, full, refuses=bool(routed), asks_once=bool(asking))
 
 
 def _example(theirs: Any) -> Optimizer:
@@ -88,7 +89,8 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters += [_flag("maximize"), _flag("capturable")]
     parameters += _own_parameters([flavour])
-    made = Interface(rule.name, inspect.Signature(parameters), [flavour], _fixed([flavour]), source=source)
+    signature = inspect.Signature(parameters)
+    made = Interface(rule.name, signature, [flavour], _fixed([flavour]), source=source, asks_once=True)
     taken = made.shared.keys() & {*made.signature.parameters, "params", "param_names", "initial_lr", *COUNTS}
     if taken:
         raise RuleError(f"{rule.name} has a state {min(taken)!r}, which parameter groups have for something else")

@@ -18,10 +18,14 @@ from rulec.torch.values import Groups, table_of
 
 @dataclass(frozen=True)
 class Options:
-    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for."""
+    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for.
+
+    `capturable` asks for step counts and scalars on the device, where groups do not say it.
+    """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
     backend: str | None = None
+    capturable: bool = False
 
 
 @dataclass

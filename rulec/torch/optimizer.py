@@ -52,7 +52,8 @@ class RuleOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
-        self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"))
+        capturable = bool(self.interface.asks_once and values.pop("capturable"))
+        self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"), capturable)
         self._assembly: Assembly | None = None
         self._complete = False
         self._skipped = 0
@@ -272,7 +273,7 @@ def _as_saved(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any
     return {**state_dict, "state": states}
 
 
-def _options(interface: Interface, state_dtype: StateDtype, backend: str | None) -> Options:
+def _options(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
     given = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     known = interface.state_names()
     dtypes = {}
@@ -285,4 +286,4 @@ def _options(interface: Interface, state_dtype: StateDtype, backend: str | None)
         dtypes[state] = name
     if backend is not None:
         registry.usable(backend)
-    return Options(dtypes, backend)
+    return Options(dtypes, backend, capturable)

@@ -17,6 +17,7 @@ from rulec.backend import registry
 from rulec.errors import RulecError
 from rulec.torch.flavour import Choice
 from rulec.torch.interface import ASKING
+from rulec.torch.members import Options
 from rulec.torch.tensors import TorchArrays
 
 
@@ -55,14 +56,14 @@ class Residence:
             )
 
 
-def is_asked(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether groups ask for numbers on the device."""
-    return any(group.get(keyword) for group in groups for keyword in ASKING)
+def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
+    """Whether groups, or the whole optimizer, ask for numbers on the device."""
+    return options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING)
 
 
-def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], backend: str | None) -> Residence:
+def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> Residence:
     """Where the numbers of these groups' steps are."""
-    asked = is_asked(groups)
+    asked, backend = is_asked(groups, options), options.backend
     devices = {str(p.device) for p in params}
     there = [getattr(registry.get(backend or TorchArrays().backend(d)), "on_device", False) for d in sorted(devices)]
     types = frozenset(p.device.type for p in params)
