@@ -68,11 +68,12 @@ def measure(
         raise RulecError(reason)
     backends, unusable = gpu_check.usable_backends()
     notes = [] if tune else [*unusable, *_left_out(only)]
-    findings, machine = Findings(notes=notes), _machine()
+    findings, machine, spent = Findings(notes=notes), _machine(), dict[str, float]()
 
     def result() -> Result:
         rows = [*findings.correctness(), *findings.rows]
-        return Result("gpu_blocks" if tune else "gpu", rows, quick, cores(), list(findings.notes), machine)
+        where = {**machine, "seconds": dict(spent)}
+        return Result("gpu_blocks" if tune else "gpu", rows, quick, cores(), list(findings.notes), where)
 
     def changed() -> None:
         advance()
@@ -81,7 +82,8 @@ def measure(
     crew = Processes(1 if tune else workers(), Bench(quick))
     run = Run(crew, findings, BUDGET - (time.monotonic() - begin), time.monotonic, changed)
     try:
-        run_sections(run, crew, tuning() if tune else sections(only, backends))
+        for section in tuning() if tune else sections(only, backends):
+            spent[section.name] = _seconds_of(run, crew, section)
     finally:
         crew.close()
     if tune and not quick:
@@ -89,12 +91,13 @@ def measure(
     return result()
 
 
-def run_sections(run: Run, crew: Processes, planned: Sequence[Section]) -> None:
-    """Runs all sections; where something is timed, nobody else is on the device."""
-    for section in planned:
-        if not section.together:
-            crew.close(first=1)
-        run.section(section)
+def _seconds_of(run: Run, crew: Processes, section: Section) -> float:
+    """Runs a section; where something is timed, nobody else is on the device. What it took."""
+    begin = time.monotonic()
+    if not section.together:
+        crew.close(first=1)
+    run.section(section)
+    return time.monotonic() - begin
 
 
 def _save_blocks(findings: Findings, device: str) -> None:

@@ -113,8 +113,9 @@ def test_results_are_written_after_every_part(
 
 
 def test_what_is_timed_has_the_device_alone(crew: type[Crew]) -> None:
-    gpu.measure(True, ("lion",))
+    result = gpu.measure(True, ("lion",))
     (made,) = crew.made
+    assert list(result.machine["seconds"]) == [section.name for section in gpu.sections(("lion",), ("triton",))]
     together = sum(section.together for section in gpu.sections(("lion",), ("triton",)))
     sections = len(gpu.sections(("lion",), ("triton",)))
     assert made.closed == [1] * (sections - together) + [0]
