@@ -21,7 +21,10 @@ _WORDS: Mapping[Op, str] = {
 }  # fmt: skip
 
 #: Functions that are others in float64.
-_WIDE: Mapping[str, str] = {"power": "power_64"}
+_WIDE: Mapping[str, str] = {
+    "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "sigmoid": "sigmoid_64", "tanh": "tanh_64", "cbrt": "cbrt_64",
+    "power": "power_64",
+}  # fmt: skip
 
 
 def operations(compute: str) -> OpTable:
