@@ -40,8 +40,9 @@ _LOCALS = (
 )  # fmt: skip
 
 _TABLES = '''\
-#: Elements in a block, blocks that a program of the grid takes at most so many of for each tensor, and warps.
-BLOCK, PROGRAMS, WARPS = 1024, 65536, 4
+BLOCK = 1024  # elements that a program of the grid takes at a time
+WARPS = 4  # warps of a program
+PROGRAMS = 65536  # programs for one tensor, at most
 
 
 def chunks_of(sizes):
@@ -51,6 +52,13 @@ def chunks_of(sizes):
     counts = [-(-count // span) for count, span in zip(blocks, spans, strict=True)]
     pairs = [torch.stack([torch.full((n,), i), torch.arange(n)], dim=1) for i, n in enumerate(counts)]
     return torch.cat(pairs).int(), list(zip(sizes, spans, strict=True))
+'''
+
+_LIKE = '''
+
+def like(p, value, dtype):
+    """A state of the shape of a parameter, and its first value."""
+    return torch.empty_like(p, dtype=dtype).copy_(torch.as_tensor(value))
 '''
 
 
@@ -80,7 +88,12 @@ class TritonFile(OneFile):
         documentation = self.documentation()
         head = ['"""' + documentation[0], *documentation[1:], '"""', "", *imports]
         printed = "\n\n\n".join([*(w.rstrip("\n") for w in words), *kernels])
-        return "\n".join([*head, *words_in(own, _WORDS), "", "", printed, "", "", _TABLES, "", own]) + "\n"
+        return (
+            "\n".join(
+                [*head, *words_in(own, _WORDS), "", "", printed, "", "", _TABLES + _LIKE * bool(self.arrays), "", own]
+            )
+            + "\n"
+        )
 
     def _class(self) -> list[str]:
         return [
@@ -103,19 +116,19 @@ class TritonFile(OneFile):
 
     def _load(self) -> list[str]:
         """torch gives loaded states the parameter's dtype."""
-        if all(self.layout.dtype(b.name) == self.dtype for b in self.arrays):
-            return ["def load_state_dict(self, state_dict):", "    super().load_state_dict(state_dict)", "    self.known = {}"]
-        names = ", ".join(f'"{b.name}": torch.{self.layout.dtype(b.name)}' for b in self.arrays)
-        return ["def load_state_dict(self, state_dict):", *indented([
+        own = ["def __setstate__(self, state):", "    super().__setstate__(state)", "    self.known = {}"]
+        other = [b.name for b in self.arrays if self.layout.dtype(b.name) != self.dtype]
+        if not other:
+            return own
+        dtypes = ", ".join(f'"{name}": torch.{self.layout.dtype(name)}' for name in other)
+        return [*own, "", "def load_state_dict(self, state_dict):", *indented([
             '"""States keep their own dtypes, which torch would make the parameter\'s."""',
-            "super().load_state_dict(state_dict)", "self.known = {}",
+            "super().load_state_dict(state_dict)",
             'places = [i for group in state_dict["param_groups"] for i in group["params"]]',
             'params = [p for group in self.param_groups for p in group["params"]]',
-            "for place, p in zip(places, params, strict=True):",
-            f"    for name, dtype in {{{names}}}.items():",
-            '        if place in state_dict["state"]:',
-            '            saved = state_dict["state"][place][name]',
-            "            self.state[p][name] = saved.to(p.device, dtype, copy=True)",
+            "for place, p in zip(places, params, strict=True):", '    if place in state_dict["state"]:',
+            '        saved = state_dict["state"][place]', f"        for name, dtype in {{{dtypes}}}.items():",
+            "            self.state[p][name] = saved[name].to(p.device, dtype, copy=True)",
         ])]  # fmt: skip
 
     def _step(self) -> list[str]:
@@ -138,14 +151,14 @@ class TritonFile(OneFile):
             if b.axes.elementwise:
                 made.append(f'state["{b.name}"] = like(p, {text}, torch.{self.layout.dtype(b.name)})')
             else:
-                made.append(f'state["{b.name}"] = torch.as_tensor({text}, dtype=torch.float64)')
+                made.append(f'state["{b.name}"] = float({text})')
         hyper = [f'{x} = group["{x}"]' for x in self.fields.values() if self.named(x, made)]
         return ["def _begin(self, p, group):", *indented([
             '"""Checks a parameter and its gradient, and makes the states before the first step."""',
             f"if p.dtype != torch.{self.dtype} or p.grad.dtype != p.dtype or p.grad.is_sparse:",
             f'    raise TypeError("parameters and gradients must be {self.dtype}, and dense")',
             "if not p.is_contiguous():", '    raise ValueError("parameters must be contiguous")',
-            "state = self.state[p]", "if not state:", *indented([*hyper, *_LIKE * bool(self.arrays), *made,
+            "state = self.state[p]", "if not state:", *indented([*hyper, *made,
             'state["step"] = torch.tensor(0.0)']),
         ])]  # fmt: skip
 
@@ -155,12 +168,12 @@ class TritonFile(OneFile):
         arguments = ["chunks", "known", "moving", "table", "None", "None", "BLOCK"]
         arguments += ['p.device.type == "cpu"'] * self.stage.emulates
         launch = call_lines("stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], "")
-        keep = [f'self.state[p]["{b}"] = new["{b}"][i].clone()' for b in self.scalars.stores]
+        keep = [f'self.state[p]["{b}"] = float(new["{b}"][i])' for b in self.scalars.stores]
         return ["def _update(self, tensors):", *indented([
             '"""One launch for tensors of one device: (parameter, gradient, group) each."""',
             "tensors = [x for x in tensors if x[0].numel()]", "if not tensors:", "    return",
             "p = tensors[0][0]",
-            f"places = tuple(({', '.join([*fixed, 'p.numel()'])}) for p, _, _ in tensors)",
+            "places = tuple(", f"    ({', '.join([*fixed, 'p.numel()'])})", "    for p, _, _ in tensors", ")",
             "if places not in self.known:",
             "    chunks, cuts = chunks_of([place[-1] for place in places])",
             "    lines = [(*cut, *place[:-1]) for cut, place in zip(cuts, places, strict=True)]",
@@ -170,8 +183,8 @@ class TritonFile(OneFile):
             "moving = torch.tensor([(i, g.data_ptr()) for i, (_, g, _) in enumerate(tensors)])",
             "moving, table = moving.to(p.device), table.to(p.device)",
             "with torch.cuda.device_of(p):", *indented(launch),
-            f"for {'i, ' if keep else ''}{'(p, _, _)' if keep else 'p, _, _'} in "
-            f"{'enumerate(tensors)' if keep else 'tensors'}:", '    self.state[p]["step"] += 1', *indented(keep),
+            f"for {'i, (p, _, _)' if keep else 'p, _, _'} in {'enumerate(tensors)' if keep else 'tensors'}:",
+            "    torch.autograd.graph.increment_version(p)", '    self.state[p]["step"] += 1', *indented(keep),
         ])]  # fmt: skip
 
     def _table(self) -> list[str]:
@@ -182,8 +195,11 @@ class TritonFile(OneFile):
             f'{x} = torch.tensor([group["{x}"] for _, _, group in tensors], dtype=torch.float64)'
             for x in self.fields.values() if self.named(x, lines)
         ]  # fmt: skip
-        number = ["def number(name):",
-                  "    return torch.tensor([float(self.state[p][name]) for p, _, _ in tensors], dtype=torch.float64)", ""]
+        number = [
+            "def number(name):",
+            "    return torch.tensor([float(self.state[p][name]) for p, _, _ in tensors], dtype=torch.float64)",
+            "",
+        ]
         new = [f'"{b}": {text}' for b, text in scalars.stores.items()]
         column = "torch.as_tensor(x, dtype=torch.float64).expand(len(tensors))"
         stacked = [f"table = torch.stack([{column} for x in columns], dim=1)"] if scalars.columns else [
@@ -195,9 +211,6 @@ class TritonFile(OneFile):
             *_listed("columns", scalars.columns) * bool(scalars.columns), *stacked,
             f"return table, {{{', '.join(new)}}}" if new else "return table",
         ])]  # fmt: skip
-
-
-_LIKE = ["def like(p, value, dtype):", "    return torch.empty_like(p, dtype=dtype).copy_(torch.as_tensor(value))", ""]
 
 
 def _listed(name: str, items: list[str]) -> list[str]:

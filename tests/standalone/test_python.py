@@ -1,0 +1,179 @@
+"""The one-file optimizers that `rulec build` writes for torch, JAX and NumPy, where rulec cannot be imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rulec
+from rulec.compiler.reference import ReferenceOptimizer
+from rulec.errors import RulecError
+from rulec.standalone.files import written
+from rulec.standalone.refusal import CannotBuild
+from tests.standalone.c_library import drawn
+from tests.standalone.one_file import Array, ran
+
+SHAPES = ((5,), (7, 3), (), (1100,), (0,))
+RULES = (
+    "adamw", "nadam", "lion", "madgrad", "asgd", "rprop", "clip_by_value >> adan", "lookahead(adam, k=2)",
+)  # fmt: skip
+
+NUMPY = """
+import rule
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+params = [p.copy() for p in params]
+optimizer = kind(params)
+for grads in steps:
+    optimizer.step(grads)
+leave(params)
+"""
+
+JAX = """
+import jax
+import jax.numpy as jnp
+import rule
+init, update = rule.rule()
+tree = {"a": jnp.asarray(params[0]), "b": [jnp.asarray(p) for p in params[1:]]}
+state = init(tree)
+
+
+@jax.jit
+def step(tree, state, grads):
+    updates, state = update(grads, state, tree)
+    return jax.tree.map(jnp.add, tree, updates), state
+
+
+for grads in steps:
+    tree, state = step(tree, state, {"a": jnp.asarray(grads[0]), "b": [jnp.asarray(g) for g in grads[1:]]})
+assert int(state.step) == len(steps)
+leave([tree["a"], *tree["b"]])
+"""
+
+TORCH = """
+import copy
+import torch
+import rule
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+tensors = [torch.nn.Parameter(torch.from_numpy(p.copy())) for p in params]
+optimizer = kind([{"params": tensors[:2]}, {"params": tensors[2:]}])
+for number, grads in enumerate(steps):
+    for tensor, grad in zip(tensors, grads, strict=True):
+        tensor.grad = torch.from_numpy(grad)
+    versions = [t._version for t in tensors if t.numel()]
+    optimizer.step()
+    assert all(t._version > before for t, before in zip((t for t in tensors if t.numel()), versions, strict=True))
+    if number == 1:
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = kind([{"params": tensors[:2]}, {"params": tensors[2:]}])
+        optimizer.load_state_dict(saved)
+    if number == 2:
+        optimizer = copy.deepcopy({"o": optimizer, "t": tensors})
+        optimizer, tensors = optimizer["o"], optimizer["t"]
+leave([t.detach().numpy() for t in tensors])
+"""
+
+PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH}
+
+
+def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[Array]:
+    found = ReferenceOptimizer(rulec.load(rule), [p.astype(np.float64) for p in params])
+    for grads in steps:
+        found.step([g.astype(np.float64) for g in grads])
+    return found.params
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", PROGRAMS)
+def test_steps_are_the_references(backend: str, rule: str, tmp_path: Path) -> None:
+    params, steps = drawn(10, SHAPES, 4)
+    found = ran(
+        tmp_path, rule, backend, PROGRAMS[backend], [p.astype(np.float32) for p in params],
+        [[g.astype(np.float32) for g in grads] for grads in steps],
+    )  # fmt: skip
+    for ours, theirs, before in zip(found, reference(rule, params, steps), params, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=3e-7)
+        assert ours.dtype == np.float32
+        assert ours.size < 1000 or np.abs(ours - before).max() > 1e-4
+
+
+@pytest.mark.parametrize("backend", PROGRAMS)
+def test_float64(backend: str, tmp_path: Path) -> None:
+    params, steps = drawn(11, SHAPES, 4)
+    found = ran(tmp_path, "nadam", backend, PROGRAMS[backend], params, steps, "float64")
+    for ours, theirs in zip(found, reference("nadam", params, steps), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
+    params, steps = drawn(12, SHAPES, 4)
+    rounded = [p.astype(np.float16) for p in params]
+    given = [[g.astype(np.float16) for g in grads] for grads in steps]
+    check = '\nassert all(s["m"].dtype == torch.float32 for s in optimizer.state.values())\n'
+    found = ran(tmp_path, "adamw", "triton", TORCH + check, rounded, given, "float16", "float32")
+    for ours, theirs in zip(found, reference("adamw", rounded, given), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=1e-3)
+
+
+def test_adamw_is_torchs(tmp_path: Path) -> None:
+    params, steps = drawn(13, SHAPES, 5)
+    given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
+    found = ran(tmp_path, "adamw", "triton", TORCH, *given)
+    tensors = [torch.nn.Parameter(torch.from_numpy(p.copy())) for p in given[0]]
+    optimizer = torch.optim.AdamW(tensors)
+    for grads in given[1]:
+        for tensor, grad in zip(tensors, grads, strict=True):
+            tensor.grad = torch.from_numpy(grad)
+        optimizer.step()
+    for ours, theirs in zip(found, tensors, strict=True):
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", PROGRAMS)
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("lamb", "it reduces over a tensor"),
+        ("adafactor", "its step depends on the shape of a tensor"),
+        ("clip_by_global_norm >> adamw", "it takes a sum over all tensors of the model"),
+        ("schedule_free_adamw", "it is evaluated at another point than it is trained"),
+    ],
+)
+def test_what_has_no_such_form(backend: str, rule: str, why: str) -> None:
+    with pytest.raises(CannotBuild, match=why):
+        written(rulec.load(rule), backend)
+
+
+def test_dtypes_that_numpy_lacks() -> None:
+    with pytest.raises(CannotBuild, match="NumPy has no arithmetic of its own for bfloat16"):
+        written(rulec.load("adamw"), "numpy", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("backend", PROGRAMS)
+def test_texts_are_tidy(backend: str) -> None:
+    for rule in RULES:
+        ((name, text),) = written(rulec.load(rule), backend, name="mine").items()
+        assert name == "mine.py"
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+        assert not [line for line in text.splitlines() if line != line.rstrip() or "\t" in line]
+        assert "MIT License" in text
+        modules = {
+            (node.names[0].name if isinstance(node, ast.Import) else str(node.module)).partition(".")[0]
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        own = {"numpy": {"numpy"}, "jax": {"jax"}, "triton": {"torch", "triton"}}[backend]
+        assert modules <= own | {"math", "typing"}
+
+
+def test_backends_that_nothing_is_written_for() -> None:
+    with pytest.raises(RulecError, match="rulec build writes nothing for 'cpu'"):
+        written(rulec.load("adamw"), "cpu")
+    with pytest.raises(RulecError, match="did you mean 'triton'"):
+        written(rulec.load("adamw"), "tritn")
+    with pytest.raises(RulecError, match="--name '1a' is no name of a function"):
+        written(rulec.load("adamw"), "c", name="1a")
