@@ -78,6 +78,7 @@ class DeviceRows:
         self.groups = library.numbers(np.asarray(groups, np.int64))
         self.facts = {f: library.numbers(np.array([x[f] for x in facts], np.float64)) for f in self.table.facts}
         self.index = np.arange(len(groups), dtype=np.int64)
+        self._levels = any(n.op is Op.STEP and n.arg is not None for n in self.table.order)
         self._late = library.numbers(np.zeros((len(program.late), len(groups))))
 
     def evaluate(
@@ -87,7 +88,7 @@ class DeviceRows:
         known = Scalars(
             bucket.counts.numbers, self.groups, hyper.table, self.facts, self._states(bucket, shared), {
                 "group": self.library.numbers(shared.group_t) + 1, "model": self.library.numbers(shared.model_t) + 1,
-            } if self._counts_levels() else {},
+            } if self._levels else {},
         )  # fmt: skip
         if hasattr(call, "scalars"):
             found: tuple[Any, dict[str, Any]] = call.scalars(known)
@@ -100,9 +101,6 @@ class DeviceRows:
             name: own[name].numbers if name in own else self.library.numbers(shared.values[name])
             for name in sorted(self.table.loads)
         }
-
-    def _counts_levels(self) -> bool:
-        return any(n.op is Op.STEP and n.arg is not None for n in self.table.order)
 
     def _by_library(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
         """By the library's operations, one after the other: what a backend without a kernel for it does."""

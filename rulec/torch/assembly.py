@@ -214,6 +214,12 @@ class Assembly:
 
         `scaling` is how gradients were scaled, where the residence allows it.
         """
+        if self.residence.there and torch.is_inference_mode_enabled():
+            with plain_memory():  # what is made on the device may be written in later steps
+                return self._step(groups, inputs, scaling)
+        return self._step(groups, inputs, scaling)
+
+    def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
         grads: list[Any] = [p.grad for p in self.params]
         present = None
         if [1 for g in grads if g is None]:
@@ -251,16 +257,10 @@ class Assembly:
         return True
 
     def _run(self, launches: Sequence[Launch]) -> None:
-        if self.residence.there:
-            with plain_memory():
-                self._run_open(launches)
-        elif self._shared:
-            self._run_open(launches)
-        else:
+        """Runs launches, in a step of each engine where that has something to begin and finish."""
+        if not self._shared and not (self.residence.there and self.interface.skips):
             run(launches)
-
-    def _run_open(self, launches: Sequence[Launch]) -> None:
-        """Runs launches in a step of each engine, which it begins and finishes."""
+            return
         for member in self.members:
             member.engine.begin()
         try:

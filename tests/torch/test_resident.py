@@ -221,3 +221,17 @@ def test_a_device_without_memory_for_states_is_named_and_nothing_changes() -> No
         torch.testing.assert_close(p, q, rtol=0, atol=0)
     optimizer.step()
     assert float(optimizer.state[next(of.parameters())]["step"]) == 1
+
+
+def test_steps_in_inference_mode_leave_nothing_that_later_steps_cannot_write() -> None:
+    first, second = model(), model()
+    mine, theirs = ours("AdamW", first, lr=1e-2), torch.optim.AdamW(second.parameters(), lr=1e-2)
+    for step in range(3):
+        for of, optimizer in ((first, mine), (second, theirs)):
+            optimizer.zero_grad()
+            loss_of(of, step).backward()
+        theirs.step()
+        with torch.inference_mode(step == 0):
+            mine.step()
+        mine.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 1e-2 / (2 + step)
+    assert_close(first, second)
