@@ -89,7 +89,8 @@ class JaxFile(OneFile):
         fields = [f"{field}: Any" for field in self.states.values()]
         return [
             "class State(NamedTuple):",
-            '    """The steps so far, and the states: trees like the parameters, and numbers."""', "", "    step: Any", *indented(fields), "", "", "class GradientTransformation(NamedTuple):",
+            '    """The steps so far, and the states: trees like the parameters, and numbers."""', "",
+            "    step: Any", *indented(fields), "", "", "class GradientTransformation(NamedTuple):",
             '    """What optax has under this name: `init(params)` and `update(grads, state, params)`."""', "",
             "    init: Any", "    update: Any",
         ]  # fmt: skip

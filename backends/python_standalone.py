@@ -14,7 +14,7 @@ from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
 from rulec.standalone.cases import family
-from rulec.standalone.prose import introduction, vendored
+from rulec.standalone.prose import file_name, introduction, vendored
 from rulec.standalone.refusal import CannotBuild, values
 
 
@@ -97,8 +97,8 @@ class OneFile:
                     ("<", limits.get("below"))]  # fmt: skip
             tests = [f"{own} {sign} {number(end)}" for sign, end in ends if end is not None]
             if tests:
-                lines += [f"if not ({' and '.join(tests)}):",
-                          f'    raise ValueError(f"{self.fields[key]}={{{own}}} must be {h.range_text()}")']  # fmt: skip
+                lines.append(f"if not ({' and '.join(tests)}):")
+                lines.append(f'    raise ValueError(f"{self.fields[key]}={{{own}}} must be {h.range_text()}")')
         return lines
 
     def leaf(self, state: Callable[[str], str]) -> Callable[[Node], str]:
@@ -160,7 +160,7 @@ def number(value: float) -> str:
 
 def class_name(rule: Rule, name: str) -> str:
     """The name of the class: the rule's own where that is an identifier and no other was asked for."""
-    if name == rule.key and rule.name.isidentifier():
+    if name == file_name(rule, "") and rule.name.isidentifier():
         return rule.name
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 

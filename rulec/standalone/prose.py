@@ -71,7 +71,7 @@ def vendored() -> list[str]:
 def file_name(rule: Rule, given: str) -> str:
     """The name that a rule's files and functions have; RulecError where a given one is no identifier."""
     if not given:
-        return rule.key
+        return rule.called if rule.called.isidentifier() else rule.key
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", given) or iskeyword(given):
         raise RulecError(
             f"--name {given!r} is no name of a function: use letters, digits and _, at most 40, a letter first"

@@ -7,6 +7,7 @@ A block's language says what is done with it:
 - `console` holds commands after `$ `, which run, each followed by what it prints, where that is shown;
 - `sh` holds commands that take long or change the machine: they are looked at, not run;
 - `toml` and `json` are read;
+- `c`, `fortran` and `julia` are written to the file their title names: a later command or another test compiles it;
 - `text` right behind a `python` or `yaml` block is what that prints, or the error it ends in.
 
 In what is shown, a line `...` stands for any number of lines and `...` within a line for any text. Below a comment
@@ -37,7 +38,7 @@ from tests.docs.markdown import ROOT, Block
 _BIN = Path(sys.executable).parent
 
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
-_SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run")
+_SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*")
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class PageRun:
         elif block.language == "sh":
             for line in block.text.splitlines():
                 _check_command(line)
-        else:
+        elif block.language not in ("c", "fortran", "julia"):
             raise AssertionError(f"blocks of the language {block.language!r} are not part of the manual")
 
     def _python(self, block: Block) -> None:
@@ -187,9 +188,10 @@ def _command(line: str) -> subprocess.CompletedProcess[str]:
     while "=" in words[0]:
         key, _, settings[key] = words.pop(0).partition("=")
     place = {"PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    program = _BIN / words[0]
     return subprocess.run(
-        [_BIN / words[0], *words[1:]], env={**os.environ, **place, **settings}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        [program if program.exists() else words[0], *words[1:]], env={**os.environ, **place, **settings},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rulec import Rule
 from rulec.array.arrays import numpy_dtype
 from rulec.standalone.files import written
+from rulec.standalone.prose import file_name
 from rulec_backends.c_standalone import CFile
 
 Array = NDArray[Any]
@@ -36,11 +37,11 @@ class CRule:
     """The C functions of a rule, for tensors of one dtype."""
 
     def __init__(self, rule: Rule, folder: Path, dtype: str = "float32", state_dtype: str = "", *flags: str) -> None:
-        self.file = CFile(rule, rule.key, dtype, state_dtype)
-        self.name, self.dtype = rule.key, dtype
+        self.name, self.dtype = file_name(rule, ""), dtype
+        self.file = CFile(rule, self.name, dtype, state_dtype)
         for name, text in written(rule, "c", dtype=dtype, state_dtype=state_dtype).items():
             (folder / name).write_text(text)
-        self.library = ctypes.CDLL(str(compiled(folder, rule.key, *flags)))
+        self.library = ctypes.CDLL(str(compiled(folder, self.name, *flags)))
         self.fields = [field for field, _ in self.file.defaults]
         self.function("state_bytes").restype = ctypes.c_size_t
         self.function("steps").restype = ctypes.c_int64

@@ -1,0 +1,62 @@
+"""`rulec build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import error, run, run_json
+
+
+def test_the_files_are_written_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    names = ["adamw.c", "adamw.h", "adamw.f90", "adamw.jl"]
+    assert run("build", "adamw", "-o", str(folder)).splitlines() == [str(folder / name) for name in names]
+    assert sorted(x.name for x in folder.iterdir()) == sorted(names)
+    assert run_json("build", "adamw", "-o", str(folder)) == {
+        "rule": "AdamW", "backend": "c", "files": [str(folder / name) for name in names],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["triton", "jax", "numpy"])
+def test_one_python_file(backend: str, tmp_path: Path) -> None:
+    printed = run("build", "lion", "-b", backend, "-o", str(tmp_path))
+    assert printed == f"{tmp_path / 'lion.py'}\n"
+    compile((tmp_path / "lion.py").read_text(), "lion.py", "exec")
+
+
+def test_a_composition_has_a_sane_name(tmp_path: Path) -> None:
+    run("build", "clip_by_norm >> adamw", "-o", str(tmp_path))
+    assert sorted(x.name for x in tmp_path.iterdir()) == [f"clip_by_norm_then_adamw.{x}" for x in ("c", "f90", "h", "jl")]
+    run("build", "clip_by_norm >> adamw", "-o", str(tmp_path), "--name", "clipped")
+    assert "int clipped_step(" in (tmp_path / "clipped.h").read_text()
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    run("build", "momentum", "-o", str(tmp_path), "--dtype", "bfloat16", "--state-dtype", "float32")
+    header, source = (tmp_path / "momentum.h").read_text(), (tmp_path / "momentum.c").read_text()
+    assert "uint16_t *param" in header
+    assert "float *restrict m_at" in source
+
+
+def test_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    run("build", "adafactor", "-o", str(tmp_path))
+    before = {x.name: x.read_bytes() for x in tmp_path.iterdir()}
+    run("build", "adafactor", "-o", str(tmp_path))
+    assert {x.name: x.read_bytes() for x in tmp_path.iterdir()} == before
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    at = ("-o", str(tmp_path / "nothing"))
+    assert "writes nothing for 'cuda'" in error("build", "adamw", "--backend", "cuda", *at)
+    assert "there is no rule 'adamww'; did you mean 'adamw'?" in error("build", "adamww", *at)
+    assert "there is no dtype 'float31'" in error("build", "adamw", "--dtype", "float31", *at)
+    assert "there is no dtype 'half'" in error("build", "adamw", "--state-dtype", "half", *at)
+    assert "--name 'a b' is no name of a function" in error("build", "adamw", "--name", "a b", *at)
+    assert "cannot write Prodigy as C: it takes a sum over all tensors" in error("build", "prodigy", *at)
+    assert not (tmp_path / "nothing").exists()
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert f"{file / 'below'} cannot be written to: Not a directory" in error("build", "sgd", "-o", str(file / "below"))
+    assert file.read_text() == "kept"

@@ -1,0 +1,78 @@
+"""What the manual's page on vendoring shows in languages that its own test does not run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import rulec
+from rulec.standalone.files import written
+from tests.docs.markdown import ROOT, Block, blocks
+from tests.standalone.test_fortran import needs_gfortran
+
+
+def page() -> list[Block]:
+    return blocks((ROOT / "docs" / "vendoring.md").read_text())
+
+
+def vendored(folder: Path) -> None:
+    (folder / "optimizers").mkdir()
+    for name, text in written(rulec.load("adamw"), "c").items():
+        (folder / "optimizers" / name).write_text(text)
+
+
+@needs_gfortran
+def test_the_fortran_program(tmp_path: Path) -> None:
+    vendored(tmp_path)
+    (source,) = (block for block in page() if block.language == "fortran")
+    assert source.title is not None
+    (tmp_path / source.title).write_text(source.text)
+    (command,) = (block.text for block in page() if block.language == "sh" and "gfortran" in block.text)
+    subprocess.run(shlex.split(command), cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(["./step"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    words, _, figure = done.stdout.rpartition(":")
+    assert words == "the largest weight"
+    assert 0 <= float(figure) < 0.1
+
+
+@needs_gfortran
+@pytest.mark.parametrize("rule", ["adafactor", "schedule_free_adamw", "lookahead(adam, k=2)"])
+def test_fortran_modules_of_other_rules(rule: str, tmp_path: Path) -> None:
+    for name, text in written(rulec.load(rule), "c", name="other").items():
+        (tmp_path / name).write_text(text)
+    command = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-c", "other.f90"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "other_rule.mod").is_file()
+
+
+def test_the_header_is_also_cpp(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    vendored(tmp_path)
+    program = '#include "adamw.h"\nint main() { adamw_hyper h = ADAMW_DEFAULTS; return h.lr > 0 ? 0 : 1; }\n'
+    (tmp_path / "program.cpp").write_text(program)
+    command = ["g++", "-Wall", "-Wextra", "-Werror", "-Ioptimizers", "-c", "program.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_the_julia_functions_call_what_the_header_declares() -> None:
+    """Julia is not run here: at least every function that is called is declared, with as many parameters."""
+    import re
+
+    for rule in ("adamw", "adafactor", "schedule_free_adamw"):
+        texts = written(rulec.load(rule), "c", name="other")
+        header = " ".join(texts["other.h"].split("extern")[1].split())
+        declared = {
+            name: 0 if parameters.strip() == "void" else parameters.count(",") + 1
+            for name, parameters in re.findall(r"(other_\w+)\(([^()]*)\);", header)
+        }
+        julia = " ".join(texts["other.jl"].split())
+        calls = re.findall(r"ccall\(\(:(\w+), library\), \w+, \(([^()]*)\)", julia)
+        assert {name for name, _ in calls} >= {"other_init", "other_step", "other_state_bytes", "other_message"}
+        for name, types in calls:
+            assert len([t for t in types.split(",") if t.strip()]) == declared[name], name
