@@ -19,7 +19,7 @@ help:
 	@echo 'make lint    ruff and mypy --strict'
 	@echo 'make format  put the code into the house format'
 	@echo 'make docs    build the manual into site/'
-	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual'
+	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
@@ -71,6 +71,7 @@ refresh: setup
 	@$(BIN)/python -m rulec.torch.stubs
 	@$(BIN)/python -m tests.docs.peers
 	@$(BIN)/python -m tests.docs.refresh
+	@$(BIN)/python -m pytest tests/golden --refresh-golden
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet

@@ -11,6 +11,10 @@ import pytest
 _CACHE = pytest.StashKey[str]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--refresh-golden", action="store_true", help="write the sources kept in tests/golden anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Point RULEC_CACHE_DIR at an empty folder, so that tests neither read nor fill the user's cache.
 

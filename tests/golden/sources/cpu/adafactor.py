@@ -1,0 +1,123 @@
+"""Adafactor: the cpu kernel for p:f32 g:f32 r:f32 c:f32, 3 stages. Printed by rulec."""
+
+from rulec_backends.cpu_words import (
+    accumulate, compiled, fetch_add, float32, float64, load_float32, load_float64, maximum, number, sqrt,
+    store_float32, store_float64, word,
+)
+
+
+@compiled
+def stage_0(pointers, tensors, tensor, row, chunk, place):
+    """One chunk: reduces to sum_row per row, sum_col per col, sum_tensor per tensor. Buffers do not overlap."""
+    first, last = word(place, 1), word(place, 2)
+    height, width = word(place, 3), word(place, 4)
+    top, bottom = word(place, 5), word(place, 6)
+    left, right = word(place, 7), word(place, 8)
+    p_at = word(pointers, tensor)
+    g_at = word(pointers, tensors + tensor)
+    sum_row_at = word(pointers, 5 * tensors + tensor) + 8 * word(place, 9)
+    sum_col_at = word(pointers, 6 * tensors + tensor) + 8 * word(place, 10)
+    sum_tensor_at = word(pointers, 7 * tensors + tensor)
+    sum_tensor = 0.0
+    for matrix in range(first, last):
+        for j in range(matrix * width + left, matrix * width + right):
+            store_float64(sum_col_at, j, 6, float64(0.0))
+        for line in range(matrix * height + top, matrix * height + bottom):
+            back = (line - matrix) * width
+            sum_row = 0.0
+            for i in range(line * width + left, line * width + right):
+                j = i - back
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                x0 = g * g
+                sum_row = accumulate(sum_row, x0)
+                sum_tensor = accumulate(sum_tensor, p * p)
+                store_float64(sum_col_at, j, 6, accumulate(load_float64(sum_col_at, j, 6), x0))
+            store_float64(sum_row_at, line, 5, sum_row)
+    store_float64(sum_tensor_at, chunk, 7, sum_tensor)
+
+
+@compiled
+def stage_1(pointers, tensors, tensor, row, chunk, place):
+    """One chunk: reduces to sum_tensor_2 per tensor. Buffers do not overlap."""
+    first, last = word(place, 1), word(place, 2)
+    height, width = word(place, 3), word(place, 4)
+    top, bottom = word(place, 5), word(place, 6)
+    left, right = word(place, 7), word(place, 8)
+    g_at = word(pointers, tensors + tensor)
+    r_new_at = word(pointers, 2 * tensors + tensor)
+    c_new_at = word(pointers, 3 * tensors + tensor)
+    maximum__at = word(pointers, 4 * tensors + tensor)
+    sum_tensor_2_at = word(pointers, 8 * tensors + tensor)
+    scalar_8 = float32(number(row, 8))
+    sum_tensor_2 = 0.0
+    for matrix in range(first, last):
+        maximum_ = load_float32(maximum__at, matrix, 4)
+        for line in range(matrix * height + top, matrix * height + bottom):
+            back = (line - matrix) * width
+            r_new = load_float32(r_new_at, line, 2)
+            for i in range(line * width + left, line * width + right):
+                j = i - back
+                g = load_float32(g_at, i, 1)
+                c_new = load_float32(c_new_at, j, 3)
+                s = r_new * c_new / maximum_
+                u = g / sqrt(maximum(s, scalar_8))
+                sum_tensor_2 = accumulate(sum_tensor_2, u * u)
+    store_float64(sum_tensor_2_at, chunk, 8, sum_tensor_2)
+
+
+@compiled
+def stage_2(pointers, tensors, tensor, row, chunk, place):
+    """One chunk: stores p. Buffers do not overlap."""
+    first, last = word(place, 1), word(place, 2)
+    height, width = word(place, 3), word(place, 4)
+    top, bottom = word(place, 5), word(place, 6)
+    left, right = word(place, 7), word(place, 8)
+    p_at = word(pointers, tensor)
+    g_at = word(pointers, tensors + tensor)
+    r_new_at = word(pointers, 2 * tensors + tensor)
+    c_new_at = word(pointers, 3 * tensors + tensor)
+    maximum__at = word(pointers, 4 * tensors + tensor)
+    scalar_3 = float32(number(row, 3))
+    scalar_8 = float32(number(row, 8))
+    alpha = float32(number(row, 10))
+    scalar_1 = float32(number(row, 11))
+    for matrix in range(first, last):
+        maximum_ = load_float32(maximum__at, matrix, 4)
+        for line in range(matrix * height + top, matrix * height + bottom):
+            back = (line - matrix) * width
+            r_new = load_float32(r_new_at, line, 2)
+            for i in range(line * width + left, line * width + right):
+                j = i - back
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                c_new = load_float32(c_new_at, j, 3)
+                p_new = p - scalar_3 * p
+                s = r_new * c_new / maximum_
+                u = g / sqrt(maximum(s, scalar_8))
+                p_new_ = p_new - alpha * u / scalar_1
+                store_float32(p_at, i, 0, p_new_)
+
+
+@compiled
+def kernel(job):
+    """Takes spans of chunks from the job until none is left; any number of threads may run it on one job."""
+    fetch_add(job + 64, 1)
+    spans, chunks = word(job, 17), word(job, 18)
+    tensors, row_index, rows = word(job, 20), word(job, 21), word(job, 22)
+    stage, pointers = word(job, 23), word(job, 19)
+    while True:
+        span = fetch_add(job + 0, 1)
+        if span >= word(job, 16):
+            break
+        for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
+            place = chunks + chunk * 88
+            tensor = word(place, 0)
+            row = rows + word(row_index, tensor) * 96
+            if stage == 0:
+                stage_0(pointers, tensors, tensor, row, chunk, place)
+            if stage == 1:
+                stage_1(pointers, tensors, tensor, row, chunk, place)
+            if stage == 2:
+                stage_2(pointers, tensors, tensor, row, chunk, place)
+    fetch_add(job + 64, -1)

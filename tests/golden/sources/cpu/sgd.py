@@ -1,0 +1,36 @@
+"""SGD: the cpu kernel for p:f32 g:f32. Printed by rulec."""
+
+from rulec_backends.cpu_words import (
+    compiled, fetch_add, float32, load_float32, number, store_float32, word,
+)
+
+
+@compiled
+def elements(pointers, tensors, tensor, row, start, stop):
+    """Elements start..stop of one tensor. Its buffers do not overlap."""
+    p_at = word(pointers, tensor)
+    g_at = word(pointers, tensors + tensor)
+    lr = float32(number(row, 0))
+    for i in range(start, stop):
+        p = load_float32(p_at, i, 0)
+        g = load_float32(g_at, i, 1)
+        p_new = p - lr * g
+        store_float32(p_at, i, 0, p_new)
+
+
+@compiled
+def kernel(job):
+    """Takes spans of chunks from the job until none is left; any number of threads may run it on one job."""
+    fetch_add(job + 64, 1)
+    spans, chunks = word(job, 17), word(job, 18)
+    tensors, row_index, rows = word(job, 20), word(job, 21), word(job, 22)
+    while True:
+        span = fetch_add(job + 0, 1)
+        if span >= word(job, 16):
+            break
+        for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
+            tensor = word(chunks, 3 * chunk)
+            row = rows + word(row_index, tensor) * 8
+            start, stop = word(chunks, 3 * chunk + 1), word(chunks, 3 * chunk + 2)
+            elements(word(job, 19), tensors, tensor, row, start, stop)
+    fetch_add(job + 64, -1)

@@ -1,0 +1,146 @@
+/* AdamW by the cupy backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec.
+ *
+ * AdamW: Adam with decoupled weight decay.
+ * Decoupled Weight Decay Regularization (Loshchilov, Hutter, 2019)
+ * https://arxiv.org/abs/1711.05101
+ *
+ *     m = beta1*m + (1 - beta1)*g
+ *     v = beta2*v + (1 - beta2)*g**2
+ *     m_hat = m/(1 - beta1**t)
+ *     v_hat = v/(1 - beta2**t)
+ *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     decay.direction = weight_decay*p
+ *     direction = adam.direction + decay.direction
+ *     p = p - lr*direction */
+
+typedef long long int64_t;
+
+// Elements start to stop of one tensor, and where its totals go.
+struct Chunk {
+    int64_t tensor, start, stop, slot;
+};
+
+// An address in global memory as a pointer.
+template <typename T> __device__ inline T *at(int64_t address)
+{
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
+// Neighbouring elements, moved 16 bytes at a time.
+template <typename T, int count> struct alignas(16) Pack {
+    T at[count];
+};
+
+template <int count, typename T> __device__ inline Pack<T, count> &pack(T *first)
+{
+    return *reinterpret_cast<Pack<T, count> *>(first);
+}
+
+template <int count, typename T> __device__ inline const Pack<T, count> &pack(const T *first)
+{
+    return *reinterpret_cast<const Pack<T, count> *>(first);
+}
+
+__device__ inline void element(
+    int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
+    float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
+    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
+    float unscale)
+{
+    const float p = p_at[i];
+    const float g = g_at[i] * unscale;
+    const float m = m_at[i];
+    const float v = v_at[i];
+    const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
+    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
+    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
+    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float decay_direction = weight_decay * p;
+    const float direction = adam_direction + decay_direction;
+    const float p_new = p - lr * direction;
+    m_at[i] = m_new;
+    v_at[i] = v_new;
+    p_at[i] = p_new;
+}
+
+// A block takes one chunk of one tensor: it stores m, v, p.
+extern "C" __global__ void __launch_bounds__(256, 2) step(
+    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const bool *stays, const float *scale)
+{
+    const Chunk chunk = chunks[blockIdx.x];
+    bound += 3 * chunk.tensor;
+    given += 3 * chunk.tensor;
+    const int64_t place = given[0];  // the tensor's row of the table
+    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    if (stays && stays[place])
+        return;
+    float *const p_at = at<float>(bound[0]);
+    float *const m_at = at<float>(bound[1]);
+    float *const v_at = at<float>(bound[2]);
+    const float *const g_at = at<const float>(given[2]);
+    const double *const row = table + 9 * place;
+    const float beta1 = (float)row[0];
+    const float one_minus_beta1 = (float)row[1];
+    const float beta2 = (float)row[2];
+    const float one_minus_beta2 = (float)row[3];
+    const float one_minus_beta1_t = (float)row[4];
+    const float one_minus_beta2_t = (float)row[5];
+    const float eps = (float)row[6];
+    const float weight_decay = (float)row[7];
+    const float lr = (float)row[8];
+    const float unscale = scale ? 1.0f / *scale : 1.0f;
+    const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
+#pragma unroll 1
+    for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
+        auto p = pack<4>(p_at + i);
+        auto g = pack<4>(g_at + i);
+        auto m = pack<4>(m_at + i);
+        auto v = pack<4>(v_at + i);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            element(
+                e, p.at, g.at, m.at, v.at,
+                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+                weight_decay, lr, unscale);
+        }
+        pack<4>(p_at + i) = p;
+        pack<4>(m_at + i) = m;
+        pack<4>(v_at + i) = v;
+    }
+#pragma unroll 1
+    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
+        element(
+            i, p_at, g_at, m_at, v_at,
+            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+            weight_decay, lr, unscale);
+    }
+}
+
+// The scalar table, a row for each tensor; `narrow` where counts are floats.
+extern "C" __global__ void __launch_bounds__(256) scalars(
+    int64_t tensors, const void *counts, int64_t narrow, const int64_t *groups,
+    const double *hyper, int64_t group_count, double *table)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= tensors)
+        return;
+    const int64_t group = groups[i];
+    const double beta1 = hyper[1 * group_count + group];
+    const double beta2 = hyper[2 * group_count + group];
+    const double t = 1 + (narrow ? ((const float *)counts)[i] : ((const double *)counts)[i]);
+    const double eps = hyper[3 * group_count + group];
+    const double weight_decay = hyper[4 * group_count + group];
+    const double lr = hyper[0 * group_count + group];
+    double *const row = table + 9 * i;
+    row[0] = beta1;  // beta1
+    row[1] = 1.0 - beta1;  // one_minus_beta1
+    row[2] = beta2;  // beta2
+    row[3] = 1.0 - beta2;  // one_minus_beta2
+    row[4] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
+    row[5] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[6] = eps;  // eps
+    row[7] = weight_decay;  // weight_decay
+    row[8] = lr;  // lr
+}

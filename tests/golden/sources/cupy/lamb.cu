@@ -1,0 +1,298 @@
+/* LAMB by the cupy backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec.
+ *
+ * LAMB: AdamW with every tensor's step scaled to the norm of its parameter.
+ * Large Batch Optimization for Deep Learning: Training BERT in 76 minutes (You and others, 2020)
+ * https://arxiv.org/abs/1904.00962
+ *
+ *     m = beta1*m + (1 - beta1)*g
+ *     v = beta2*v + (1 - beta2)*g**2
+ *     m_hat = m/(1 - beta1**t)
+ *     v_hat = v/(1 - beta2**t)
+ *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     decay.direction = weight_decay*p
+ *     adamw.direction = adam.direction + decay.direction
+ *     a = norm(p, per="tensor")
+ *     b = norm(adamw.direction, per="tensor")
+ *     trust_ratio.direction = adamw.direction*where(a > 0 and b > 0, a/b, 1)
+ *     direction = trust_ratio.direction
+ *     p = p - lr*direction */
+
+typedef long long int64_t;
+#define INFINITY __int_as_float(0x7f800000)
+
+/* The smaller; NaN where either is. */
+__device__ inline double minimum(double a, double b)
+{
+    const double less = a < b ? a : b;
+    return a != a ? a : less;
+}
+
+/* The larger; NaN where either is. */
+__device__ inline double maximum(double a, double b)
+{
+    const double more = a > b ? a : b;
+    return a != a ? a : more;
+}
+
+// Elements start to stop of one tensor, and where its totals go.
+struct Chunk {
+    int64_t tensor, start, stop, slot;
+};
+
+// Neighbouring totals to be joined with those of other lines, a stride apart, and where they go.
+struct Finish {
+    int64_t source, target, count, stride, terms, kind;
+};
+
+// An address in global memory as a pointer.
+template <typename T> __device__ inline T *at(int64_t address)
+{
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
+// Neighbouring elements, moved 16 bytes at a time.
+template <typename T, int count> struct alignas(16) Pack {
+    T at[count];
+};
+
+template <int count, typename T> __device__ inline Pack<T, count> &pack(T *first)
+{
+    return *reinterpret_cast<Pack<T, count> *>(first);
+}
+
+template <int count, typename T> __device__ inline const Pack<T, count> &pack(const T *first)
+{
+    return *reinterpret_cast<const Pack<T, count> *>(first);
+}
+
+// Joins two totals: sums, or the lower, or the higher of them.
+enum Kind { SUM, LOWEST, HIGHEST };
+
+__device__ inline double joined(int kind, double a, double b)
+{
+    return kind == SUM ? a + b : kind == LOWEST ? minimum(a, b) : maximum(a, b);
+}
+
+// What this many neighbouring threads have, joined in an order that never changes; the first of them has it.
+__device__ inline double over_lanes(int kind, double total, int lanes)
+{
+    for (int step = lanes / 2; step > 0; step /= 2)
+        total = joined(kind, total, __shfl_down_sync(0xffffffff, total, step));
+    return total;
+}
+
+// What the threads of a block have, joined in an order that never changes; the first of them has it.
+__device__ inline double over_block(int kind, double total)
+{
+    __shared__ double warps[8];
+    total = over_lanes(kind, total, 32);
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = total;
+    __syncthreads();
+    for (unsigned warp = 1; threadIdx.x == 0 && warp < blockDim.x / 32; ++warp)
+        total = joined(kind, total, warps[warp]);
+    __syncthreads();
+    return total;
+}
+
+__device__ inline void element_0(
+    int64_t i, const float *p_at, const float *g_at, float *m_at, float *v_at,
+    float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
+    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay,
+    float unscale,
+    double *sum_tensor, double *sum_tensor_2)
+{
+    const float p = p_at[i];
+    const float g = g_at[i] * unscale;
+    const float m = m_at[i];
+    const float v = v_at[i];
+    const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
+    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
+    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
+    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float decay_direction = weight_decay * p;
+    const float adamw_direction = adam_direction + decay_direction;
+    m_at[i] = m_new;
+    v_at[i] = v_new;
+    *sum_tensor += p * p;
+    *sum_tensor_2 += adamw_direction * adamw_direction;
+}
+
+// A block takes one chunk of one tensor: it stores m, v and totals sum_tensor per tensor, sum_tensor_2 per tensor.
+extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
+    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const bool *stays, const float *scale)
+{
+    const Chunk chunk = chunks[blockIdx.x];
+    bound += 5 * chunk.tensor;
+    given += 3 * chunk.tensor;
+    const int64_t place = given[0];  // the tensor's row of the table
+    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    const bool writes = !(stays && stays[place]);
+    const float *const p_at = at<const float>(bound[0]);
+    float *const m_at = at<float>(bound[1]);
+    float *const v_at = at<float>(bound[2]);
+    const float *const g_at = at<const float>(given[2]);
+    const double *const row = table + 10 * place;
+    const float beta1 = (float)row[0];
+    const float one_minus_beta1 = (float)row[1];
+    const float beta2 = (float)row[2];
+    const float one_minus_beta2 = (float)row[3];
+    const float one_minus_beta1_t = (float)row[4];
+    const float one_minus_beta2_t = (float)row[5];
+    const float eps = (float)row[6];
+    const float weight_decay = (float)row[7];
+    const float unscale = scale ? 1.0f / *scale : 1.0f;
+    double sum_tensor = 0;
+    double sum_tensor_2 = 0;
+#pragma unroll 1
+    for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
+        if (wide && i + 4 <= chunk.stop) {
+            auto p = pack<4>(p_at + i);
+            auto g = pack<4>(g_at + i);
+            auto m = pack<4>(m_at + i);
+            auto v = pack<4>(v_at + i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                element_0(
+                    e, p.at, g.at, m.at, v.at,
+                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+                    weight_decay, unscale,
+                    &sum_tensor, &sum_tensor_2);
+            }
+            if (writes) {
+                pack<4>(m_at + i) = m;
+                pack<4>(v_at + i) = v;
+            }
+        } else {
+#pragma unroll 1
+            for (int64_t e = i; e < i + 4 && e < chunk.stop; ++e) {
+                auto m = m_at[e];
+                auto v = v_at[e];
+                element_0(
+                    0, p_at + e, g_at + e, &m, &v,
+                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+                    weight_decay, unscale,
+                    &sum_tensor, &sum_tensor_2);
+                if (writes) {
+                    m_at[e] = m;
+                    v_at[e] = v;
+                }
+            }
+        }
+    }
+    sum_tensor = over_block(SUM, sum_tensor);
+    if (threadIdx.x == 0)
+        at<double>(bound[3])[chunk.slot] = sum_tensor;
+    sum_tensor_2 = over_block(SUM, sum_tensor_2);
+    if (threadIdx.x == 0)
+        at<double>(bound[4])[chunk.slot] = sum_tensor_2;
+}
+
+__device__ inline void element_1(
+    int64_t i, float *p_at, const float *m_at, const float *v_at,
+    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
+    float scalar_0)
+{
+    const float p = p_at[i];
+    const float m = m_at[i];
+    const float v = v_at[i];
+    const float m_hat = m / one_minus_beta1_t;  // m/(1 - beta1**t)
+    const float v_hat = v / one_minus_beta2_t;  // v/(1 - beta2**t)
+    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float decay_direction = weight_decay * p;
+    const float adamw_direction = adam_direction + decay_direction;
+    const float trust_ratio_direction = adamw_direction * scalar_0;
+    const float p_new = p - lr * trust_ratio_direction;
+    p_at[i] = p_new;
+}
+
+// A block takes one chunk of one tensor: it stores p.
+extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
+    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const bool *stays, const float *scale)
+{
+    const Chunk chunk = chunks[blockIdx.x];
+    bound += 5 * chunk.tensor;
+    given += 3 * chunk.tensor;
+    const int64_t place = given[0];  // the tensor's row of the table
+    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    if (stays && stays[place])
+        return;
+    float *const p_at = at<float>(bound[0]);
+    const float *const m_at = at<const float>(bound[1]);
+    const float *const v_at = at<const float>(bound[2]);
+    const double *const row = table + 10 * place;
+    const float one_minus_beta1_t = (float)row[4];
+    const float one_minus_beta2_t = (float)row[5];
+    const float eps = (float)row[6];
+    const float weight_decay = (float)row[7];
+    const float lr = (float)row[8];
+    const float scalar_0 = (float)row[9];
+    const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
+#pragma unroll 1
+    for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
+        auto p = pack<4>(p_at + i);
+        auto m = pack<4>(m_at + i);
+        auto v = pack<4>(v_at + i);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            element_1(e, p.at, m.at, v.at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+        pack<4>(p_at + i) = p;
+    }
+#pragma unroll 1
+    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x)
+        element_1(i, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+}
+
+// Joins what the blocks of a stage have left, always in the same order.
+extern "C" __global__ void __launch_bounds__(256) finish(const Finish *results)
+{
+    const Finish result = results[blockIdx.x];
+    const double nothing = result.kind == SUM ? 0 : result.kind == LOWEST ? INFINITY : -INFINITY;
+    const double *const source = at<const double>(result.source);
+    double *const target = at<double>(result.target);
+    if (result.count == 1) {
+        double total = nothing;
+        for (int64_t term = threadIdx.x; term < result.terms; term += blockDim.x)
+            total = joined(result.kind, total, source[term]);
+        total = over_block(result.kind, total);
+        if (threadIdx.x == 0)
+            *target = total;
+        return;
+    }
+    for (int64_t i = threadIdx.x; i < result.count; i += blockDim.x) {
+        double total = nothing;
+        for (int64_t term = 0; term < result.terms; ++term)
+            total = joined(result.kind, total, source[term * result.stride + i]);
+        target[i] = total;
+    }
+}
+
+// The scalar table, a row for each tensor; `narrow` where counts are floats.
+extern "C" __global__ void __launch_bounds__(256) scalars(
+    int64_t tensors, const void *counts, int64_t narrow, const int64_t *groups,
+    const double *hyper, int64_t group_count, double *table)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= tensors)
+        return;
+    const int64_t group = groups[i];
+    const double beta1 = hyper[1 * group_count + group];
+    const double beta2 = hyper[2 * group_count + group];
+    const double t = 1 + (narrow ? ((const float *)counts)[i] : ((const double *)counts)[i]);
+    const double eps = hyper[3 * group_count + group];
+    const double weight_decay = hyper[4 * group_count + group];
+    const double lr = hyper[0 * group_count + group];
+    double *const row = table + 10 * i;
+    row[0] = beta1;  // beta1
+    row[1] = 1.0 - beta1;  // one_minus_beta1
+    row[2] = beta2;  // beta2
+    row[3] = 1.0 - beta2;  // one_minus_beta2
+    row[4] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
+    row[5] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[6] = eps;  // eps
+    row[7] = weight_decay;  // weight_decay
+    row[8] = lr;  // lr
+}

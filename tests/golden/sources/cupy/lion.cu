@@ -1,0 +1,150 @@
+/* Lion by the cupy backend: p:bf16 g:bf16 m:f32. Printed by rulec.
+ *
+ * Lion: The sign of an interpolated momentum, with decoupled weight decay.
+ * Symbolic Discovery of Optimization Algorithms (Chen and others, 2023)
+ * https://arxiv.org/abs/2302.06675
+ *
+ *     c = beta1*m + (1 - beta1)*g
+ *     direction = sign(c) + weight_decay*p
+ *     m = beta2*m + (1 - beta2)*g
+ *     p = p - lr*direction */
+
+typedef long long int64_t;
+typedef unsigned int uint32_t;
+typedef unsigned short uint16_t;
+
+/* 1, -1 or 0 by the sign of x; NaN of NaN. */
+__device__ inline float signf(float x)
+{
+    return x > 0 ? 1.0f : x < 0 ? -1.0f : fabsf(x);
+}
+
+// The float that has these bits.
+__device__ inline float float_of(uint32_t bits)
+{
+    return __uint_as_float(bits);
+}
+
+/* The number that a bfloat16 is. */
+__device__ inline float from_bfloat16(uint16_t bits)
+{
+    return float_of((uint32_t)bits << 16);
+}
+
+// The nearest bfloat16, halves to even.
+__device__ inline uint16_t to_bfloat16(float from)
+{
+    uint16_t to;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(from));
+    return to;
+}
+
+// Elements start to stop of one tensor, and where its totals go.
+struct Chunk {
+    int64_t tensor, start, stop, slot;
+};
+
+// An address in global memory as a pointer.
+template <typename T> __device__ inline T *at(int64_t address)
+{
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
+// Neighbouring elements, moved 16 bytes at a time.
+template <typename T, int count> struct alignas(16) Pack {
+    T at[count];
+};
+
+template <int count, typename T> __device__ inline Pack<T, count> &pack(T *first)
+{
+    return *reinterpret_cast<Pack<T, count> *>(first);
+}
+
+template <int count, typename T> __device__ inline const Pack<T, count> &pack(const T *first)
+{
+    return *reinterpret_cast<const Pack<T, count> *>(first);
+}
+
+__device__ inline void element(
+    int64_t i, uint16_t *p_at, const uint16_t *g_at, float *m_at,
+    float beta2, float one_minus_beta2, float beta1, float one_minus_beta1, float weight_decay,
+    float lr, float unscale)
+{
+    const float p = from_bfloat16(p_at[i]);
+    const float g = from_bfloat16(g_at[i]) * unscale;
+    const float m = m_at[i];
+    const float m_new = beta2 * m + one_minus_beta2 * g;  // beta2*m + (1 - beta2)*g
+    const float c = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
+    const float direction = signf(c) + weight_decay * p;
+    const float p_new = p - lr * direction;
+    m_at[i] = m_new;
+    p_at[i] = to_bfloat16(p_new);
+}
+
+// A block takes one chunk of one tensor: it stores m, p.
+extern "C" __global__ void __launch_bounds__(256, 2) step(
+    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const bool *stays, const float *scale)
+{
+    const Chunk chunk = chunks[blockIdx.x];
+    bound += 2 * chunk.tensor;
+    given += 3 * chunk.tensor;
+    const int64_t place = given[0];  // the tensor's row of the table
+    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    if (stays && stays[place])
+        return;
+    uint16_t *const p_at = at<uint16_t>(bound[0]);
+    float *const m_at = at<float>(bound[1]);
+    const uint16_t *const g_at = at<const uint16_t>(given[2]);
+    const double *const row = table + 6 * place;
+    const float beta2 = (float)row[0];
+    const float one_minus_beta2 = (float)row[1];
+    const float beta1 = (float)row[2];
+    const float one_minus_beta1 = (float)row[3];
+    const float weight_decay = (float)row[4];
+    const float lr = (float)row[5];
+    const float unscale = scale ? 1.0f / *scale : 1.0f;
+    const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 8 * 8 : chunk.start;
+#pragma unroll 1
+    for (int64_t i = chunk.start + 8 * threadIdx.x; i < packed; i += 8 * blockDim.x) {
+        auto p = pack<8>(p_at + i);
+        auto g = pack<8>(g_at + i);
+        auto m = pack<8>(m_at + i);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            element(
+                e, p.at, g.at, m.at,
+                beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay, lr, unscale);
+        }
+        pack<8>(p_at + i) = p;
+        pack<8>(m_at + i) = m;
+    }
+#pragma unroll 1
+    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
+        element(
+            i, p_at, g_at, m_at,
+            beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay, lr, unscale);
+    }
+}
+
+// The scalar table, a row for each tensor; `narrow` where counts are floats.
+extern "C" __global__ void __launch_bounds__(256) scalars(
+    int64_t tensors, const void *counts, int64_t narrow, const int64_t *groups,
+    const double *hyper, int64_t group_count, double *table)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= tensors)
+        return;
+    const int64_t group = groups[i];
+    const double beta2 = hyper[2 * group_count + group];
+    const double beta1 = hyper[1 * group_count + group];
+    const double weight_decay = hyper[3 * group_count + group];
+    const double lr = hyper[0 * group_count + group];
+    double *const row = table + 6 * i;
+    row[0] = beta2;  // beta2
+    row[1] = 1.0 - beta2;  // one_minus_beta2
+    row[2] = beta1;  // beta1
+    row[3] = 1.0 - beta1;  // one_minus_beta1
+    row[4] = weight_decay;  // weight_decay
+    row[5] = lr;  // lr
+}

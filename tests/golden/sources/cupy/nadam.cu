@@ -1,0 +1,150 @@
+/* NAdam by the cupy backend: p:f64 g:f64 m:f64 v:f64. Printed by rulec.
+ *
+ * NAdam: Adam with Nesterov momentum and a schedule of momentum.
+ * Incorporating Nesterov Momentum into Adam (Dozat, 2016)
+ * https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ
+ *
+ *     mu = beta1*(1 - 0.5*0.96**(t*momentum_decay))
+ *     mu_next = beta1*(1 - 0.5*0.96**((t + 1)*momentum_decay))
+ *     mu_product = mu_product*mu
+ *     m = beta1*m + (1 - beta1)*g
+ *     v = beta2*v + (1 - beta2)*g**2
+ *     m_bar = (1 - mu)/(1 - mu_product)*g + mu_next/(1 - mu_product*mu_next)*m
+ *     v_hat = v/(1 - beta2**t)
+ *     direction = m_bar/(sqrt(v_hat) + eps)
+ *     p = p - lr*direction */
+
+typedef long long int64_t;
+
+// Elements start to stop of one tensor, and where its totals go.
+struct Chunk {
+    int64_t tensor, start, stop, slot;
+};
+
+// An address in global memory as a pointer.
+template <typename T> __device__ inline T *at(int64_t address)
+{
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
+// Neighbouring elements, moved 16 bytes at a time.
+template <typename T, int count> struct alignas(16) Pack {
+    T at[count];
+};
+
+template <int count, typename T> __device__ inline Pack<T, count> &pack(T *first)
+{
+    return *reinterpret_cast<Pack<T, count> *>(first);
+}
+
+template <int count, typename T> __device__ inline const Pack<T, count> &pack(const T *first)
+{
+    return *reinterpret_cast<const Pack<T, count> *>(first);
+}
+
+__device__ inline void element(
+    int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
+    double beta1, double one_minus_beta1, double beta2, double one_minus_beta2, double scalar_4,
+    double scalar_5, double one_minus_beta2_t, double eps, double lr, double unscale)
+{
+    const double p = p_at[i];
+    const double g = g_at[i] * unscale;
+    const double m = m_at[i];
+    const double v = v_at[i];
+    const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
+    const double v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const double m_bar = scalar_4 * g + scalar_5 * m_new;
+    const double v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
+    const double direction = m_bar / (sqrt(v_hat) + eps);
+    const double p_new = p - lr * direction;
+    m_at[i] = m_new;
+    v_at[i] = v_new;
+    p_at[i] = p_new;
+}
+
+// A block takes one chunk of one tensor: it stores m, v, p.
+extern "C" __global__ void __launch_bounds__(256, 2) step(
+    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const bool *stays, const float *scale)
+{
+    const Chunk chunk = chunks[blockIdx.x];
+    bound += 3 * chunk.tensor;
+    given += 3 * chunk.tensor;
+    const int64_t place = given[0];  // the tensor's row of the table
+    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    if (stays && stays[place])
+        return;
+    double *const p_at = at<double>(bound[0]);
+    double *const m_at = at<double>(bound[1]);
+    double *const v_at = at<double>(bound[2]);
+    const double *const g_at = at<const double>(given[2]);
+    const double *const row = table + 9 * place;
+    const double beta1 = row[0];
+    const double one_minus_beta1 = row[1];
+    const double beta2 = row[2];
+    const double one_minus_beta2 = row[3];
+    const double scalar_4 = row[4];
+    const double scalar_5 = row[5];
+    const double one_minus_beta2_t = row[6];
+    const double eps = row[7];
+    const double lr = row[8];
+    const double unscale = scale ? 1.0f / *scale : 1.0f;
+    const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 2 * 2 : chunk.start;
+#pragma unroll 1
+    for (int64_t i = chunk.start + 2 * threadIdx.x; i < packed; i += 2 * blockDim.x) {
+        auto p = pack<2>(p_at + i);
+        auto g = pack<2>(g_at + i);
+        auto m = pack<2>(m_at + i);
+        auto v = pack<2>(v_at + i);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            element(
+                e, p.at, g.at, m.at, v.at,
+                beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t, eps,
+                lr, unscale);
+        }
+        pack<2>(p_at + i) = p;
+        pack<2>(m_at + i) = m;
+        pack<2>(v_at + i) = v;
+    }
+#pragma unroll 1
+    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
+        element(
+            i, p_at, g_at, m_at, v_at,
+            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t, eps,
+            lr, unscale);
+    }
+}
+
+// The scalar table, a row for each tensor; `narrow` where counts are floats.
+extern "C" __global__ void __launch_bounds__(256) scalars(
+    int64_t tensors, const void *counts, int64_t narrow, const int64_t *groups,
+    const double *hyper, int64_t group_count, const double *mu_product_at, double *mu_product_new,
+    double *table)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= tensors)
+        return;
+    const int64_t group = groups[i];
+    const double beta1 = hyper[1 * group_count + group];
+    const double beta2 = hyper[2 * group_count + group];
+    const double t = 1 + (narrow ? ((const float *)counts)[i] : ((const double *)counts)[i]);
+    const double momentum_decay = hyper[4 * group_count + group];
+    const double mu_product = mu_product_at[i];
+    const double eps = hyper[3 * group_count + group];
+    const double lr = hyper[0 * group_count + group];
+    const double mu = beta1 * (1.0 - 0.5 * pow(0.96, t * momentum_decay));
+    const double mu_product_new_ = mu_product * mu;
+    const double mu_next = beta1 * (1.0 - 0.5 * pow(0.96, (t + 1.0) * momentum_decay));
+    double *const row = table + 9 * i;
+    row[0] = beta1;  // beta1
+    row[1] = 1.0 - beta1;  // one_minus_beta1
+    row[2] = beta2;  // beta2
+    row[3] = 1.0 - beta2;  // one_minus_beta2
+    row[4] = (1.0 - mu) / (1.0 - mu_product_new_);  // scalar_4
+    row[5] = mu_next / (1.0 - mu_product_new_ * mu_next);  // scalar_5
+    row[6] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[7] = eps;  // eps
+    row[8] = lr;  // lr
+    mu_product_new[i] = mu_product_new_;
+}

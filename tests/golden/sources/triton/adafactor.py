@@ -1,0 +1,488 @@
+"""Adafactor by the triton backend: p:f32 g:f32 r:f32 c:f32. Printed by rulec."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The minimum, NaN where there is one."""
+    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
+
+
+@triton.jit
+def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The maximum, NaN where there is one."""
+    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
+
+
+@triton.jit(do_not_specialize=["jobs", "slots", "results"])
+def finish(jobs, slots, results, LANES: tl.constexpr):
+    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
+
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
+    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
+    results side by side.
+    """
+    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    lane = tl.arange(0, LANES)
+    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
+    total = tl.full((LANES,), 0.0, tl.float64) + nothing
+    for done in range(0, rounds):
+        inside = done * one * LANES + lane < limit
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
+    if one == 0:
+        tl.store(results + to + lane, total, mask=lane < limit)
+    elif kind == 0:
+        tl.store(results + to, tl.sum(total))
+    elif kind == 1:
+        tl.store(results + to, lowest(total))
+    else:
+        tl.store(results + to, highest(total))
+
+
+@triton.jit
+def power_of_any(x, y, result):
+    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
+    x, y = tl.broadcast(x, y)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2 != y)
+    negative = x.to(tl.int64, bitcast=True) < 0
+    result = tl.where(tl.abs(x) == 1, 1.0, result)
+    result = tl.where(negative & odd, -result, result)
+    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
+    result = tl.where((x != x) | (y != y), x + y, result)
+    return tl.where((x == 1) | (y == 0), 1.0, result)
+
+
+@triton.jit
+def exact_product(a, b):
+    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
+    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    a_low, b_low = a - a_high, b - b_high
+    product = a * b
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@triton.jit
+def log_in_two(x):
+    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
+    tiny = x < 2.2250738585072014e-308
+    value = tl.where(tiny, x * 18014398509481984.0, x)
+    bits = value.to(tl.int64, bitcast=True)
+    shift = (bits - 4604544271217802189) >> 52
+    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
+    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
+    f = m - 1.0
+    d = m + 1.0
+    d_low = m - (d - 1.0)
+    s = f / d
+    p, e = exact_product(s, d)
+    s_low = (((f - p) - e) - s * d_low) / d
+    square, e = exact_product(s, s)
+    square_low = e + 2.0 * s * s_low
+    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
+    third = terms + 0.6666666666666666
+    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
+    cube, e = exact_product(square, third)
+    cube_low = e + square * third_low + square_low * third
+    rest, e = exact_product(s, cube)
+    rest_low = e + s * cube_low + s_low * cube
+    total = 2.0 * s + rest
+    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
+    large = k * 0.6931471803691238
+    near = large + total
+    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
+    high = near + low
+    return high, low - (high - near)
+
+
+@triton.jit
+def power_64(x, y):
+    """x**y as C99's pow, for float64."""
+    size = tl.abs(x)
+    ordinary = (size > 0) & (size < float("inf"))
+    high, low = log_in_two(tl.where(ordinary, size, 1.0))
+    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
+    product, rest = exact_product(y, high)
+    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
+    result = tl.exp(product)
+    result = tl.where(result < float("inf"), result + result * rest, result)
+    return power_of_any(x, y, result)
+
+
+@triton.jit
+def stage_0_tiles(
+    matrix, left, top, bottom, batch, height, width, p_at, g_at, slots, sum_row_at, scale,
+    ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
+    or those of its elements that are in the matrix, at any address.
+    """
+    p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    if scale is not None:
+        unscale = tl.div_rn(1.0, tl.load(scale))
+    if ALL:
+        width = width // VECTOR * VECTOR
+    m = tl.arange(0, MATRICES)[:, None, None]
+    r = tl.arange(0, ROWS)[None, :, None]
+    c = tl.arange(0, COLUMNS)[None, None, :]
+    beside = None if ALL else (m < batch - matrix) & (c < width - left)
+    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
+    sum_col = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    sum_tensor = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    for first in range(top, bottom, ROWS):
+        line = matrix * height + first
+        start = line * width + left
+        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        inside = None if ALL else beside & below
+        p = tl.load(p_at + start + i, mask=inside)
+        g = tl.load(g_at + start + i, mask=inside)
+        if scale is not None:
+            g = g * unscale
+        x0 = g * g
+        tl.store(slots + sum_row_at + left // COLUMNS * batch * height + line + m * height.to(tl.int32) + r, tl.sum((x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64), 2, True), mask=below)
+        sum_col = sum_col + (x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64)
+        sum_tensor = sum_tensor + (p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64)
+    return tl.sum(sum_col, 1, True), tl.sum(sum_tensor)
+
+
+@triton.jit
+def stage_0_chunk(
+    number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
+    sum_row_at, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr, VECTOR: tl.constexpr,
+):
+    """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
+    left, piece, matrix = number % across, number // across % deep, number // (across * deep)
+    left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES
+    top = piece.to(tl.int64) * lines
+    bottom = tl.minimum(top + lines, height)
+    aligned = ((p_at | g_at) % 16 == 0) & (width % VECTOR == 0)
+    whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
+    middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
+    sum_col, sum_tensor = stage_0_tiles(
+        matrix, left, middle, bottom, batch, height, width, p_at, g_at, slots, sum_row_at, scale, False,
+        MATRICES, ROWS, COLUMNS, VECTOR,
+    )
+    if WIDE:
+        sum_col_rest, sum_tensor_rest = stage_0_tiles(
+            matrix, left, top, middle, batch, height, width, p_at, g_at, slots, sum_row_at, scale, True,
+            MATRICES, ROWS, COLUMNS, VECTOR,
+        )
+        sum_col = sum_col_rest + sum_col
+        sum_tensor = sum_tensor_rest + sum_tensor
+    m, c = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]
+    beside = (m < batch - matrix) & (c < width - left)
+    column = piece * batch * width + matrix * width + left + m * width.to(tl.int32) + c
+    tl.store(slots + sum_col_at + column, sum_col, mask=beside)
+    tl.store(slots + sum_tensor_at + number, sum_tensor)
+
+
+@triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
+def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """One chunk of one tensor: stage 0."""
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    known += 11 * tensor
+    moving += 2 * tensor
+    row = tl.load(moving)
+    batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
+    lines, tile = tl.load(known + 3), tl.load(known + 6)
+    across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
+    sum_row_at = tl.load(known + 7)
+    sum_col_at = tl.load(known + 8)
+    sum_tensor_at = tl.load(known + 9)
+    p_at = tl.load(known + 10)
+    g_at = tl.load(moving + 1)
+    if tile == 0:
+        stage_0_chunk(
+            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
+            sum_row_at, scale, 1, 1, BLOCK, True, VECTOR,
+        )
+    elif tile == 1:
+        stage_0_chunk(
+            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
+            sum_row_at, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+        )
+    elif tile == 2:
+        stage_0_chunk(
+            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
+            sum_row_at, scale, 1, BLOCK // 8, 8, False, VECTOR,
+        )
+    else:
+        stage_0_chunk(
+            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
+            sum_row_at, scale, BLOCK // 64, 8, 8, False, VECTOR,
+        )
+
+
+@triton.jit
+def stage_1_tiles(
+    matrix, left, top, bottom, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
+    scale, ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
+    or those of its elements that are in the matrix, at any address.
+    """
+    g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
+    c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    maximum_at = maximum_at.to(tl.pointer_type(tl.float32))
+    if scale is not None:
+        unscale = tl.div_rn(1.0, tl.load(scale))
+    if ALL:
+        width = width // VECTOR * VECTOR
+    m = tl.arange(0, MATRICES)[:, None, None]
+    r = tl.arange(0, ROWS)[None, :, None]
+    c = tl.arange(0, COLUMNS)[None, None, :]
+    beside = None if ALL else (m < batch - matrix) & (c < width - left)
+    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
+    maximum = tl.load(maximum_at + matrix + m, mask=None if ALL else m < batch - matrix)
+    c_new = tl.load(c_new_at + matrix * width + left + m * width.to(tl.int32) + c, mask=beside)
+    sum_tensor_2 = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    for first in range(top, bottom, ROWS):
+        line = matrix * height + first
+        start = line * width + left
+        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        inside = None if ALL else beside & below
+        r_new = tl.load(r_new_at + line + m * height.to(tl.int32) + r, mask=below)
+        g = tl.load(g_at + start + i, mask=inside)
+        if scale is not None:
+            g = g * unscale
+        s = tl.div_rn(r_new * c_new, maximum)
+        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, scalar_8, propagate_nan=tl.PropagateNan.ALL)))
+        sum_tensor_2 = sum_tensor_2 + (u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64)
+    return tl.sum(sum_tensor_2)
+
+
+@triton.jit
+def stage_1_chunk(
+    number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+    maximum_at, scalar_8, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr, VECTOR: tl.constexpr,
+):
+    """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
+    left, piece, matrix = number % across, number // across % deep, number // (across * deep)
+    left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES
+    top = piece.to(tl.int64) * lines
+    bottom = tl.minimum(top + lines, height)
+    aligned = ((g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
+    whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
+    middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
+    sum_tensor_2 = stage_1_tiles(
+        matrix, left, middle, bottom, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
+        scale, False, MATRICES, ROWS, COLUMNS, VECTOR,
+    )
+    if WIDE:
+        sum_tensor_2_rest = stage_1_tiles(
+            matrix, left, top, middle, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
+            scale, True, MATRICES, ROWS, COLUMNS, VECTOR,
+        )
+        sum_tensor_2 = sum_tensor_2_rest + sum_tensor_2
+    tl.store(slots + sum_tensor_2_at + number, sum_tensor_2)
+
+
+@triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
+def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """One chunk of one tensor: stage 1."""
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    known += 8 * tensor
+    moving += 5 * tensor
+    row = tl.load(moving)
+    values = table + 12 * row
+    batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
+    lines, tile = tl.load(known + 3), tl.load(known + 6)
+    across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
+    sum_tensor_2_at = tl.load(known + 7)
+    g_at = tl.load(moving + 1)
+    r_new_at = tl.load(moving + 2)
+    c_new_at = tl.load(moving + 3)
+    maximum_at = tl.load(moving + 4)
+    scalar_8 = tl.load(values + 8).to(tl.float32)
+    if tile == 0:
+        stage_1_chunk(
+            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            maximum_at, scalar_8, scale, 1, 1, BLOCK, True, VECTOR,
+        )
+    elif tile == 1:
+        stage_1_chunk(
+            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            maximum_at, scalar_8, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+        )
+    elif tile == 2:
+        stage_1_chunk(
+            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            maximum_at, scalar_8, scale, 1, BLOCK // 8, 8, False, VECTOR,
+        )
+    else:
+        stage_1_chunk(
+            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            maximum_at, scalar_8, scale, BLOCK // 64, 8, 8, False, VECTOR,
+        )
+
+
+@triton.jit
+def stage_2_tiles(
+    matrix, left, top, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
+    scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, ALL: tl.constexpr, MATRICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+):
+    """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
+    or those of its elements that are in the matrix, at any address.
+    """
+    p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
+    c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    maximum_at = maximum_at.to(tl.pointer_type(tl.float32))
+    if scale is not None:
+        unscale = tl.div_rn(1.0, tl.load(scale))
+    if stays is not None:
+        write = tl.load(stays + row) == 0
+    if ALL:
+        width = width // VECTOR * VECTOR
+    m = tl.arange(0, MATRICES)[:, None, None]
+    r = tl.arange(0, ROWS)[None, :, None]
+    c = tl.arange(0, COLUMNS)[None, None, :]
+    beside = None if ALL else (m < batch - matrix) & (c < width - left)
+    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
+    maximum = tl.load(maximum_at + matrix + m, mask=None if ALL else m < batch - matrix)
+    c_new = tl.load(c_new_at + matrix * width + left + m * width.to(tl.int32) + c, mask=beside)
+    for first in range(top, bottom, ROWS):
+        line = matrix * height + first
+        start = line * width + left
+        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        inside = None if ALL else beside & below
+        r_new = tl.load(r_new_at + line + m * height.to(tl.int32) + r, mask=below)
+        p = tl.load(p_at + start + i, mask=inside)
+        g = tl.load(g_at + start + i, mask=inside)
+        if scale is not None:
+            g = g * unscale
+        p_new = p - scalar_3 * p
+        s = tl.div_rn(r_new * c_new, maximum)
+        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, scalar_8, propagate_nan=tl.PropagateNan.ALL)))
+        p_new_ = p_new - tl.div_rn(alpha * u, scalar_1)
+        writable = inside if stays is None else (write if ALL else inside & write)
+        tl.store(p_at + start + i, p_new_, mask=writable)
+
+
+@triton.jit
+def stage_2_chunk(
+    number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
+    scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, MATRICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+):
+    """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
+    left, piece, matrix = number % across, number // across % deep, number // (across * deep)
+    left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES
+    top = piece.to(tl.int64) * lines
+    bottom = tl.minimum(top + lines, height)
+    aligned = ((p_at | g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
+    whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
+    middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
+    stage_2_tiles(
+        matrix, left, middle, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
+        scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, False, MATRICES, ROWS, COLUMNS, VECTOR,
+    )
+    if WIDE:
+        stage_2_tiles(
+            matrix, left, top, middle, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
+            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, True, MATRICES, ROWS, COLUMNS, VECTOR,
+        )
+
+
+@triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
+def stage_2(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """One chunk of one tensor: stage 2."""
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    known += 8 * tensor
+    moving += 5 * tensor
+    row = tl.load(moving)
+    values = table + 12 * row
+    batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
+    lines, tile = tl.load(known + 3), tl.load(known + 6)
+    across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
+    p_at = tl.load(known + 7)
+    g_at = tl.load(moving + 1)
+    r_new_at = tl.load(moving + 2)
+    c_new_at = tl.load(moving + 3)
+    maximum_at = tl.load(moving + 4)
+    scalar_3 = tl.load(values + 3).to(tl.float32)
+    scalar_8 = tl.load(values + 8).to(tl.float32)
+    alpha = tl.load(values + 10).to(tl.float32)
+    scalar_1 = tl.load(values + 11).to(tl.float32)
+    if tile == 0:
+        stage_2_chunk(
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
+            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, 1, BLOCK, True, VECTOR,
+        )
+    elif tile == 1:
+        stage_2_chunk(
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
+            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True,
+            VECTOR,
+        )
+    elif tile == 2:
+        stage_2_chunk(
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
+            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, BLOCK // 8, 8, False, VECTOR,
+        )
+    else:
+        stage_2_chunk(
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
+            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, BLOCK // 64, 8, 8, False, VECTOR,
+        )
+
+
+@triton.jit(
+
+    do_not_specialize=["counts", "groups", "hyper", "cols_at", "numel_at", "rows_at", "table", "new", "tensors", "kinds"],
+)
+def scalars(
+    counts, groups, hyper, cols_at, numel_at, rows_at, table, new, tensors, kinds, LANES: tl.constexpr,
+):
+    """The row of each tensor of `table`, and the `new` values of states, a line for each: in float64.
+
+    `tensors` is how many there are, `kinds` how many groups, each with a number in every line of `hyper`.
+    """
+    n = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    inside = n < tensors
+    group = tl.load(groups + n, mask=inside, other=0)
+    t = tl.load(counts + n, mask=inside, other=0).to(tl.float64) + 1
+    lr = tl.load(hyper + 0 * kinds + group, mask=inside)
+    beta2_decay = tl.load(hyper + 1 * kinds + group, mask=inside)
+    eps1 = tl.load(hyper + 2 * kinds + group, mask=inside)
+    eps2 = tl.load(hyper + 3 * kinds + group, mask=inside)
+    d = tl.load(hyper + 4 * kinds + group, mask=inside)
+    weight_decay = tl.load(hyper + 5 * kinds + group, mask=inside)
+    cols = tl.load(cols_at + n, mask=inside)
+    numel = tl.load(numel_at + n, mask=inside)
+    rows = tl.load(rows_at + n, mask=inside)
+    rho_ = power_64(t, beta2_decay)
+    row = table + 12 * n
+    tl.store(row + 0, cols, mask=inside)
+    tl.store(row + 1, rho_, mask=inside)
+    tl.store(row + 2, rows, mask=inside)
+    tl.store(row + 3, lr * weight_decay, mask=inside)
+    tl.store(row + 4, numel, mask=inside)
+    tl.store(row + 5, eps2, mask=inside)
+    tl.store(row + 6, tl.minimum(lr, 1.0 / tl.sqrt(t), propagate_nan=tl.PropagateNan.ALL), mask=inside)
+    tl.store(row + 7, eps1, mask=inside)
+    tl.store(row + 8, eps1 * eps1, mask=inside)
+    tl.store(row + 9, d, mask=inside)
+    tl.store(row + 10, 0.0, mask=inside)
+    tl.store(row + 11, 0.0, mask=inside)

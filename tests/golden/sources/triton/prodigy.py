@@ -1,0 +1,301 @@
+"""Prodigy by the triton backend: p:f32 g:f32 m:f32 v:f32 s:f32 x0:f32. Printed by rulec."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The minimum, NaN where there is one."""
+    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
+
+
+@triton.jit
+def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The maximum, NaN where there is one."""
+    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
+
+
+@triton.jit(do_not_specialize=["jobs", "slots", "results"])
+def finish(jobs, slots, results, LANES: tl.constexpr):
+    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
+
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
+    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
+    results side by side.
+    """
+    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    lane = tl.arange(0, LANES)
+    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
+    total = tl.full((LANES,), 0.0, tl.float64) + nothing
+    for done in range(0, rounds):
+        inside = done * one * LANES + lane < limit
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
+    if one == 0:
+        tl.store(results + to + lane, total, mask=lane < limit)
+    elif kind == 0:
+        tl.store(results + to, tl.sum(total))
+    elif kind == 1:
+        tl.store(results + to, lowest(total))
+    else:
+        tl.store(results + to, highest(total))
+
+
+@triton.jit
+def power_of_any(x, y, result):
+    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
+    x, y = tl.broadcast(x, y)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2 != y)
+    negative = x.to(tl.int64, bitcast=True) < 0
+    result = tl.where(tl.abs(x) == 1, 1.0, result)
+    result = tl.where(negative & odd, -result, result)
+    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
+    result = tl.where((x != x) | (y != y), x + y, result)
+    return tl.where((x == 1) | (y == 0), 1.0, result)
+
+
+@triton.jit
+def exact_product(a, b):
+    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
+    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    a_low, b_low = a - a_high, b - b_high
+    product = a * b
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@triton.jit
+def log_in_two(x):
+    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
+    tiny = x < 2.2250738585072014e-308
+    value = tl.where(tiny, x * 18014398509481984.0, x)
+    bits = value.to(tl.int64, bitcast=True)
+    shift = (bits - 4604544271217802189) >> 52
+    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
+    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
+    f = m - 1.0
+    d = m + 1.0
+    d_low = m - (d - 1.0)
+    s = f / d
+    p, e = exact_product(s, d)
+    s_low = (((f - p) - e) - s * d_low) / d
+    square, e = exact_product(s, s)
+    square_low = e + 2.0 * s * s_low
+    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
+    third = terms + 0.6666666666666666
+    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
+    cube, e = exact_product(square, third)
+    cube_low = e + square * third_low + square_low * third
+    rest, e = exact_product(s, cube)
+    rest_low = e + s * cube_low + s_low * cube
+    total = 2.0 * s + rest
+    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
+    large = k * 0.6931471803691238
+    near = large + total
+    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
+    high = near + low
+    return high, low - (high - near)
+
+
+@triton.jit
+def power_64(x, y):
+    """x**y as C99's pow, for float64."""
+    size = tl.abs(x)
+    ordinary = (size > 0) & (size < float("inf"))
+    high, low = log_in_two(tl.where(ordinary, size, 1.0))
+    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
+    product, rest = exact_product(y, high)
+    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
+    result = tl.exp(product)
+    result = tl.where(result < float("inf"), result + result * rest, result)
+    return power_of_any(x, y, result)
+
+
+@triton.jit
+def stage_0_blocks(
+    first, last, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
+    of its elements that are below `size`, at any address.
+    """
+    p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    s_at = tl.multiple_of(s_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    x0_at = tl.multiple_of(x0_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    if scale is not None:
+        unscale = tl.div_rn(1.0, tl.load(scale))
+    if stays is not None:
+        write = tl.load(stays + row) == 0
+    i = tl.arange(0, BLOCK)
+    sum_model = tl.full((BLOCK,), 0.0, tl.float64)
+    total = tl.full((BLOCK,), 0.0, tl.float64)
+    for block in range(first, last):
+        start = block * BLOCK
+        inside = None if ALL else i < size - start
+        p = tl.load(p_at + start + i, mask=inside)
+        g = tl.load(g_at + start + i, mask=inside)
+        if scale is not None:
+            g = g * unscale
+        s = tl.load(s_at + start + i, mask=inside)
+        x0 = tl.load(x0_at + start + i, mask=inside)
+        s_new = beta3 * s + scalar_2 * g
+        writable = inside if stays is None else (write if ALL else inside & write)
+        tl.store(s_at + start + i, s_new, mask=writable)
+        sum_model = sum_model + (a * g * (x0 - p) if ALL else tl.where(inside, a * g * (x0 - p), 0.0)).to(tl.float64)
+        total = total + (tl.abs(s_new) if ALL else tl.where(inside, tl.abs(s_new), 0.0)).to(tl.float64)
+    return tl.sum(sum_model), tl.sum(total)
+
+
+@triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
+def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
+    """One chunk of one tensor: stage 0."""
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    known += 7 * tensor
+    moving += 2 * tensor
+    row = tl.load(moving)
+    values = table + 19 * row
+    size = tl.load(known + 0)
+    span = tl.load(known + 1)
+    sum_model_at = tl.load(known + 2)
+    total_at = tl.load(known + 3)
+    p_at = tl.load(known + 4)
+    s_at = tl.load(known + 5)
+    x0_at = tl.load(known + 6)
+    g_at = tl.load(moving + 1)
+    beta3 = tl.load(values + 4).to(tl.float32)
+    scalar_2 = tl.load(values + 16).to(tl.float32)
+    a = tl.load(values + 17).to(tl.float32)
+    first = number.to(tl.int64) * span
+    last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
+    aligned = (p_at | g_at | s_at | x0_at) % 16 == 0
+    whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
+    sum_model, total = stage_0_blocks(
+        first, whole, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, True, BLOCK,
+    )
+    sum_model_rest, total_rest = stage_0_blocks(
+        whole, last, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, False, BLOCK,
+    )
+    tl.store(slots + sum_model_at + number, sum_model + sum_model_rest)
+    tl.store(slots + total_at + number, total + total_rest)
+
+
+@triton.jit
+def stage_1_blocks(
+    first, last, size, p_at, g_at, m__at, v_at, beta1, beta2, one_minus_beta2, weight_decay, scalar_0,
+    scalar_1, a, scalar_4, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
+    of its elements that are below `size`, at any address.
+    """
+    p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    if scale is not None:
+        unscale = tl.div_rn(1.0, tl.load(scale))
+    i = tl.arange(0, BLOCK)
+    for block in range(first, last):
+        start = block * BLOCK
+        inside = None if ALL else i < size - start
+        p = tl.load(p_at + start + i, mask=inside)
+        g = tl.load(g_at + start + i, mask=inside)
+        if scale is not None:
+            g = g * unscale
+        m_ = tl.load(m__at + start + i, mask=inside)
+        v = tl.load(v_at + start + i, mask=inside)
+        m_new = beta1 * m_ + scalar_0 * g
+        x1 = scalar_1 * g
+        v_new = beta2 * v + one_minus_beta2 * (x1 * x1)
+        p_new = p - a * (tl.div_rn(m_new, tl.sqrt_rn(v_new) + scalar_4) + weight_decay * p)
+        tl.store(m__at + start + i, m_new, mask=inside)
+        tl.store(v_at + start + i, v_new, mask=inside)
+        tl.store(p_at + start + i, p_new, mask=inside)
+
+
+@triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
+def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
+    """One chunk of one tensor: stage 1."""
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    known += 5 * tensor
+    moving += 2 * tensor
+    row = tl.load(moving)
+    values = table + 19 * row
+    size = tl.load(known + 0)
+    span = tl.load(known + 1)
+    p_at = tl.load(known + 2)
+    m__at = tl.load(known + 3)
+    v_at = tl.load(known + 4)
+    g_at = tl.load(moving + 1)
+    beta1 = tl.load(values + 0).to(tl.float32)
+    beta2 = tl.load(values + 2).to(tl.float32)
+    one_minus_beta2 = tl.load(values + 3).to(tl.float32)
+    weight_decay = tl.load(values + 13).to(tl.float32)
+    scalar_0 = tl.load(values + 14).to(tl.float32)
+    scalar_1 = tl.load(values + 15).to(tl.float32)
+    a = tl.load(values + 17).to(tl.float32)
+    scalar_4 = tl.load(values + 18).to(tl.float32)
+    first = number.to(tl.int64) * span
+    last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
+    if stays is not None:
+        last = tl.where(tl.load(stays + row) == 0, last, first)
+    aligned = (p_at | g_at | m__at | v_at) % 16 == 0
+    whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
+    stage_1_blocks(
+        first, whole, size, p_at, g_at, m__at, v_at, beta1, beta2, one_minus_beta2, weight_decay, scalar_0,
+        scalar_1, a, scalar_4, scale, True, BLOCK,
+    )
+    stage_1_blocks(
+        whole, last, size, p_at, g_at, m__at, v_at, beta1, beta2, one_minus_beta2, weight_decay, scalar_0,
+        scalar_1, a, scalar_4, scale, False, BLOCK,
+    )
+
+
+@triton.jit(do_not_specialize=["counts", "groups", "hyper", "table", "new", "tensors", "kinds"])
+def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constexpr):
+    """The row of each tensor of `table`, and the `new` values of states, a line for each: in float64.
+
+    `tensors` is how many there are, `kinds` how many groups, each with a number in every line of `hyper`.
+    """
+    n = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    inside = n < tensors
+    group = tl.load(groups + n, mask=inside, other=0)
+    t = tl.load(counts + n, mask=inside, other=0).to(tl.float64) + 1
+    lr = tl.load(hyper + 0 * kinds + group, mask=inside)
+    beta1 = tl.load(hyper + 1 * kinds + group, mask=inside)
+    beta2 = tl.load(hyper + 2 * kinds + group, mask=inside)
+    beta3 = tl.load(hyper + 3 * kinds + group, mask=inside)
+    eps = tl.load(hyper + 4 * kinds + group, mask=inside)
+    weight_decay = tl.load(hyper + 5 * kinds + group, mask=inside)
+    d0 = tl.load(hyper + 6 * kinds + group, mask=inside)
+    d_coef = tl.load(hyper + 7 * kinds + group, mask=inside)
+    row = table + 19 * n
+    tl.store(row + 0, beta1, mask=inside)
+    tl.store(row + 1, 1.0 - beta1, mask=inside)
+    tl.store(row + 2, beta2, mask=inside)
+    tl.store(row + 3, 1.0 - beta2, mask=inside)
+    tl.store(row + 4, beta3, mask=inside)
+    tl.store(row + 5, lr, mask=inside)
+    tl.store(row + 6, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
+    tl.store(row + 7, 1.0 - power_64(beta1, t), mask=inside)
+    tl.store(row + 8, d0, mask=inside)
+    tl.store(row + 9, beta3, mask=inside)
+    tl.store(row + 10, d0, mask=inside)
+    tl.store(row + 11, d_coef, mask=inside)
+    tl.store(row + 12, eps, mask=inside)
+    tl.store(row + 13, weight_decay, mask=inside)
+    tl.store(row + 14, 0.0, mask=inside)
+    tl.store(row + 15, 0.0, mask=inside)
+    tl.store(row + 16, 0.0, mask=inside)
+    tl.store(row + 17, 0.0, mask=inside)
+    tl.store(row + 18, 0.0, mask=inside)

@@ -1,0 +1,73 @@
+"""What every backend prints for twelve rules, kept as files, so that a change of any kernel is seen in a change's diff.
+
+`pytest tests/golden --refresh-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rulec
+from rulec.backend import registry
+from rulec.backend.layout import layout_for, scheduled
+from rulec.errors import BackendUnsupported
+
+SOURCES = Path(__file__).parent / "sources"
+
+#: Rules with the dtypes of parameters and of states: one stage and several; scalars that are states; norms of tensors,
+#: groups and the model; rows and columns; matrices; compositions; 16 bits.
+RULES = {
+    "sgd": ("float32", "float32"),
+    "nesterov": ("bfloat16", "bfloat16"),
+    "adamw": ("float32", "float32"),
+    "lion": ("bfloat16", "float32"),
+    "nadam": ("float64", "float64"),
+    "rprop": ("float16", "float32"),
+    "lamb": ("float32", "float32"),
+    "adafactor": ("float32", "float32"),
+    "muon": ("float32", "float32"),
+    "prodigy": ("float32", "float32"),
+    "schedule_free_adamw": ("float32", "float32"),
+    "clip_by_global_norm >> lookahead(adamw)": ("float32", "float32"),
+}
+SUFFIXES = {"numpy": "py", "cpu": "py", "jax": "py", "triton": "py", "c": "c", "cupy": "cu"}
+
+
+def printed(rule: str, backend: str) -> str | None:
+    """The source; None where the backend refuses the rule."""
+    param, state = RULES[rule]
+    program = rulec.compile(rulec.load(rule))
+    layout = layout_for(program, param, states=dict.fromkeys((b.name for b in program.states), state))
+    try:
+        return registry.get(backend).emit(*scheduled(program, layout))
+    except BackendUnsupported:
+        return None
+
+
+def kept(rule: str, backend: str) -> Path:
+    name = rule.replace(" >> ", "_then_").replace("(", "_of_").replace(")", "")
+    return SOURCES / backend / f"{name}.{SUFFIXES[backend]}"
+
+
+@pytest.mark.parametrize("backend", SUFFIXES)
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_are_those_that_were_kept(rule: str, backend: str, request: pytest.FixtureRequest) -> None:
+    path, text = kept(rule, backend), printed(rule, backend)
+    if request.config.getoption("--refresh-golden"):
+        if text is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    assert text == before, f"{path.name} of {backend} has changed: look at it, and run pytest with --refresh-golden"
+
+
+def test_nothing_else_is_kept_and_every_backend_is() -> None:
+    assert set(SUFFIXES) == set(registry.names())
+    files = {p for p in SOURCES.rglob("*") if p.is_file()}
+    assert files <= {kept(rule, backend) for rule in RULES for backend in SUFFIXES}
+    assert {p.parent.name for p in files} == set(SUFFIXES)
