@@ -143,7 +143,7 @@ def _memory_for(
     """TensorError, with how much was wanted, where a device has no memory for it."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         wanted = sum(math.prod(s) * ITEM_SIZE[spec.dtype] for own in shapes for s, spec in zip(own, specs, strict=True))
         raise TensorError(
             f"{params[0].device} has no memory for the states of {len(params)} tensors ({wanted / 2**20:.0f} MiB): "
