@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -213,3 +213,8 @@ class _Piece:
         self.pinned = cupy.cuda.alloc_pinned_memory(size)
         self.bytes = np.frombuffer(self.pinned, np.uint8, size)
         self.copied = cupy.cuda.Event(disable_timing=True)
+
+    def __del__(self) -> None:
+        # CuPy would lend the memory to others while it is still being read.
+        with suppress(Exception):
+            self.copied.synchronize()

@@ -65,7 +65,8 @@ class GivenTable:
     def send(self, rows: Rows, memory: Memory, ring: Ring, stream: Any) -> int:
         """Brings the device up to date; gives the address of the scalar table."""
         size = start = self.words.size
-        if isinstance(rows.table, np.ndarray):
+        known_here = type(rows.table) is np.ndarray
+        if known_here:
             size += rows.table.size
             if size > self._host.size:
                 self._allot(2 * size)
@@ -76,4 +77,4 @@ class GivenTable:
             self._sent[:size] = self._host[:size]
             self._valid, self._sent_by = size, stream.ptr
             self._captured = self._captured or not once
-        return self.at + 8 * start if isinstance(rows.table, np.ndarray) else memory.address(rows.table)
+        return self.at + 8 * start if known_here else memory.address(rows.table)

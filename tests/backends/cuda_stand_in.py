@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib.machinery
 import math
 import re
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -46,12 +46,23 @@ _ARRAYS: list[np.ndarray[Any, Any]] = []
 _UNUSED = 2
 
 
+def _run(more: Callable[[], Any]) -> None:
+    """Does what is waiting, in order, as long as `more` says."""
+    collects = gc.isenabled()
+    gc.disable()  # what is collected may wait for an event, and so do what comes later before what is being done
+    try:
+        while more():
+            _QUEUE.pop(0)()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def flush() -> None:
     """Does what is waiting; AssertionError where a kernel wrote around an array instead of into it."""
     if not _QUEUE:
         return
-    while _QUEUE:
-        _QUEUE.pop(0)()
+    _run(lambda: _QUEUE)
     for raw, first, last in _MEMORY:
         assert raw[first - _GUARD : first].tobytes() == raw[last : last + _GUARD].tobytes() == bytes([_MARK] * _GUARD)
     # What nobody has any more was in use by what was waiting until now.
@@ -71,7 +82,7 @@ class Array(np.ndarray[Any, Any]):
 
     @property
     def device(self) -> Any:  # type: ignore[override]
-        return types.SimpleNamespace(id=_DEVICES.get(id(self), 0))
+        return types.SimpleNamespace(id=DEVICES.get(id(self), 0))
 
     def get(self) -> np.ndarray[Any, Any]:
         flush()
@@ -93,7 +104,7 @@ class Array(np.ndarray[Any, Any]):
 
 
 #: The device of arrays that are said not to be on the first, by their id.
-_DEVICES: dict[int, int] = {}
+DEVICES: dict[int, int] = {}
 
 
 def _given(value: Any) -> Any:
@@ -195,6 +206,27 @@ class Stream:
 _STREAMS = [Stream()]
 
 
+class Graph:
+    """What was captured, to be run any number of times."""
+
+    def __init__(self) -> None:
+        self.actions: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        _QUEUE.extend(self.actions)
+
+
+@contextmanager
+def captured(monkeypatch: Any) -> Iterator[Graph]:
+    """Captures what is launched and copied inside, and does not do it."""
+    flush()
+    graph = Graph()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "capturing", True)
+        yield graph
+    graph.actions, _QUEUE[:] = _QUEUE[:], []
+
+
 class Event:
     """An event that was recorded before whatever is waiting now, or after it."""
 
@@ -210,8 +242,7 @@ class Event:
         self.pending = False
 
     def synchronize(self) -> None:
-        while self.pending:
-            _QUEUE.pop(0)()
+        _run(lambda: self.pending)
 
 
 class Device:
@@ -360,5 +391,14 @@ CUPY = _module()
 @contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """The stand-in as the module `cupy`."""
-    with mock.patch.dict("sys.modules", {"cupy": CUPY, "cupyx.scipy.special": _special()}):
+    own = {"cupy": CUPY, "cupyx.scipy.special": _special()}
+    before = {name: sys.modules.get(name) for name in own}
+    sys.modules.update(own)
+    try:
         yield CUPY
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

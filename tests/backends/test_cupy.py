@@ -1,0 +1,400 @@
+"""The cupy backend without a GPU: its kernels' own text on the CPU, launched by the backend's own calls.
+
+A stand-in for CuPy compiles them with g++; see `cuda_stand_in`. That NVRTC makes good machine code of them is shown in
+`test_cuda_code.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.backend.layout import layout_for, scheduled
+from rulec.backend.protocol import Rows, Scalars
+from rulec.compiler.pipeline import compile
+from rulec.compiler.scalars import ScalarTable
+from rulec.compiler.view import matrix_view
+from rulec.errors import BackendUnavailable, TensorError
+from rulec.testing import IEEE, CupyKind, check_backend
+from rulec.testing.cases import gradients, loaded, parameters
+from rulec.testing.conformance import check_mixed_dtypes
+from rulec.testing.trial import Subject
+from rulec.testing.whole import SHAPES, check_whole
+from rulec_backends import cupy_memory
+from rulec_backends.cupy import CupyBackend
+from tests.backends import cuda_stand_in
+
+pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
+
+#: Rules of every kind: of one stage and of several, with rows and columns, matrices, scalar states and branches.
+CHOSEN = [
+    "sgd", "adamw", "lion", "nadam", "rprop", "adafactor", "lamb", "prodigy", "muon", "schedule_free_adamw", "adamp",
+    "transforms/skip_not_finite",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def cupy() -> Iterator[Any]:
+    """CuPy's stand-in, with nothing waiting before or after."""
+    with cuda_stand_in.installed() as module:
+        yield module
+        cuda_stand_in.flush()
+
+
+def backend() -> CupyBackend:
+    """Of few threads, so that small tensors fill several blocks."""
+    return CupyBackend(threads=64)
+
+
+SUBJECT = Subject(backend(), CupyKind(), IEEE)
+
+
+# The contract
+
+
+def test_every_rule_in_float32() -> None:
+    report = check_backend(backend(), arrays=CupyKind(), dtypes=["float32"])
+    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_every_rule_in_other_dtypes(dtype: str) -> None:
+    report = check_backend(backend(), arrays=CupyKind(), dtypes=[dtype])
+    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_mixed_dtypes(name: str) -> None:
+    check_mixed_dtypes(SUBJECT, loaded(name), ["float32", "float64", "bfloat16", "float16"])
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_whole_steps_are_the_reference_s(name: str) -> None:
+    check_whole(SUBJECT, loaded(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in rulec.rules() if name not in CHOSEN])
+def test_whole_steps_of_all_other_rules_are_the_reference_s(name: str) -> None:
+    check_whole(SUBJECT, loaded(name))
+
+
+# What calls share
+
+
+class Bound:
+    """A rule's kernel over tensors of some shapes, `skip` elements off an aligned address."""
+
+    def __init__(self, name: str, shapes: Sequence[tuple[int, ...]], dtype: str = "float32", skip: int = 0) -> None:
+        rule = loaded(name)
+        program = compile(rule, matrix_view(shapes[0], rule.view).facts)
+        self.program, self.layout = scheduled(program, layout_for(program, dtype))
+        self.make = lambda values: CupyKind().make(values.astype(dtype), skip)
+        self.shapes = list(shapes)
+        self.params = [self.make(p) for p in parameters(shapes, 3)]
+        names = [b.name for b in self.program.states if b.axes.elementwise]
+        self.states = [{s: self.make(np.zeros(shape)) for s in names} for shape in shapes]
+        self.views = [matrix_view(shape, rule.view) for shape in shapes]
+        self.kernel = backend().build(self.program, self.layout, backend().emit(self.program, self.layout))
+        self.call = self.kernel.bind(self.params, self.states, self.views)
+
+    def rows(self, value: float = 0.5) -> Rows:
+        return Rows(np.full((1, len(self.program.columns)), value), np.zeros(len(self.shapes), np.int64))
+
+    def gradients(self, seed: int = 1) -> list[Any]:
+        return [self.make(g) for g in gradients(self.shapes, seed).values()]
+
+    def bits(self) -> list[bytes]:
+        kind = CupyKind()
+        return [kind.read(p).tobytes() for p in self.params]
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the copies to the device."""
+    found: list[int] = []
+    copy = cupy_memory.Ring.copy
+
+    def noted(ring: Any, target: int, content: Array, stream: Any) -> bool:
+        found.append(content.nbytes)
+        return copy(ring, target, content, stream)
+
+    monkeypatch.setattr(cupy_memory.Ring, "copy", noted)
+    return found
+
+
+def test_what_has_not_moved_is_not_copied(copies: list[int]) -> None:
+    bound = Bound("adamw", [(70, 3), (5,)])
+    grads = bound.gradients()
+    copies.clear()
+    bound.call(0, grads, bound.rows())
+    # Row, alignment and one address for each of two tensors, and a table of nine columns.
+    assert copies == [8 * (2 * 3 + 9)]
+    bound.call(0, grads, bound.rows())
+    assert len(copies) == 1
+    bound.call(0, bound.gradients(), bound.rows())
+    bound.call(0, bound.gradients(), bound.rows(0.25))
+    assert len(copies) == 3
+
+
+def test_a_table_on_the_device_is_read_there(copies: list[int], cupy: Any) -> None:
+    bound, other = Bound("adamw", [(70, 3)]), Bound("adamw", [(70, 3)])
+    grads, rows = bound.gradients(), bound.rows()
+    bound.call(0, grads, rows)
+    copies.clear()
+    other.call(0, grads, Rows(cupy.asarray(rows.table), rows.index))
+    assert copies == [8 * 3]
+    assert bound.bits() == other.bits()
+
+
+def test_many_steps_wait_for_nothing_and_mix_nothing_up() -> None:
+    eager, lazy = Bound("adamw", [(70, 3), (5,)]), Bound("adamw", [(70, 3), (5,)])
+    for step in range(40):
+        for bound in (eager, lazy):
+            bound.call(0, bound.gradients(step), bound.rows(0.5 / (1 + step)))
+            if bound is eager:
+                cuda_stand_in.flush()
+    assert eager.bits() == lazy.bits()
+
+
+def test_what_a_graph_captures_is_copied_from_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound("adamw", [(70, 3)])
+    captured, later = bound.gradients(0), bound.gradients(1)
+    bound.call(0, captured, bound.rows())
+    cuda_stand_in.flush()
+    before = bound.bits()
+    with cuda_stand_in.captured(monkeypatch) as graph:
+        bound.call(0, captured, bound.rows(0.25))
+    assert bound.bits() == before
+    for seed in range(40):
+        bound.call(0, bound.gradients(seed), bound.rows(0.125))
+    graph.replay()
+    # After a replay the device has the table of the graph: the next call must not take it for its own.
+    bound.call(0, later, bound.rows(0.125))
+    expected = Bound("adamw", [(70, 3)])
+    expected.call(0, expected.gradients(0), expected.rows())
+    for seed in range(40):
+        expected.call(0, expected.gradients(seed), expected.rows(0.125))
+    expected.call(0, expected.gradients(0), expected.rows(0.25))
+    expected.call(0, expected.gradients(1), expected.rows(0.125))
+    assert bound.bits() == expected.bits()
+
+
+def test_threads_may_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = []
+    for backwards in (False, True):
+        monkeypatch.setattr(cuda_stand_in, "backwards", backwards)
+        bound = Bound("adafactor", [(301, 250), (7, 3)])
+        found = bound.call(0, bound.gradients(), bound.rows()).reduced
+        bits.append([CupyKind().read(x).tobytes() for own in found.values() for x in own])
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
+def test_reductions_have_the_same_bits_wherever_tensors_begin(name: str) -> None:
+    bits = []
+    for skip in (0, 1):
+        bound = Bound(name, [(37, 64), (5, 12)], skip=skip)
+        found = bound.call(0, bound.gradients(), bound.rows()).reduced
+        bits.append([CupyKind().read(x).tobytes() for own in found.values() for x in own])
+    assert bits[0] == bits[1]
+
+
+def test_a_kernel_runs_in_the_stream_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, stream = Bound("sgd", [(5,)]), cuda_stand_in.Stream(7)
+    seen = []
+    monkeypatch.setattr(cuda_stand_in.Stream, "__enter__", lambda self: seen.append(self.ptr))
+    monkeypatch.setattr(cuda_stand_in.Stream, "__exit__", lambda *_: None)
+    bound.call(0, bound.gradients(), bound.rows(), stream=stream)
+    assert seen == [7]
+
+
+# The scalar program
+
+
+def scalars_on_device(cupy: Any, name: str, narrow: bool) -> tuple[Any, Any, Any, Any]:
+    """The table and new states from the device and from the definition, of three tensors in two groups."""
+    shapes = [(4, 3), (2, 6), (3, 4)]
+    bound = Bound(name, shapes, "float64")
+    program, random = bound.program, np.random.default_rng(5)
+    groups = np.array([1, 0, 1])
+    hyper = {h: np.abs(random.standard_normal(2)) % 0.9 + 0.05 for h in program.hyper}
+    counts = np.array([0.0, 4.0, 9.0])
+    definition = ScalarTable(program.scalars)
+    facts = {
+        f: np.array([{**v.facts, "machine_eps": 2.0**-52}[f] for v in bound.views], np.float64)
+        for f in definition.facts
+    }
+    extent = {"kn": 3, "k": 2, "": 1}
+    letters = {b.name: b.axes.letters for b in program.states}
+    states = {s: np.abs(random.standard_normal(extent[letters[s]])) for s in sorted(definition.loads)}
+    levels = {"group": np.array([2.0, 6.0]), "model": np.array([7.0])}
+    on_device = {k: cupy.asarray(v) for k, v in states.items()}
+    found = bound.call.scalars(
+        Scalars(
+            cupy.asarray(counts.astype(np.float32 if narrow else np.float64)), cupy.asarray(groups),
+            cupy.asarray(np.array([*hyper.values()]).reshape(-1, 2)), {k: cupy.asarray(v) for k, v in facts.items()},
+            on_device, {k: cupy.asarray(v) for k, v in levels.items()},
+        )
+    )  # fmt: skip
+    spread = {"kn": lambda v: v, "k": lambda v: v[groups], "": lambda v: v[0]}
+    wanted = definition.evaluate(
+        (3,), {k: v[groups] for k, v in hyper.items()}, counts + 1, facts,
+        {k: spread[letters[k]](v) for k, v in states.items()}, {"group": levels["group"][groups], "model": 7.0},
+    )  # fmt: skip
+    assert all((on_device[k].get() == v).all() for k, v in states.items())
+    return found[0].get(), {k: v.get() for k, v in found[1].items()}, *wanted
+
+
+def check_scalars(cupy: Any, name: str, narrow: bool = False) -> None:
+    table, new, wanted, stored = scalars_on_device(cupy, name, narrow)
+    known = wanted.shape[1]
+    np.testing.assert_allclose(table[:, :known], wanted, rtol=1e-14, atol=0)
+    assert not table[:, known:].any()
+    assert new.keys() == stored.keys()
+    for state, values in stored.items():
+        np.testing.assert_allclose(new[state], np.broadcast_to(values, 3), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "nadam", "adafactor", "prodigy", "asgd", "schedule_free_adamw"])
+@pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
+def test_the_scalar_program_on_the_device_is_its_definition(cupy: Any, name: str, narrow: bool) -> None:
+    check_scalars(cupy, name, narrow)
+
+
+@pytest.mark.slow
+def test_every_scalar_program_on_the_device_is_its_definition(cupy: Any) -> None:
+    for name in rulec.rules():
+        check_scalars(cupy, name)
+
+
+# PyTorch's tensors
+
+
+def test_torch_tensors_are_used_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Cuda(torch.Tensor):
+        """A tensor that is said to be on a GPU."""
+
+        is_cuda = True
+        device = torch.device("cuda:0")  # type: ignore[assignment]
+
+    def there(values: Array) -> Any:
+        return torch.from_numpy(values).as_subclass(Cuda)
+
+    memory = cupy_memory.TorchMemory
+    monkeypatch.setattr(memory, "empty", lambda self, count: torch.empty(count, dtype=torch.float64))
+    monkeypatch.setattr(memory, "stream", lambda self, chosen: cuda_stand_in.Stream(3))
+    bound = Bound("lamb", SHAPES[1:3], "float64")
+    params = [there(p.get()) for p in bound.params]
+    states = [{k: there(v.get()) for k, v in own.items()} for own in bound.states]
+    call = bound.kernel.bind(params, states, bound.views)
+    grads = [there(g.get()) for g in bound.gradients()]
+    ours = call(0, grads, bound.rows())
+    theirs = bound.call(0, bound.gradients(), bound.rows())
+    cuda_stand_in.flush()
+    for name, values in theirs.reduced.items():
+        assert isinstance(ours.reduced[name], torch.Tensor)
+        assert ours.reduced[name].numpy().tobytes() == values.get().tobytes()
+    assert [p.numpy().tobytes() for p in params] == bound.bits()
+
+
+def test_a_stream_of_torch_is_named_to_cupy() -> None:
+    class Foreign:
+        cuda_stream = 1234
+
+    found = cupy_memory.CupyMemory(0).stream(Foreign())
+    assert isinstance(found, cuda_stand_in.Stream)
+    assert found.ptr == 1234
+
+
+# Errors
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert CupyBackend().unavailable_reason() == (
+        "cupy is not installed: pip install cupy-cuda13x, or the wheel for your CUDA, such as cupy-cuda12x"
+    )
+
+
+def test_without_a_driver_it_says_so_in_one_line(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
+
+    assert CupyBackend().unavailable_reason() is None
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", fail)
+    assert CupyBackend().unavailable_reason() == (
+        "CuPy finds no GPU (cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime "
+        "version): install NVIDIA's driver, or use another backend"
+    )
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    assert CupyBackend().unavailable_reason() == ("CuPy finds no GPU: install NVIDIA's driver, or use another backend")
+
+
+def refusal(params: Sequence[Any]) -> str:
+    """What binding AdamW to these parameters says."""
+    program = compile(loaded("adamw"))
+    layout = layout_for(program, "float32")
+    kernel = backend().build(program, layout, backend().emit(program, layout))
+    with pytest.raises((TensorError, BackendUnavailable)) as caught:
+        kernel.bind(params, [{"m": p, "v": p} for p in params])
+    return str(caught.value)
+
+
+def test_arrays_that_are_elsewhere_are_refused(cupy: Any) -> None:
+    import torch
+
+    where = "the cupy backend works on a GPU, and one of the parameters of AdamW is"
+    assert refusal([np.zeros(3, np.float32)]) == (
+        f"{where} a numpy array in main memory: pass cupy.asarray(array), or use backend 'cpu'"
+    )
+    assert refusal([torch.zeros(3)]) == (f"{where} a PyTorch tensor on cpu: pass tensor.cuda(), or use backend 'cpu'")
+    assert refusal([[1.0]]) == f"{where} a list: pass cupy.asarray(array), or use backend 'cpu'"
+    assert refusal([cupy.zeros((4, 6), np.float32)[:, ::2]]) == (
+        "one of the parameters of AdamW is not contiguous: pass cupy.ascontiguousarray of it"
+    )
+
+
+def test_arrays_of_two_gpus_are_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [cupy.zeros(3, np.float32), cupy.zeros(3, np.float32)]
+    monkeypatch.setitem(cuda_stand_in.DEVICES, id(arrays[1]), 1)
+    assert refusal(arrays) == (
+        "the parameters of AdamW lie on GPU 0 and GPU 1: give those of each GPU to an optimizer of their own"
+    )
+
+
+def test_a_gpu_that_is_too_old_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_stand_in.Device, "compute_capability", "75")
+    monkeypatch.setattr("rulec_backends.cupy._modules", lambda source: _fresh(source))
+    assert refusal([cupy.zeros(3, np.float32)]) == (
+        "GPU 0 has compute capability 7.5, and the cupy backend needs 8.0 or later: use another backend"
+    )
+
+
+def _fresh(source: str) -> Any:
+    from rulec_backends.cupy import Modules
+
+    return Modules(source)
+
+
+def test_the_first_error_of_nvrtc_is_told(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise cuda_stand_in.Failure(
+            '\nkernel.cu(1): warning: a\nkernel.cu(7): error: identifier "x" is undefined\n more'
+        )
+
+    monkeypatch.setattr(cuda_stand_in.RawModule, "compile", fail)
+    monkeypatch.setattr("rulec_backends.cupy._modules", lambda source: _fresh(source))
+    assert refusal([cupy.zeros(3, np.float32)]) == (
+        'NVRTC cannot compile the kernels of AdamW (kernel.cu(7): error: identifier "x" is undefined): check that CuPy '
+        "and CUDA fit together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
+    )
