@@ -11,6 +11,7 @@ from rulec.runtime.engine import default_hyper
 from rulec.standalone.cases import Case, Family, family
 from rulec.standalone.refusal import CannotBuild
 
+from .c_standalone_matrix import WRITTEN
 from .c_standalone_numbers import LOOPS
 from .c_standalone_step import hyper_names
 from .c_standalone_words import RESERVED, TYPES
@@ -32,7 +33,7 @@ class CFile:
     def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
         self.rule, self.name, self.upper = rule, name, name.upper()
         self.dtype, self.real = dtype, TYPES[dtype]
-        self.family: Family = family(rule, dtype, state_dtype, "C")
+        self.family: Family = family(rule, dtype, state_dtype, "C", WRITTEN)
         self.state_dtype = state_dtype or dtype
         self.hyper = hyper_names(self.family)
         self.inputs = list(self.family.rule.inputs.items())

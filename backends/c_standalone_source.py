@@ -10,6 +10,7 @@ from rulec.compiler.pipeline import compile
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
+from rulec.runtime.plan import needs_matrix
 from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
@@ -27,6 +28,8 @@ class Source:
 
     def __init__(self, file: CFile) -> None:
         self.file, self.name, self.upper = file, file.name, file.upper
+        #: The matrix functions that any step calls: all call the same.
+        self.matrix_words = ""
 
     def text(self) -> str:
         """The whole file."""
@@ -46,7 +49,7 @@ class Source:
             *comment([*introduction(self.file.rule), "", *vendored()]), "", f'#include "{self.name}.h"', "",
             "#include <math.h>", "#include <stdbool.h>", "#include <stdlib.h>", "", *self._constants(body),
         ]  # fmt: skip
-        words = words_used(body)
+        words = words_used(self.matrix_words + body) + self.matrix_words
         whole = "\n".join(lines) + "\n\n" + words + body
         return "\n".join(line for x in whole.rstrip("\n").split("\n") for line in wrapped(x)) + "\n"
 
@@ -153,6 +156,8 @@ class Source:
         lines: list[str] = []
         if found.applies is not None:
             lines += branch(f"!({self._condition(found.applies)})", [f"return {self.upper}_BAD_SHAPE;"])
+        elif all(needs_matrix(case.versions[0].program) for case in found.cases):
+            lines += branch("ndim < 2", [f"return {self.upper}_BAD_SHAPE;"])
         for kind, case in enumerate(found.cases):
             ways = [
                 " && ".join(
@@ -214,6 +219,7 @@ class Source:
             for number, version in enumerate(case.versions):
                 function = self._function("update", kind, number)
                 step = StepText(self.file.family, version, self.name, function, self._update_parameters())
+                self.matrix_words = self.matrix_words or step.words()
                 found.append(step.text().rstrip("\n").split("\n"))
             for word, _, rule in self._moves():
                 program = compile(rule, case.facts, self.file.family.static)

@@ -9,7 +9,7 @@ from rulec.standalone.cases import Version
 from .c_print import ElementWriter, Parameter
 from .c_standalone_text import block, loop, signature
 from .c_standalone_words import C99, NOTHING
-from .plan import COL, MATRIX, ROW, TENSOR, is_shaped, place
+from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
 
 #: Where the value of a row, column or matrix lies among its like, in the loops of a tile.
 _INDEX = {ROW: "line", COL: "column", MATRIX: "matrix"}
@@ -38,6 +38,8 @@ class StageText(ElementWriter):
 
     def _declared(self, parameter: Parameter) -> str:
         if parameter.kind == "buffer":
+            return f"{parameter.type}restrict {parameter.name}"
+        if parameter.kind == "vector" and parameter.place == ELEMENT:
             return f"{parameter.type}restrict {parameter.name}"
         if parameter.kind == "vector":
             return f"const double *restrict {self.at[parameter.of]}"

@@ -11,6 +11,7 @@ from rulec.runtime.plan import Plan
 from rulec.standalone.cases import Family, Version
 
 from .c_print import Parameter
+from .c_standalone_matrix import WRITTEN, matrix_words
 from .c_standalone_numbers import LOOPS, Numbers, used
 from .c_standalone_stage import StageText
 from .c_standalone_text import block, branch, indented, loop, signature
@@ -42,6 +43,8 @@ class StepText:
         ]
         self.taken = set(RESERVED) | {"t"}
         self.pointers = self._pointers()
+        #: The results of matrix functions, which have the parameter's shape.
+        self.found = {v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise}
         self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
         #: Arrays of double for one step: name and size.
         self.work: list[tuple[str, str]] = []
@@ -121,7 +124,9 @@ class StepText:
         stored = [s.value for s in program.scalars.stores]
         lines = self.numbers.lines([*scalars, *stored])
         for index in range(len(program.stages)):
-            lines += self.numbers.lines(self.plan.gaps[index].values)
+            gap = self.plan.gaps[index].values
+            lines += self.numbers.lines([v for v in gap if v.op not in WRITTEN])
+            lines += [line for v in gap if v.op in WRITTEN for line in self._matrix(v)]
             if index == len(program.stages) - 1 and program.skip is not None:
                 lines += branch(
                     self.numbers.text(program.skip), ["free(work);"] * bool(self._has_work()) + ["return 0;"]
@@ -167,10 +172,11 @@ class StepText:
     def _sizes(self) -> list[str]:
         shaped = [is_shaped(self.program, s, self.layout) for s in self.program.stages]
         lines = []
-        if any(shaped):
+        if any(shaped) or self._matrices():
             height, width = ("cols", "rows") if self.version.turned else ("rows", "cols")
+            lines += [f"const int64_t height = {height};", f"const int64_t width = {width};"]
+        if any(shaped):
             lines += [
-                f"const int64_t height = {height};", f"const int64_t width = {width};",
                 "/* Tiles of the matrices: their size follows from the shape, never from the number of threads. */",
                 "const int64_t tall = height > 4096 ? (height + 63) / 64 : 64;",
                 "const int64_t down = (height + tall - 1) / tall;",
@@ -216,6 +222,8 @@ class StepText:
             return self.pointers[parameter.of]
         if parameter.kind == "vector":
             result = self.program.result(parameter.of)
+            if parameter.of in self.found:
+                return self.found[parameter.of]
             letters = self._letters(result)
             return self.numbers.text(result.value, letters).removesuffix(f"[{LOOPS[letters][0]}]")
         if parameter.kind == "scalar":
@@ -268,6 +276,30 @@ class StepText:
         stores = self.program.scalars.stores
         return lines + [f"head->{number_name(s.buffer)} = {self.numbers.text(s.value)};" for s in stores]
 
+    # Matrix functions
+
+    def _matrix(self, value: Node) -> list[str]:
+        """The statements that work out a matrix function, matrix by matrix."""
+        operand, steps = value.args
+        source = self.pointers[str(operand.arg)]
+        (name,) = [self.found[v.name] for v in self.program.vectors if v.value is value]
+        at = "matrix * height * width"
+        passed = [f"{source} + {at}", f"{name} + {at}", "room", "height", "width"]
+        passed.append(f"(int64_t){self.numbers.text(steps)}")
+        return loop("matrix", "0", "batch", signature("newton_schulz", passed, ";"))
+
+    def _matrices(self) -> list[Node]:
+        return [v for gap in self.plan.gaps for v in gap.values if v.op in WRITTEN]
+
+    def words(self) -> str:
+        """The matrix functions that the step calls."""
+        dtypes = {str(v.arg) for v in self._matrices()}
+        return "".join(matrix_words(TYPES[self.layout.compute], self._inner(dtype)) for dtype in sorted(dtypes))
+
+    def _inner(self, dtype: str) -> str:
+        """The type that a matrix function is computed in: that of arithmetic where 16 bits are asked for."""
+        return TYPES[dtype if dtype in ("float32", "float64") else self.layout.compute]
+
     # Memory for one step
 
     def _scratch(self) -> list[Buffer]:
@@ -276,16 +308,24 @@ class StepText:
     def _arrays(self) -> list[tuple[str, str]]:
         return [*self.work, *self.numbers.work]
 
-    def _has_work(self) -> bool:
-        return bool(self._arrays() or self._scratch()) or any(s.reduces for s in self.program.stages)
-
-    def _work(self) -> list[str]:
-        arrays, scratch = self._arrays(), self._scratch()
-        if not arrays and not scratch:
-            return []
+    def _wide(self) -> list[tuple[str, str, str]]:
+        """Arrays of the parameter's shape, and what matrix functions work in: name, type, and size in doubles."""
         real = TYPES[self.layout.compute]
         each = "count" if real == "double" else "(count + 1) / 2"
-        total = " + ".join([*(size for _, size in arrays), *[each] * len(scratch)])
+        names = [*(self.pointers[b.name] for b in self._scratch()), *self.found.values()]
+        rooms = {self._inner(str(v.arg)) for v in self._matrices()}
+        lesser = "(height < width ? height * height : width * width)"
+        room = [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(rooms)]
+        return [*((name, real, each) for name in names), *room]
+
+    def _has_work(self) -> bool:
+        return bool(self._arrays() or self._wide()) or any(s.reduces for s in self.program.stages)
+
+    def _work(self) -> list[str]:
+        arrays, wide = self._arrays(), self._wide()
+        if not arrays and not wide:
+            return []
+        total = " + ".join([*(size for _, size in arrays), *(size for _, _, size in wide)])
         lines = [
             f"double *const work = calloc((size_t)({total}), sizeof(double));",
             *branch("work == NULL", [f"return {self.name.upper()}_NO_MEMORY;"]),
@@ -294,10 +334,9 @@ class StepText:
         for name, size in arrays:
             lines.append(f"double *const {name} = {at};")
             at = f"{name} + {size}"
-        for number, b in enumerate(scratch):
-            offset = f" + {number} * ({each})" if number else ""
-            start = f"{at}{offset}" if real == "double" else f"({real} *)({at}{offset})"
-            lines.append(f"{real} *const {self.pointers[b.name]} = {start};")
+        for name, real, size in wide:
+            lines.append(f"{real} *const {name} = {at if real == 'double' else f'({real} *)({at})'};")
+            at = f"{at} + {size}"
         return lines
 
 

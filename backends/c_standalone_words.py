@@ -20,7 +20,7 @@ from .c_print import STORAGE, ElementPrinter
 TYPES: Mapping[str, str] = STORAGE
 
 _NAMES = """
-    malloc calloc free t fold_sum fold_min fold_max
+    malloc calloc free t fold_sum fold_min fold_max newton_schulz dot room
     i j k line column matrix chunk chunks tile tiles start stop top bottom left right height width batch rows cols
     count ndim shape param grad state head found view hyper work status bytes blocks parts at base end block aside
     below tall down across values element grad_scale

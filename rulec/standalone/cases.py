@@ -14,7 +14,7 @@ from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
 from rulec.compiler.view import matrix_view
 from rulec.language.node import FACTS, Node, Op, const, names_in, rewrite, walk
 from rulec.language.rule import Rule
-from rulec.runtime.plan import Plan
+from rulec.runtime.plan import Plan, needs_matrix
 from rulec.standalone.refusal import (
     CannotBuild,
     refuse_predicates,
@@ -63,11 +63,14 @@ class Family:
     static: Mapping[str, float]
 
 
-def family(rule: Rule, dtype: str, state_dtype: str, form: str) -> Family:
-    """All programs of a rule for tensors of this dtype; CannotBuild where `form` cannot have them."""
+def family(rule: Rule, dtype: str, state_dtype: str, form: str, written: frozenset[Op] = frozenset()) -> Family:
+    """All programs of a rule for tensors of this dtype; CannotBuild where `form` cannot have them.
+
+    `written` are the matrix functions that it has.
+    """
     rule = rule.standalone()
     static = static_defaults(rule)
-    found = _by_truth(rule, static, form)
+    found = _by_truth(rule, static, form, written)
     conditions, groups = _fewest(_conditions(rule, static), found)
     cases = tuple(
         Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, state_dtype)))
@@ -92,7 +95,7 @@ def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
 
 
 def _by_truth(
-    rule: Rule, static: Mapping[str, float], form: str
+    rule: Rule, static: Mapping[str, float], form: str, written: frozenset[Op]
 ) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
     """The program for each outcome of the conditions that a shape can give, with facts of such a shape."""
     conditions = _conditions(rule, static)
@@ -107,7 +110,7 @@ def _by_truth(
         if truths not in found:
             program = compile(rule, facts)
             refuse_shared(program, form)
-            refuse_unwritten(program, form)
+            refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
             found[truths] = program, facts
     return found
@@ -162,7 +165,7 @@ def versions(
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
         chosen = compile(rule, facts, static, assumed) if assumed else program
-        turnable = rule.view.get("short") == "first" and is_shaped(chosen)
+        turnable = rule.view.get("short") == "first" and (is_shaped(chosen) or needs_matrix(chosen) is not None)
         for turned in (False, True)[: 1 + turnable]:
             states = dict.fromkeys((b.name for b in chosen.states), state_dtype or dtype)
             last, layout = scheduled(chosen, layout_for(chosen, dtype, states=states, transposed=turned))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Program
 from rulec.errors import RulecError
-from rulec.language.node import Kind, Node, walk
+from rulec.language.node import Kind, Node, Op, walk
 
 
 class CannotBuild(RulecError, NotImplementedError):
@@ -31,10 +31,10 @@ def refuse_shared(program: Program, form: str) -> None:
         raise CannotBuild(program.name, form, why)
 
 
-def refuse_unwritten(program: Program, form: str) -> None:
-    """CannotBuild for a rule with matrix functions or random numbers."""
+def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = frozenset()) -> None:
+    """CannotBuild for a rule with random numbers, or matrix functions but for those that are `written`."""
     for value in values(program):
-        if value.op.kind is Kind.MATRIX:
+        if value.op.kind is Kind.MATRIX and value.op not in written:
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
         if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
