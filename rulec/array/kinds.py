@@ -24,7 +24,7 @@ def arrays_for(leaves: Sequence[tuple[str, Any]]) -> NumpyArrays:
         if name not in there:
             raise TensorError(
                 f"parameter {first} is a CuPy array and parameter {name} is not: give arrays of one kind to an "
-                f"optimizer, and the others to another"
+                f"optimizer, the others to another"
             )
     from rulec.array.cupy_arrays import CupyArrays
 
