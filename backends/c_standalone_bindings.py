@@ -119,7 +119,7 @@ def julia_text(file: CFile) -> str:
     module = _module(file)
     told = [
         *_told(file), "", f"Compile {file.name}.c to a shared library beside this file, then include it:", "",
-        f"    cc -O3 -std=c99 -fopenmp -shared -fPIC -o lib{file.name}.so {file.name}.c -lm", "",
+        f"    cc -O3 -fno-math-errno -std=c99 -fopenmp -shared -fPIC -o lib{file.name}.so {file.name}.c -lm", "",
         f'    include("{file.name}.jl")', f"    hyper = {module}.Hyper()", f"    state = {module}.init(param, hyper)",
         f"    {module}.step!(param, grad, state, {''.join(f'{key}, ' for key, _ in file.inputs)}hyper)",
     ]  # fmt: skip

@@ -50,7 +50,8 @@ def _introduction(file: CFile) -> list[str]:
         "steps itself. malloc's alignment is enough; 64 bytes are best. Blocks of different tensors may be used from",
         "different threads at the same time. With OpenMP several threads update a large tensor; their number",
         "changes no bit of a result.", "",
-        "What returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
+        "Compile with -O3 -fno-math-errno -fno-trapping-math: these change no bit, and let compilers use vectors.",
+        "", "What returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
     ]  # fmt: skip
     wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
     if wide:

@@ -51,7 +51,7 @@ class StageText(ElementWriter):
         return "\n".join([*signature(f"static void {self.name}", self.declared()), *block(body)]) + "\n"
 
     def _chunk(self) -> list[str]:
-        return [*self._begin(TENSOR), *self._simd(TENSOR), *loop("i", "start", "stop", self.body()), *self._end(TENSOR)]
+        return [*self._begin(TENSOR), *self._simd(), *loop("i", "start", "stop", self.body()), *self._end(TENSOR)]
 
     def _tile(self) -> list[str]:
         element = [
@@ -60,7 +60,7 @@ class StageText(ElementWriter):
         ]  # fmt: skip
         inner = [
             "const int64_t line = matrix * height + k;", *self._vector_lines(ROW), *self._begin(ROW),
-            *self._simd(ROW), *loop("j", "left", "right", element), *self._end(ROW, "line"),
+            *self._simd(), *loop("j", "left", "right", element), *self._end(ROW, "line"),
         ]  # fmt: skip
         cleared = [f"{self.at[r.name]}[matrix * width + j] = {NOTHING[r.value.op]};" for r in self._reduced(COL)]
         return [
@@ -92,10 +92,10 @@ class StageText(ElementWriter):
     def _begin(self, where: str) -> list[str]:
         return [f"double {self.names[r.name]} = {NOTHING[r.value.op]};" for r in self._reduced(where)]
 
-    def _simd(self, where: str) -> list[str]:
-        """Lets compilers sum in vectors, where sums are all that an inner loop reduces."""
-        found = self._reduced(where)
-        if not found or len(found) < len(self.stage.reduces) or any(r.value.op is not Op.SUM for r in found):
+    def _simd(self) -> list[str]:
+        """Lets compilers sum in vectors: which sums an inner loop then has depends on its length alone."""
+        found = [r for r in self.stage.reduces if place(r.axes, self.layout) != COL]
+        if not found or any(r.value.op is not Op.SUM for r in found):
             return []
         names = ", ".join(self.names[r.name] for r in found)
         return ["#ifdef _OPENMP", f"#pragma omp simd reduction(+ : {names})", "#endif"]

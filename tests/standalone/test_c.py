@@ -420,3 +420,32 @@ def test_texts_are_tidy(name: str) -> None:
         )
         assert str(Path.cwd()) not in text
         assert "MIT" in text
+
+
+@pytest.mark.parametrize(("name", "loops"), [("adamw", 1), ("lion", 1), ("lamb", 2), ("adafactor", 5)])
+def test_loops_over_elements_become_vectors(name: str, loops: int, tmp_path: Path) -> None:
+    """GCC says so of the loop of every stage."""
+    for file, text in written(rulec.load(name), "c").items():
+        (tmp_path / file).write_text(text)
+    command = [
+        "gcc",
+        "-std=c99",
+        "-O3",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fopenmp",
+        "-fopt-info-vec-optimized",
+    ]
+    done = subprocess.run(
+        [*command, "-c", "-o", "rule.o", f"{name}.c"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    vectors = {int(line.split(":")[1]) for line in done.stderr.splitlines() if "loop vectorized" in line}
+    found = []
+    lines = (tmp_path / f"{name}.c").read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        over_elements = line.strip() in (
+            "for (int64_t i = start; i < stop; i++) {", "for (int64_t j = left; j < right; j++) {",
+        )  # fmt: skip
+        if over_elements and not lines[number].endswith("= 0.0;"):  # which becomes a call of memset
+            found.append(any(abs(number - v) <= 3 for v in vectors))
+    assert found == [True] * loops
