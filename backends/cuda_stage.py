@@ -63,10 +63,10 @@ class StageKernel:
         part = "tile" if self.shaped else "chunk"
         return [
             f"const {part.title()} {part} = {part}s[blockIdx.x];",
-            f"bound += {len(self.bound)} * {part}.tensor;",
-            f"given += {len(GIVEN) + len(self.given)} * {part}.tensor;",
-            "const int64_t place = given[0];  // the tensor's row of the table",
-            "const bool wide = given[1];  // whether it can be read and written by 16 bytes",
+            f"bound += {len(self.bound)} * {part}.tensor;  // the tensor's own addresses",
+            f"given += {len(GIVEN) + len(self.given)} * {part}.tensor;  // what comes with each call",
+            "const int64_t place = given[0];  // its row of the table",
+            "const bool wide = given[1];  // whether all its addresses are multiples of 16",
             *self._stays(),
             *self._addresses(),
             *self._scalars(),
@@ -184,6 +184,7 @@ class StageKernel:
         wide = self.wide
         whole = f"chunk.start + (chunk.stop - chunk.start) / {wide} * {wide}"
         return [
+            "// Packs where addresses allow them, then single elements.",
             f"const int64_t packed = wide ? {whole} : chunk.start;",
             "#pragma unroll 1",
             f"for (int64_t i = chunk.start + {wide} * threadIdx.x; i < packed; i += {wide} * blockDim.x) {{",
@@ -196,6 +197,7 @@ class StageKernel:
         """A thread takes the same elements in packs or one by one: what it totals has the same bits."""
         wide = self.wide
         return [
+            "// A thread takes the same elements in packs or one by one, so that its totals have the same bits.",
             "#pragma unroll 1",
             f"for (int64_t i = chunk.start + {wide} * threadIdx.x; i < chunk.stop; i += {wide} * blockDim.x) {{",
             *indented([
@@ -238,6 +240,7 @@ class StageKernel:
             *self._begin(),
             "const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;",
             *self._totals(TENSOR), *columns, *begin,
+            "// Each group of lanes takes a line; those without one go along, for lanes wait for each other.",
             "#pragma unroll 1",
             "for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {",
             *indented(self._line()),

@@ -44,6 +44,8 @@ class CupyBackend:
         try:
             import cupy
 
+            if cupy.cuda.runtime.is_hip:
+                return "CuPy is here for AMD's GPUs, and these kernels are for NVIDIA's: use backend 'triton'"
             count = cupy.cuda.runtime.getDeviceCount()
         except Exception as error:  # noqa: BLE001 - whatever CuPy finds wrong with a driver or a library
             return f"CuPy finds no GPU ({_first_line(error)}): install NVIDIA's driver, or use another backend"

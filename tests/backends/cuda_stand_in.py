@@ -355,7 +355,9 @@ def _module() -> types.ModuleType:
     """The module `cupy`."""
     found = types.ModuleType("cupy")
     found.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-    runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, memcpyHostToDevice=1, memcpyAsync=memcpy_async)
+    runtime = types.SimpleNamespace(
+        is_hip=False, getDeviceCount=lambda: 1, memcpyHostToDevice=1, memcpyAsync=memcpy_async
+    )
     memory = types.SimpleNamespace(OutOfMemoryError=OutOfMemory)
     cuda = types.SimpleNamespace(
         memory=memory, Device=Device, Event=Event, Stream=Stream, alloc_pinned_memory=_pinned, runtime=runtime,

@@ -331,6 +331,11 @@ def test_without_a_driver_it_says_so_in_one_line(cupy: Any, monkeypatch: pytest.
         raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
 
     assert CupyBackend().unavailable_reason() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda.runtime, "is_hip", True)
+        assert CupyBackend().unavailable_reason() == (
+            "CuPy is here for AMD's GPUs, and these kernels are for NVIDIA's: use backend 'triton'"
+        )
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", fail)
     assert CupyBackend().unavailable_reason() == (
         "CuPy finds no GPU (cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime "
