@@ -70,8 +70,14 @@ def _singular_vectors(x: Tensor, rank: float) -> Tensor:
 
 def _inverse_root(x: Tensor, order: Any, eps: Any = 0) -> Tensor:
     lambdas, vectors = torch.linalg.eigh(x)
+    order, eps = _in_dtype(order, x), _in_dtype(eps, x)
     raised = torch.clamp(lambdas[..., None, :], min=0) + eps
     return torch.matmul(vectors * raised ** (-1 / order), vectors.mT)
+
+
+def _in_dtype(number: Any, x: Tensor) -> Any:
+    """A number beside a matrix, in whose dtype it takes part where it is an array."""
+    return number.to(x.dtype) if isinstance(number, Tensor) else number
 
 
 def _sides(x: Tensor) -> str:
