@@ -12,26 +12,35 @@ from rulec.language.node import Op
 
 
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """With numbers known here made on the condition's device: copying them there would be waited for.
+    """With numbers known here made on the device of the others: copying them there would be waited for.
 
     Truth from the scalar table is a number.
     """
     condition = condition if condition.dtype is torch.bool else condition != 0
-    return torch.where(condition, _beside(a, condition), _beside(b, condition))
+    device = next((x.device for x in (condition, a, b) if x.device.type != "cpu"), condition.device)
+    return torch.where(_on(device, condition), _on(device, a), _on(device, b))
 
 
-def _beside(value: Tensor, other: Tensor) -> Tensor:
-    if value.device == other.device:
+def _on(device: torch.device, value: Tensor) -> Tensor:
+    if value.device == device:
         return value
-    return other.new_full((), value.item(), dtype=value.dtype)
+    return torch.full((), value.item(), dtype=value.dtype, device=device)
 
 
 def _power(x: Tensor, y: Tensor) -> Tensor:
-    """C99's pow; torch takes the square root for an exponent of 0.5, which is -0 at -0 and NaN at -inf."""
+    """C99's pow; torch takes the square root for one exponent of 0.5, or one divided by it for one of -0.5, which are
+    negative at -0 and NaN at -inf."""
     result = torch.pow(x, y)
-    half = torch.eq(y, 0.5)
+    half = torch.eq(torch.abs(y), 0.5)
     special = torch.logical_and(half, torch.logical_or(torch.eq(x, 0), torch.eq(x, -torch.inf)))
-    return torch.where(special, torch.abs(x).to(result.dtype), result)
+    size = torch.abs(x).to(result.dtype)
+    return _where(special, _where(torch.gt(y, 0), size, 1 / size), result)
+
+
+def _modulo(a: Tensor, b: Tensor) -> Tensor:
+    """What is left of a division rounded down, a zero too with the sign of `b`."""
+    left = torch.remainder(a, b)
+    return _where(torch.eq(left, 0), torch.copysign(torch.zeros_like(left), b), left)
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -57,7 +66,7 @@ def _sigmoid(x: Tensor) -> Tensor:
 #: kernels of any device as arguments.
 ARITHMETIC: Mapping[Op, Callable[..., Any]] = {
     Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div, Op.POW: _power,
-    Op.MOD: torch.remainder, Op.FLOORDIV: lambda a, b: torch.floor(torch.div(a, b)), Op.NEG: torch.neg,
+    Op.MOD: _modulo, Op.FLOORDIV: lambda a, b: torch.floor(torch.div(a, b)), Op.NEG: torch.neg,
     Op.LT: torch.lt, Op.LE: torch.le, Op.GT: torch.gt, Op.GE: torch.ge, Op.EQ: torch.eq, Op.NE: torch.ne,
     Op.AND: torch.logical_and, Op.OR: torch.logical_or, Op.NOT: torch.logical_not,
     Op.WHERE: _where, Op.SQRT: torch.sqrt, Op.RSQRT: lambda x: 1 / torch.sqrt(x), Op.CBRT: _cbrt,
