@@ -106,7 +106,8 @@ def test_a_choice_is_made_on_the_device_wherever_what_is_known_here_is(where: st
 
 def positive(dtype: str) -> np.ndarray[Any, Any]:
     x = np.random.default_rng(0).normal(size=(3, 4, 4)).astype(dtype)
-    return x @ np.swapaxes(x, 1, 2) + np.eye(4, dtype=dtype)
+    found: np.ndarray[Any, Any] = x @ np.swapaxes(x, 1, 2) + np.eye(4, dtype=dtype)
+    return found
 
 
 NUMBERS: list[Any] = [1e-3, np.array(1e-3), np.array([1e-3, 0.1, 2.0]).reshape(3, 1, 1)]
