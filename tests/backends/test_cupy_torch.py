@@ -1,0 +1,100 @@
+"""The cupy backend under torch's optimizers: kernels on the CPU, in tensors that are said to be on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import rulec.torch
+from rulec.backend import registry
+from rulec.testing import IEEE, TorchKind
+from rulec.testing.cases import loaded
+from rulec.testing.trial import Subject
+from rulec.testing.whole import check_whole
+from rulec_backends import cupy_memory
+from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy_call import CudaCall
+from tests.backends import cuda_stand_in
+
+pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
+
+BACKEND = CupyBackend(threads=64)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes every tensor for one on a GPU; torch's own work is done at once, and so are kernels."""
+    memory, get = cupy_memory.TorchMemory, registry.get
+    monkeypatch.setattr(registry, "get", lambda name: BACKEND if name == "cupy" else get(name))
+    monkeypatch.setattr(cupy_memory, "_where", lambda array, what: ("torch", 0))
+    monkeypatch.setattr(memory, "empty", lambda self, count: torch.empty(count, dtype=torch.float64))
+    monkeypatch.setattr(memory, "zeros", lambda self, *shape: torch.zeros(shape, dtype=torch.float64))
+    monkeypatch.setattr(memory, "stream", lambda self, chosen: cuda_stand_in.Stream(3))
+    for name in ("__call__", "scalars"):
+        monkeypatch.setattr(CudaCall, name, at_once(getattr(CudaCall, name)))
+    with cuda_stand_in.installed():
+        yield
+
+
+def at_once(function: Any) -> Any:
+    def call(*given: Any, **named: Any) -> Any:
+        found = function(*given, **named)
+        cuda_stand_in.flush()
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb", "muon", "prodigy", "transforms/skip_not_finite"])
+def test_whole_steps_are_the_reference_s(name: str) -> None:
+    check_whole(Subject(BACKEND, TorchKind("cpu"), IEEE), loaded(name))
+
+
+def trained(backend: str, make: Any, steps: int = 3, **more: Any) -> list[Any]:
+    """Parameters after some steps with gradients of a seed."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((5, 3), (7,), (40, 40))]
+    optimizer = make(params, backend=backend, **more)
+    for step in range(steps):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        rate = optimizer.param_groups[0]["lr"]
+        if isinstance(rate, torch.Tensor):
+            rate.fill_(0.01 * (1 + step))
+        else:
+            optimizer.param_groups[0]["lr"] = 0.01 * (1 + step)
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+@pytest.mark.parametrize("make", [rulec.torch.AdamW, rulec.torch.NAdam, rulec.torch.LAMB], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_optimizers_are_those_of_the_cpu(make: Any, capturable: bool) -> None:
+    there: dict[str, Any] = {"capturable": True, "lr": torch.tensor(0.01, dtype=torch.float64)} if capturable else {}
+    ours, theirs = trained("cupy", make, **there), trained("cpu", make)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_scaled_gradients_that_are_not_finite_leave_everything_as_it_was() -> None:
+    torch.manual_seed(1)
+    param, plain = (torch.nn.Parameter(torch.ones(33, dtype=torch.float64)) for _ in range(2))
+    scaled = rulec.torch.AdamW([param], backend="cupy", capturable=True)
+    other = rulec.torch.AdamW([plain], backend="cpu")
+    grad = torch.randn(33, dtype=torch.float64)
+    for factor, infinite in ((1024.0, False), (3.0, True), (8.0, False)):
+        scaled.grad_scale = torch.tensor(factor)
+        scaled.found_inf = torch.tensor(float(infinite))
+        param.grad = grad * factor
+        before = param.detach().clone()
+        scaled.step()
+        if infinite:
+            assert torch.equal(param, before)
+            continue
+        plain.grad = grad.clone()
+        other.step()
+    torch.testing.assert_close(param, plain, rtol=1e-12, atol=1e-14)
+    assert int(scaled.state[param]["step"]) == 2
