@@ -10,7 +10,8 @@ from rulec.language.rule import Rule
 from .array_print import Dialect, StageFunction, operations
 from .python_standalone import OneFile, ScalarLines, call_lines, expression, indented, words_in
 
-_WORDS = {
+#: What NumPy spells in another way, or lacks.
+WORDS = {
     "cbrt": "cbrt = np.cbrt\n",
     "power": "power = np.power\n",
     "erf": '''\
@@ -31,14 +32,14 @@ DIALECT = Dialect(
     module="np",
     parameters=(),
     imports=(),
-    functions=dict.fromkeys(_WORDS, ""),
+    functions=dict.fromkeys(WORDS, ""),
     cast="{}.astype(np.{})",
     number="np.{1}({0})",
     copy="{}.copy()",
 )
 
 #: Names that the printed class uses.
-_LOCALS = ("p", "g", "t", "state", "states", "grads", "np", "math", "inf", "nan", "step", "update", *_WORDS)
+_LOCALS = ("p", "g", "t", "state", "states", "grads", "np", "math", "inf", "nan", "step", "update", *WORDS)
 
 _DTYPES = {"float32": "float32", "float64": "float64"}
 
@@ -65,7 +66,7 @@ class NumpyFile(OneFile):
     def text(self) -> str:
         """The whole file."""
         update, own = self._update(), self._class()
-        words = words_in("\n".join([*update, *own]), _WORDS)
+        words = words_in("\n".join([*update, *own]), WORDS)
         floats = [x for x in ("inf", "nan") if self.named(x, update)]
         imports = ["import math", ""] * any("math." in x for x in words)
         imports += [f"from math import {', '.join(floats)}", ""] * bool(floats)

@@ -12,7 +12,7 @@ from rulec.language.source import did_you_mean
 from rulec.standalone.prose import file_name
 
 #: The backends that a rule is written for, each by its module `<backend>_standalone`.
-WRITTEN = ("c", "triton", "jax", "numpy")
+WRITTEN = ("c", "triton", "cupy", "jax", "numpy")
 
 
 def written(

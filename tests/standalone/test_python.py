@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.standalone.files import written
 from rulec.standalone.refusal import CannotBuild
+from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
 from tests.standalone.one_file import Array, ran
 
@@ -76,7 +78,37 @@ for number, grads in enumerate(steps):
 leave([t.detach().numpy() for t in tensors])
 """
 
-PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH}
+CUPY = """
+import sys
+import cuda_stand_in
+sys.modules["cupy"] = cuda_stand_in.CUPY
+import cupy
+import rule
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+arrays = [cupy.asarray(p) for p in params]
+optimizer = kind(arrays)
+for grads in steps:
+    optimizer.step([cupy.asarray(g) for g in grads])
+leave([a.get() for a in arrays])
+"""
+
+PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH, "cupy": CUPY}
+
+#: What runs CUDA C on the CPU.
+STAND_IN = ("cuda_stand_in.py", "cuda_on_cpu.cpp", "cuda_on_cpu.h")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder, but for the stand-in for CuPy."""
+    for name in STAND_IN:
+        shutil.copy(Path(__file__).parents[1] / "backends" / name, tmp_path)
+    return tmp_path
+
+
+def skip_without_a_compiler(backend: str) -> None:
+    if backend == "cupy" and shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
 
 
 def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[Array]:
@@ -88,10 +120,11 @@ def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("backend", PROGRAMS)
-def test_steps_are_the_references(backend: str, rule: str, tmp_path: Path) -> None:
+def test_steps_are_the_references(backend: str, rule: str, folder: Path) -> None:
+    skip_without_a_compiler(backend)
     params, steps = drawn(10, SHAPES, 4)
     found = ran(
-        tmp_path, rule, backend, PROGRAMS[backend], [p.astype(np.float32) for p in params],
+        folder, rule, backend, PROGRAMS[backend], [p.astype(np.float32) for p in params],
         [[g.astype(np.float32) for g in grads] for grads in steps],
     )  # fmt: skip
     for ours, theirs, before in zip(found, reference(rule, params, steps), params, strict=True):
@@ -101,9 +134,10 @@ def test_steps_are_the_references(backend: str, rule: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("backend", PROGRAMS)
-def test_float64(backend: str, tmp_path: Path) -> None:
+def test_float64(backend: str, folder: Path) -> None:
+    skip_without_a_compiler(backend)
     params, steps = drawn(11, SHAPES, 4)
-    found = ran(tmp_path, "nadam", backend, PROGRAMS[backend], params, steps, "float64")
+    found = ran(folder, "nadam", backend, PROGRAMS[backend], params, steps, "float64")
     for ours, theirs in zip(found, reference("nadam", params, steps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
@@ -166,7 +200,7 @@ def test_texts_are_tidy(backend: str) -> None:
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Import | ast.ImportFrom)
         }
-        own = {"numpy": {"numpy"}, "jax": {"jax"}, "triton": {"torch", "triton"}}[backend]
+        own = {"numpy": {"numpy"}, "jax": {"jax"}, "triton": {"torch", "triton"}, "cupy": {"cupy", "numpy"}}[backend]
         assert modules <= own | {"math", "typing"}
 
 
@@ -177,3 +211,14 @@ def test_backends_that_nothing_is_written_for() -> None:
         written(rulec.load("adamw"), "tritn")
     with pytest.raises(RulecError, match="--name '1a' is no name of a function"):
         written(rulec.load("adamw"), "c", name="1a")
+
+
+@pytest.mark.skipif(bool(cuda_assembly.missing()), reason=cuda_assembly.missing())
+@pytest.mark.parametrize("rule", ["adamw", "madgrad"])
+def test_the_cuda_source_is_compiled_by_nvrtc(rule: str) -> None:
+    ((_, text),) = written(rulec.load(rule), "cupy").items()
+    (source,) = (
+        node.value for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
+    )  # fmt: skip
+    assert len(cuda_assembly.compiled(ast.literal_eval(source), "sm_90")) > 1000
