@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rulec.backend.layout import Layout
@@ -9,7 +10,7 @@ from rulec.compiler.ir import Program, Result, Stage
 from rulec.language.node import Op
 
 from .c_print import ElementWriter, Parameter
-from .c_text import block, call_lines, indented
+from .c_text import WIDTH, block, call_lines, indented
 from .cuda_plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
 from .cuda_words import DIALECT
 from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
@@ -46,15 +47,17 @@ class StageKernel:
         first = "const Tile *tiles" if self.shaped else "const Chunk *chunks"
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}, {_BLOCKS}) {self.name}'
         lines = call_lines(head, [[first, *_TABLES]], "")
-        return [self.writer.text(), "\n".join([f"// {self._about()}", *lines, "{", *indented(body), "}"])]
+        return [self.writer.text(), "\n".join([*self._about(), *lines, "{", *indented(body), "}"])]
 
-    def _about(self) -> str:
+    def _about(self) -> list[str]:
         """What a block does, in a sentence."""
-        part = "tile" if self.shaped else "chunk"
-        totals = ", ".join(f"{r.name} per {r.value.arg}" for r in self.stage.reduces)
-        stored = ", ".join(self.writer.stored())
-        does = [f"{verb} {what}" for verb, what in (("stores", stored), ("totals", totals)) if what]
-        return f"A block takes one {part} of one tensor: it {' and '.join(does)}."
+        levels: dict[str, list[str]] = {}
+        for r in self.stage.reduces:
+            levels.setdefault(str(r.value.arg), []).append(r.name)
+        does = [f"stores {', '.join(self.writer.stored())}"] * bool(self.stage.stores)
+        does += [f"totals {', '.join(names)} per {level}" for level, names in levels.items()]
+        text = f"A block takes one {'tile' if self.shaped else 'chunk'} of one tensor: it {'; it '.join(does)}."
+        return textwrap.wrap(text, WIDTH, initial_indent="// ", subsequent_indent="// ")
 
     # Lines before the loops
 

@@ -107,27 +107,27 @@ class Matrices:
         """How many tiles lie one above the other in a matrix; 1 where there is nothing to cut."""
         return max(1, -(-self.height // self.down))
 
-    def tiles(self) -> list[tuple[int, ...]]:
-        """The `TILE` words of each tile, but for the tensor and the slot."""
-        if not self.batch * self.height * self.width:
-            return []
-        heights = [self.height] * self.batch if self.apart else [self.batch * self.height]
-        return [
-            (
-                matrix, self.width, first + top, first + min(top + self.down, height), left,
-                min(left + self.across, self.width), self.lanes, left // self.across * self.batch * self.height,
-                top // self.down * self.batch * self.width,
-            )
-            for matrix, height in enumerate(heights) for first in (matrix * height,)
-            for top in range(0, height, self.down) for left in range(0, self.width, self.across)
-        ]  # fmt: skip
+    def tiles(self) -> Table:
+        """The `TILE` words of each tile, those of the tensor and the slot left at zero."""
+        count, height = (self.batch, self.height) if self.apart else (1, self.batch * self.height)
+        cuts = [np.arange(count), np.arange(0, height, self.down), np.arange(0, self.width, self.across)]
+        matrix, top, left = (x.reshape(-1) for x in np.meshgrid(*cuts, indexing="ij"))
+        first, whole = matrix * height, np.ones_like(matrix)
+        words = {
+            "matrix": matrix, "width": self.width * whole, "top": first + top,
+            "bottom": first + np.minimum(top + self.down, height), "left": left,
+            "right": np.minimum(left + self.across, self.width), "lanes": self.lanes * whole,
+            "row_slots": left // self.across * self.batch * self.height,
+            "col_slots": top // self.down * self.batch * self.width,
+        }  # fmt: skip
+        return np.stack([words.get(name, 0 * whole) for name in TILE], axis=1).astype(np.int64)
 
 
 def tiles(tensors: Sequence[Matrices]) -> Chunks:
     """Tiles of tensors seen as matrices."""
-    rows: list[tuple[int, ...]] = []
-    first = [0]
-    for index, tensor in enumerate(tensors):
-        rows += [(index, *tile, len(rows) + i) for i, tile in enumerate(tensor.tiles())]
-        first.append(len(rows))
-    return Chunks(np.array(rows, np.int64).reshape(-1, len(TILE)), first)
+    found = [tensor.tiles() for tensor in tensors]
+    first = np.cumsum([0, *map(len, found)]).tolist()
+    table = np.concatenate([np.zeros((0, len(TILE)), np.int64), *found])
+    table[:, TILE.index("tensor")] = np.repeat(np.arange(len(tensors)), [*map(len, found)])
+    table[:, TILE.index("slot")] = np.arange(len(table))
+    return Chunks(table, first)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.layout import ITEM_SIZE, Layout
-from rulec.compiler.ir import Program, Stage
+from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 
@@ -72,6 +72,7 @@ class Planner:
         if shaped and len(views) != len(sizes):
             raise InternalError(f"{program.name} sees matrices: bind its cupy kernel with a view of each tensor")
         self._views = views if shaped else ()
+        self._tiles: dict[tuple[Matrices, ...], Chunks] = {}
 
     def work(self, index: int) -> Work | None:
         """What a stage needs; None where it computes nothing."""
@@ -81,7 +82,7 @@ class Planner:
         pack = pack_width(self.program, self.layout, stage)
         shaped = is_shaped(self.program, stage, self.layout)
         matrices = [self._matrices(view, stage, pack) for view in self._views] if shaped else []
-        chunks = tiles(matrices) if shaped else flat_chunks(self.sizes, self._moved(stage))
+        chunks = self._tiled(matrices) if shaped else flat_chunks(self.sizes, self._moved(stage))
         even = np.array([m.width % pack == 0 for m in matrices] if shaped else [True] * len(self.sizes), np.bool_)
         slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
         buffers = used_buffers(self.program, stage)
@@ -89,6 +90,13 @@ class Planner:
         bound = [self.bound.index(name) for name in buffers if name in self.bound]
         given = [self.given.index(name) for name in [*buffers, *wide] if name in self.given]
         return Work(kernel_name(self.program, index), chunks, self._moving(stage), slots, bound, given, even)
+
+    def _tiled(self, matrices: Sequence[Matrices]) -> Chunks:
+        """The tiles of these matrices, which stages that are cut alike share."""
+        key = tuple(matrices)
+        if key not in self._tiles:
+            self._tiles[key] = tiles(matrices)
+        return self._tiles[key]
 
     def _moving(self, stage: Stage) -> list[Moving]:
         names = [n for n in used_buffers(self.program, stage) if n in self.given and n != "g"]
@@ -111,7 +119,7 @@ class Planner:
             view.batch, height, width, pack, COL in reduced, bool({COL, MATRIX} & {*reduced, *read})
         )  # fmt: skip
 
-    def _slots(self, reduction: Any, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
+    def _slots(self, reduction: Result, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
         where = place(reduction.axes, self.layout)
         if where == TENSOR:
             return TensorSlots(reduction, chunks, self.memory)
