@@ -101,7 +101,7 @@ class _ScalarKernel:
             *(f"const double {name} = {self._leaf(leaf)};" for leaf, name in self.names.items()),
             *(f"const {types[name]} {name} = {text};" for name, text in self.printer.lines()),
             *[f"double *const row = table + {len(self.program.columns)} * i;"] * bool(rows),
-            *(f"{row}  // {name}" for row, name in zip(rows, names, strict=True)),
+            *(row if f" {name};" in row else f"{row}  // {name}" for row, name in zip(rows, names, strict=True)),
             *(f"{self.at[Argument('stored', s.buffer)]}[i] = {self.printer.text(value)};"
               for s, value in zip(self.program.scalars.stores, self.stores, strict=True)),
         ]  # fmt: skip

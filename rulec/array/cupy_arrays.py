@@ -71,7 +71,9 @@ class CupyArrays(NumpyArrays):
         """Uninitialised memory for one step, in the shape and memory order of a parameter."""
         import cupy
 
-        return cupy.empty_like(like, dtype=numpy_dtype(dtype))
+        size = like.size * numpy_dtype(dtype).itemsize
+        with self._memory_for("what a step makes on the way", size, "use smaller arrays, or free memory"):
+            return cupy.empty_like(like, dtype=numpy_dtype(dtype))
 
     def library(self, device: str, on_device: bool) -> Any:
         """CuPy on the device; NumPy for what is known here. TensorError for a backend that knows no device."""
@@ -92,10 +94,17 @@ class CupyArrays(NumpyArrays):
         """Memory on the device; TensorError, with how much was wanted, where there is none."""
         import cupy
 
-        try:
+        advice = "nothing was changed; use fewer or narrower states (state_dtype), or free memory"
+        with self._memory_for(f"the states of {tensors} arrays", size, advice):
             return cupy.empty(size, np.uint8)
+
+    @contextmanager
+    def _memory_for(self, what: str, size: int, advice: str) -> Iterator[None]:
+        import cupy
+
+        try:
+            yield
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise TensorError(
-                f"GPU {self.number} has no memory for the states of {tensors} arrays ({size / 2**20:.0f} MiB): nothing "
-                f"was changed; use fewer or narrower states (state_dtype), or free memory"
+                f"GPU {self.number} has no memory for {what} ({size / 2**20:.0f} MiB): {advice}"
             ) from error
