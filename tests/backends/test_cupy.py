@@ -221,7 +221,7 @@ def test_a_kernel_runs_in_the_stream_it_is_given(monkeypatch: pytest.MonkeyPatch
 
 def scalars_on_device(cupy: Any, name: str, narrow: bool) -> tuple[Any, Any, Any, Any]:
     """The table and new states from the device and from the definition, of three tensors in two groups."""
-    shapes = [(4, 3), (2, 6), (3, 4)]
+    shapes = [(3, 4), (2, 6), (3, 3)]
     bound = Bound(name, shapes, "float64")
     program, random = bound.program, np.random.default_rng(5)
     groups = np.array([1, 0, 1])
