@@ -29,7 +29,7 @@ static void newton_schulz(
     }
     for (int64_t step = 0; step < steps; step++) {
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (n > 64)
 #endif
         for (int64_t i = 0; i < n; i++) {
             for (int64_t k = 0; k <= i; k++) {
@@ -37,7 +37,7 @@ static void newton_schulz(
             }
         }
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (n > 64)
 #endif
         for (int64_t i = 0; i < n; i++) {
             for (int64_t k = 0; k <= i; k++) {
@@ -46,7 +46,7 @@ static void newton_schulz(
             }
         }
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n > 64)
 #endif
         for (int64_t i = 0; i < n; i++) {
             for (int64_t j = 0; j < m; j++) {

@@ -15,7 +15,7 @@ from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
 from .c_standalone import STATUSES, CFile, is_vector, move_parameters
-from .c_standalone_step import StepText, fact, number_name
+from .c_standalone_step import StepText, fact, state_names
 from .c_standalone_text import block, branch, comment, indented, loop, signature, wrapped
 from .c_standalone_words import TYPES, expression, literal, narrowed, widened, words_used
 
@@ -28,6 +28,7 @@ class Source:
 
     def __init__(self, file: CFile) -> None:
         self.file, self.name, self.upper = file, file.name, file.upper
+        self.states = state_names(file.family)
         #: The matrix functions that any step calls: all call the same.
         self.matrix_words = ""
 
@@ -73,7 +74,7 @@ class Source:
 
     def _structs(self) -> list[str]:
         shape = ["int64_t rows;", "int64_t cols;"] if self.file.shaped else []
-        numbers = [f"double {number_name(n)};" for n in self.file.numbers()]
+        numbers = [f"double {self.states[n]};" for n in self.file.numbers()]
         head = ["uint64_t magic;", "int64_t steps;", "int64_t count;", *shape, *numbers]
         lines = ["/* The beginning of a state block. */", *_struct(f"{self.name}_head", head)]
         if self.file.shaped:
@@ -84,7 +85,7 @@ class Source:
                 "/* A tensor as the rule sees it: a batch of matrices. */",
                 *_struct(f"{self.name}_view", fields),
             ]
-        places = [f"size_t {number_name(n)};" for n in self.file.all_arrays()]
+        places = [f"size_t {self.states[n]};" for n in self.file.all_arrays()]
         told = "/* Where the states lie, in bytes from the beginning of their block, and the bytes of it all. */"
         return [*lines, "", told, *_struct(f"{self.name}_places", [*places, "size_t bytes;"])]
 
@@ -114,7 +115,7 @@ class Source:
 
     def _placed(self, buffer: Buffer) -> list[str]:
         kind = TYPES[self.file.state_dtype]
-        field = number_name(buffer.name)
+        field = self.states[buffer.name]
         size = self.file.size(buffer)
         size = f"(size_t){size if size.isidentifier() else f'({size})'} * sizeof({kind})"
         return [f"found.{field} = end;", f"end += ({size} + 63) / 64 * 64;"]
@@ -286,7 +287,7 @@ class Source:
         body = [
             *self._begin(["param"]), f"{self.name}_head *const head = state;", f"head->magic = {self.upper}_MAGIC;",
             "head->steps = 0;", f"head->count = {count};", *shape,
-            *(f"head->{number_name(n)} = 0.0;" for n in self.file.numbers() if len(self.file.family.cases) > 1),
+            *(f"head->{self.states[n]} = 0.0;" for n in self.file.numbers() if len(self.file.family.cases) > 1),
         ]  # fmt: skip
         cases = [self._first_values(case) for case in self.file.family.cases]
         texts = [line for own in cases for line in own]
@@ -307,10 +308,10 @@ class Source:
         for buffer in case.program.states:
             assert buffer.init is not None
             if not is_vector(buffer):
-                lines.append(f"head->{number_name(buffer.name)} = {self._initial(buffer.init)};")
+                lines.append(f"head->{self.states[buffer.name]} = {self._initial(buffer.init)};")
                 continue
             kind, compute = TYPES[self.file.state_dtype], self.file.state_dtype
-            name = number_name(buffer.name)
+            name = self.states[buffer.name]
             copy = buffer.init.op is Op.LOAD and self.file.state_dtype == self.file.dtype
             value = "param[i]" if copy else narrowed(self._initial(buffer.init), compute)
             if buffer.init.op is Op.CONST and not buffer.init.arg:

@@ -14,7 +14,7 @@ from .c_print import Parameter
 from .c_standalone_matrix import WRITTEN, matrix_words
 from .c_standalone_numbers import LOOPS, Numbers, used
 from .c_standalone_stage import StageText
-from .c_standalone_text import block, branch, indented, loop, signature
+from .c_standalone_text import block, branch, loop, signature
 from .c_standalone_words import RESERVED, TYPES, literal, narrowed, widened
 from .plan import COL, ROW, TENSOR, is_shaped, place
 
@@ -42,6 +42,7 @@ class StepText:
             for i in range(len(self.program.stages))
         ]
         self.taken = set(RESERVED) | {"t"}
+        self.states = state_names(family)
         self.pointers = self._pointers()
         #: The results of matrix functions, which have the parameter's shape.
         self.found = {v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise}
@@ -101,7 +102,7 @@ class StepText:
     def _loaded(self, buffer: Buffer, index: str) -> str:
         if index:
             return widened(f"{self.pointers[buffer.name]}[{index}]", self.layout.dtype(buffer.name))
-        return self.pointers[buffer.name] if buffer.role == "input" else f"head->{number_name(buffer.name)}"
+        return self.pointers[buffer.name] if buffer.role == "input" else f"head->{self.states[buffer.name]}"
 
     @staticmethod
     def _letters(result: Result) -> str:
@@ -150,7 +151,7 @@ class StepText:
             )
         for b in read:
             kind = TYPES[self.layout.dtype(b.name)]
-            text = f"({kind} *)((char *)state + at.{number_name(b.name)})"
+            text = f"({kind} *)((char *)state + at.{self.states[b.name]})"
             found.append(f"{kind} *const {self.pointers[b.name]} = {text};")
         t = [
             "const double t = (double)head->steps;"
@@ -265,7 +266,7 @@ class StepText:
             buffer = self.program.buffer(store.buffer)
             letters = "".join(c for c in buffer.axes.letters if c in "bij")
             if not letters:
-                lines.append(f"head->{number_name(buffer.name)} = {self.numbers.text(store.value)};")
+                lines.append(f"head->{self.states[buffer.name]} = {self.numbers.text(store.value)};")
                 continue
             variable, size, _ = LOOPS[letters]
             text = narrowed(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
@@ -274,7 +275,7 @@ class StepText:
                 body.insert(0, f"const int64_t matrix = {variable} / {'rows' if letters == 'bi' else 'cols'};")
             lines += loop(variable, "0", size, body)
         stores = self.program.scalars.stores
-        return lines + [f"head->{number_name(s.buffer)} = {self.numbers.text(s.value)};" for s in stores]
+        return lines + [f"head->{self.states[s.buffer]} = {self.numbers.text(s.value)};" for s in stores]
 
     # Matrix functions
 
@@ -351,15 +352,20 @@ def fact(name: str, dtype: str) -> str:
     return f"(double){'count' if name == 'numel' else name}"
 
 
-def number_name(state: str) -> str:
-    """The name of a state in the head of a block, or of its place."""
-    return unique_name(state, {"magic", "steps", "bytes", *RESERVED})
+def state_names(family: Family) -> dict[str, str]:
+    """The name of each state in the head of a block, or of its place."""
+    taken = {"magic", "steps", "bytes", *RESERVED}
+    states = dict.fromkeys(b.name for case in family.cases for b in case.program.states)
+    return {state: unique_name(state, taken) for state in states}
 
 
 def hyper_names(family: Family) -> dict[str, str]:
-    """The field of each hyper-parameter that is no static one."""
+    """The field of each hyper-parameter that is no static one; Fortran takes capitals for small letters."""
     taken = set(RESERVED)
-    return {key: unique_name(key, taken) for key, h in family.rule.hyper.items() if not h.static}
-
-
-__all__ = ["StepText", "fact", "hyper_names", "indented", "number_name"]
+    found: dict[str, str] = {}
+    for key in (k for k, h in family.rule.hyper.items() if not h.static):
+        name = unique_name(key, taken)
+        while name.lower() in {other.lower() for other in found.values()}:
+            name += "_"
+        found[key] = name
+    return found

@@ -397,9 +397,12 @@ def test_what_has_no_such_form(name: str, why: str) -> None:
 def test_the_same_rule_gives_the_same_bytes() -> None:
     program = (
         "import hashlib, rulec\nfrom rulec.standalone.files import written\n"
-        "for name in ('adamw', 'adafactor', 'lookahead(adam, k=2)', 'schedule_free_adamw'):\n"
-        "    for file, text in written(rulec.load(name), 'c').items():\n"
-        "        print(file, hashlib.sha256(text.encode()).hexdigest())\n"
+        "rules = {'c': ('adamw', 'adafactor', 'lookahead(adam, k=2)', 'schedule_free_adamw', 'muon')}\n"
+        "rules |= dict.fromkeys(('triton', 'cupy', 'jax', 'numpy'), ('adamw', 'nadam', 'madgrad'))\n"
+        "for backend, names in rules.items():\n"
+        "    for name in names:\n"
+        "        for file, text in written(rulec.load(name), backend).items():\n"
+        "            print(backend, file, hashlib.sha256(text.encode()).hexdigest())\n"
     )
     printed = [
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
@@ -407,7 +410,7 @@ def test_the_same_rule_gives_the_same_bytes() -> None:
         for seed in ("1", "2")
     ]  # fmt: skip
     assert printed[0] == printed[1]
-    assert len(printed[0].splitlines()) == 16
+    assert len(printed[0].splitlines()) == 5 * 4 + 4 * 3
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "clip_by_norm >> adamw"])

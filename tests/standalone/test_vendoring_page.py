@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rulec
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.standalone.files import written
 from tests.docs.markdown import ROOT, Block, blocks
+from tests.standalone.c_library import CRule, CRun, drawn
 from tests.standalone.test_fortran import needs_gfortran
 
 
@@ -50,6 +54,34 @@ def test_fortran_modules_of_other_rules(rule: str, tmp_path: Path) -> None:
     assert (tmp_path / "other_rule.mod").is_file()
 
 
+AWKWARD = """
+name: Awkward
+hyper: {lr: 0.1, k: 1, K: 2, end: 3, double: 0.5}
+state: {m: 0, M: 0, head: 0, param: {init: 1, per: tensor}}
+step: |
+  m = k*m + g
+  M = K*M + m
+  head = 0.5*head + M
+  param = param + 1
+  direction = m + M/end + head*double/param
+"""
+
+
+@needs_gfortran
+def test_names_that_languages_have_for_themselves(tmp_path: Path) -> None:
+    rule = rulec.parse(AWKWARD)
+    built = CRule(rule, tmp_path, "float64")
+    params, steps = drawn(15, ((4, 3),), 3)
+    run, reference = CRun(built, params), ReferenceOptimizer(rule, params)
+    for grads in steps:
+        run.step(grads)
+        reference.step(grads)
+    np.testing.assert_allclose(run.arrays[0], reference.params[0], rtol=1e-12)
+    command = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-c", "awkward.f90"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_header_is_also_cpp(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
@@ -62,8 +94,6 @@ def test_the_header_is_also_cpp(tmp_path: Path) -> None:
 
 def test_the_julia_functions_call_what_the_header_declares() -> None:
     """Julia is not run here: at least every function that is called is declared, with as many parameters."""
-    import re
-
     for rule in ("adamw", "adafactor", "schedule_free_adamw"):
         texts = written(rulec.load(rule), "c", name="other")
         header = " ".join(texts["other.h"].split("extern")[1].split())

@@ -40,6 +40,7 @@ program train
   call make_network()
   hyper%lr = 0.004_c_double
   call begin(parameters)
+  call check_places()
   open(10, file='losses.txt')
   do epoch = 1, epochs
     loss = 0.0
@@ -53,6 +54,7 @@ program train
   end do
   close(10)
   call write_all('parameters.bin', .false.)
+  call check_places()
   do i = 1, size(parameters)
     if (address_of(parameters(i)) /= parameters(i)%address) error stop 'a parameter array has moved'
     if (adamw_steps(c_loc(parameters(i)%state)) /= epochs*(size(order, 1)/batch)) error stop 'steps were not counted'
@@ -108,6 +110,17 @@ contains
     address = transfer(c_loc(parameter%values), address)
   end function
 
+  ! What the optimizer is given is where the layers' own arrays lie.
+  subroutine check_places()
+    type(c_ptr) :: own(8)
+    own = [ &
+      c_loc(images_in%kernel), c_loc(images_in%bias), c_loc(along%kernel), c_loc(along%bias), &
+      c_loc(local%kernel), c_loc(local%bias), c_loc(classes%weight), c_loc(classes%bias)]
+    do i = 1, size(own)
+      if (.not. c_associated(own(i), c_loc(parameters(i)%values))) error stop 'a parameter is not where its layer has it'
+    end do
+  end subroutine
+
   subroutine begin(all)
     type(trained), intent(inout), target :: all(:)
     integer(c_int64_t) :: count
@@ -130,8 +143,6 @@ contains
         error stop 'adamw_step failed'
       if (.not. c_associated(last_param(), c_loc(all(k)%values))) error stop 'the C routine was given a copy'
     end do
-    ! What the C routine was given last is the layer's own array.
-    if (.not. c_associated(last_param(), c_loc(classes%bias))) error stop 'the bias was not updated where it lies'
     if (.not. c_associated(last_grad(), c_loc(classes%bias_gradient))) error stop 'the gradient was copied'
   end subroutine
 
