@@ -226,7 +226,9 @@ class Source:
                 program = compile(rule, case.facts, self.file.family.static)
                 (version,) = versions(rule, program, case.facts, {}, self.file.dtype, self.file.state_dtype)[:1]
                 function = self._function(word, kind, 0, "_")
-                parameters = [p for p in self._update_parameters() if "grad" not in p and p not in self.file.given]
+                parameters = [
+                    p for p in self._update_parameters() if not p.endswith(" *grad") and p not in self.file.given
+                ]
                 move = StepText(self.file.family, version, self.name, function, parameters, counts=False)
                 found.append(move.text().rstrip("\n").split("\n"))
         return found
