@@ -227,7 +227,9 @@ def test_a_copied_block_is_a_checkpoint(tmp_path: Path) -> None:
     assert again.arrays[0].tobytes() == run.arrays[0].tobytes()
 
 
-@pytest.mark.parametrize("name", ["schedule_free_adamw", "schedule_free(adam)", "ema(sgd)", "ema(novograd)", "ema(adafactor)"])
+@pytest.mark.parametrize(
+    "name", ["schedule_free_adamw", "schedule_free(adam)", "ema(sgd)", "ema(novograd)", "ema(adafactor)"]
+)
 def test_evaluation_points(name: str, tmp_path: Path) -> None:
     rule = rulec.load(name)
     params, steps = drawn(6, ((4, 3), (5,)), 5)
