@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,14 +13,10 @@ from rulec.errors import TensorError
 
 
 class Memory(Protocol):
-    """Arrays of one library on one device."""
+    """Arrays of one library on one device; `address` says where the first element of one is."""
 
     device: int
-
-    @staticmethod
-    def address(array: Any) -> int:
-        """Where the first element is."""
-        ...
+    address: Callable[[Any], int]
 
     def empty(self, count: int) -> Any:
         """An uninitialised float64 array."""
@@ -39,11 +36,7 @@ class CupyMemory:
 
     def __init__(self, device: int) -> None:
         self.device = device
-
-    @staticmethod
-    def address(array: Any) -> int:
-        """Where the first element is."""
-        return array.data.ptr  # type: ignore[no-any-return]
+        self.address: Callable[[Any], int] = attrgetter("data.ptr")
 
     def empty(self, count: int) -> Any:
         """A CuPy array."""
@@ -68,12 +61,10 @@ class TorchMemory:
     """PyTorch's CUDA tensors."""
 
     def __init__(self, device: int) -> None:
-        self.device = device
+        import torch
 
-    @staticmethod
-    def address(tensor: Any) -> int:
-        """Where the first element is."""
-        return tensor.data_ptr()  # type: ignore[no-any-return]
+        self.device = device
+        self.address: Callable[[Any], int] = torch.Tensor.data_ptr
 
     def empty(self, count: int) -> Any:
         """A tensor."""
