@@ -134,16 +134,17 @@ __device__ inline void element_0(
     *sum_tensor += p * p;
 }
 
-// A block takes one tile of one tensor: it totals sum_row per row, sum_col per col, sum_tensor per tensor.
+// A block takes one tile of one tensor: it totals sum_row per row; it totals sum_col per col; it totals
+// sum_tensor per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;
-    given += 6 * tile.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * tile.tensor;  // the tensor's own addresses
+    given += 6 * tile.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const p_at = at<const float>(bound[0]);
     const float *const g_at = at<const float>(given[2]);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
@@ -153,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 #pragma unroll
     for (int e = 0; e < 4; ++e)
         sum_col[e] = 0;
+    // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
 #pragma unroll 1
     for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {
         const int64_t line = top + threadIdx.x / lanes;
@@ -204,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;
-    given += 6 * tile.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * tile.tensor;  // the tensor's own addresses
+    given += 6 * tile.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const g_at = at<const float>(given[2]);
     const float *const r_new_at = at<const float>(given[3]);
     const float *const c_new_at = at<const float>(given[4]);
@@ -217,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
     double sum_tensor_2 = 0;
+    // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
 #pragma unroll 1
     for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {
         const int64_t line = top + threadIdx.x / lanes;
@@ -269,10 +272,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;
-    given += 6 * tile.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * tile.tensor;  // the tensor's own addresses
+    given += 6 * tile.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -287,6 +290,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
     const float scalar_1 = (float)row[11];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
+    // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
 #pragma unroll 1
     for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {
         const int64_t line = top + threadIdx.x / lanes;
@@ -364,13 +368,13 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double rho = pow(t, beta2_decay);
     double *const row = table + 12 * i;
     row[0] = cols;  // scalar_0
-    row[1] = rho;  // rho
+    row[1] = rho;
     row[2] = rows;  // scalar_2
     row[3] = lr * weight_decay;  // scalar_3
     row[4] = numel;  // scalar_4
-    row[5] = eps2;  // eps2
+    row[5] = eps2;
     row[6] = minimum(lr, 1.0 / sqrt(t));  // scalar_6
-    row[7] = eps1;  // eps1
+    row[7] = eps1;
     row[8] = eps1 * eps1;  // scalar_8
-    row[9] = d;  // d
+    row[9] = d;
 }

@@ -116,13 +116,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 5 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const g_at = at<const float>(given[2]);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     double sum_model = 0;
+    // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
         if (wide && i + 4 <= chunk.stop) {
@@ -175,10 +176,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 5 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -200,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool scalar_11 = row[11] != 0;
     const float scalar_0 = (float)row[12];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -272,16 +274,16 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double alpha = hyper[7 * group_count + group];
     const double k = hyper[6 * group_count + group];
     double *const row = table + 13 * i;
-    row[0] = beta1;  // beta1
-    row[1] = max_norm;  // max_norm
+    row[0] = beta1;
+    row[1] = max_norm;
     row[2] = 1.0 - beta1;  // one_minus_beta1
-    row[3] = beta2;  // beta2
+    row[3] = beta2;
     row[4] = 1.0 - beta2;  // one_minus_beta2
     row[5] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
     row[6] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
-    row[7] = eps;  // eps
-    row[8] = weight_decay;  // weight_decay
-    row[9] = lr;  // lr
-    row[10] = alpha;  // alpha
+    row[7] = eps;
+    row[8] = weight_decay;
+    row[9] = lr;
+    row[10] = alpha;
     row[11] = modulo(t, k) == 0.0;  // scalar_11
 }

@@ -119,16 +119,16 @@ __device__ inline void element_0(
     *sum_tensor_2 += adamw_direction * adamw_direction;
 }
 
-// A block takes one chunk of one tensor: it stores m, v and totals sum_tensor per tensor, sum_tensor_2 per tensor.
+// A block takes one chunk of one tensor: it stores m, v; it totals sum_tensor, sum_tensor_2 per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 5 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     const bool writes = !(stays && stays[place]);
     const float *const p_at = at<const float>(bound[0]);
     float *const m_at = at<float>(bound[1]);
@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     double sum_tensor = 0;
     double sum_tensor_2 = 0;
+    // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
         if (wide && i + 4 <= chunk.stop) {
@@ -214,10 +215,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 5 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 5 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -230,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
     const float scalar_0 = (float)row[9];
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -286,13 +288,13 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double weight_decay = hyper[4 * group_count + group];
     const double lr = hyper[0 * group_count + group];
     double *const row = table + 10 * i;
-    row[0] = beta1;  // beta1
+    row[0] = beta1;
     row[1] = 1.0 - beta1;  // one_minus_beta1
-    row[2] = beta2;  // beta2
+    row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
     row[5] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
-    row[6] = eps;  // eps
-    row[7] = weight_decay;  // weight_decay
-    row[8] = lr;  // lr
+    row[6] = eps;
+    row[7] = weight_decay;
+    row[8] = lr;
 }

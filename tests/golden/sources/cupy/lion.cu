@@ -87,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 2 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 2 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     uint16_t *const p_at = at<uint16_t>(bound[0]);
@@ -104,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float weight_decay = (float)row[4];
     const float lr = (float)row[5];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 8 * 8 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 8 * threadIdx.x; i < packed; i += 8 * blockDim.x) {
@@ -141,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double weight_decay = hyper[3 * group_count + group];
     const double lr = hyper[0 * group_count + group];
     double *const row = table + 6 * i;
-    row[0] = beta2;  // beta2
+    row[0] = beta2;
     row[1] = 1.0 - beta2;  // one_minus_beta2
-    row[2] = beta1;  // beta1
+    row[2] = beta1;
     row[3] = 1.0 - beta1;  // one_minus_beta1
-    row[4] = weight_decay;  // weight_decay
-    row[5] = lr;  // lr
+    row[4] = weight_decay;
+    row[5] = lr;
 }

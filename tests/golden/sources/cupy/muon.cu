@@ -62,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 2 * chunk.tensor;
-    given += 5 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 2 * chunk.tensor;  // the tensor's own addresses
+    given += 5 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const m_at = at<float>(bound[1]);
@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float momentum = (float)row[0];
     const float one_minus_momentum = (float)row[1];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -110,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 2 * chunk.tensor;
-    given += 5 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 2 * chunk.tensor;  // the tensor's own addresses
+    given += 5 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -122,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float scalar_3 = (float)row[3];
     const float weight_decay = (float)row[4];
     const float lr = (float)row[5];
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -154,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double weight_decay = hyper[2 * group_count + group];
     const double lr = hyper[0 * group_count + group];
     double *const row = table + 6 * i;
-    row[0] = momentum;  // momentum
+    row[0] = momentum;
     row[1] = 1.0 - momentum;  // one_minus_momentum
-    row[2] = ns_steps;  // ns_steps
+    row[2] = ns_steps;
     row[3] = sqrt(maximum(1.0, rows / cols));  // scalar_3
-    row[4] = weight_decay;  // weight_decay
-    row[5] = lr;  // lr
+    row[4] = weight_decay;
+    row[5] = lr;
 }

@@ -68,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 3 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     double *const p_at = at<double>(bound[0]);
@@ -89,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double eps = row[7];
     const double lr = row[8];
     const double unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 2 * 2 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 2 * threadIdx.x; i < packed; i += 2 * blockDim.x) {
@@ -137,14 +138,14 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double mu_product_new_ = mu_product * mu;
     const double mu_next = beta1 * (1.0 - 0.5 * pow(0.96, (t + 1.0) * momentum_decay));
     double *const row = table + 9 * i;
-    row[0] = beta1;  // beta1
+    row[0] = beta1;
     row[1] = 1.0 - beta1;  // one_minus_beta1
-    row[2] = beta2;  // beta2
+    row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = (1.0 - mu) / (1.0 - mu_product_new_);  // scalar_4
     row[5] = mu_next / (1.0 - mu_product_new_ * mu_next);  // scalar_5
     row[6] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
-    row[7] = eps;  // eps
-    row[8] = lr;  // lr
+    row[7] = eps;
+    row[8] = lr;
     mu_product_new[i] = mu_product_new_;
 }

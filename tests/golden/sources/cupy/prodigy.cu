@@ -106,16 +106,16 @@ __device__ inline void element_0(
     *total += fabsf(s_new);
 }
 
-// A block takes one chunk of one tensor: it stores s and totals sum_model per tensor, total per tensor.
+// A block takes one chunk of one tensor: it stores s; it totals sum_model, total per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 7 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 7 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     const bool writes = !(stays && stays[place]);
     const float *const p_at = at<const float>(bound[0]);
     float *const s_at = at<float>(bound[3]);
@@ -128,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     double sum_model = 0;
     double total = 0;
+    // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
         if (wide && i + 4 <= chunk.stop) {
@@ -182,10 +183,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 7 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 7 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -202,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float a = (float)row[17];
     const float scalar_4 = (float)row[18];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -272,18 +274,18 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double eps = hyper[4 * group_count + group];
     const double weight_decay = hyper[5 * group_count + group];
     double *const row = table + 19 * i;
-    row[0] = beta1;  // beta1
+    row[0] = beta1;
     row[1] = 1.0 - beta1;  // one_minus_beta1
-    row[2] = beta2;  // beta2
+    row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
-    row[4] = beta3;  // beta3
-    row[5] = lr;  // lr
+    row[4] = beta3;
+    row[5] = lr;
     row[6] = sqrt(1.0 - pow(beta2, t));  // scalar_6
     row[7] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
-    row[8] = d0;  // d0
+    row[8] = d0;
     row[9] = beta3_;  // scalar_9
     row[10] = d0_;  // scalar_10
-    row[11] = d_coef;  // d_coef
-    row[12] = eps;  // eps
-    row[13] = weight_decay;  // weight_decay
+    row[11] = d_coef;
+    row[12] = eps;
+    row[13] = weight_decay;
 }

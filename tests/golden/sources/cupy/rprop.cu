@@ -101,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 3 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     uint16_t *const p_at = at<uint16_t>(bound[0]);
@@ -117,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float step_min = (float)row[2];
     const float step_max = (float)row[3];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 8 * 8 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 8 * threadIdx.x; i < packed; i += 8 * blockDim.x) {
@@ -150,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double step_min = hyper[3 * group_count + group];
     const double step_max = hyper[4 * group_count + group];
     double *const row = table + 4 * i;
-    row[0] = eta_minus;  // eta_minus
-    row[1] = eta_plus;  // eta_plus
-    row[2] = step_min;  // step_min
-    row[3] = step_max;  // step_max
+    row[0] = eta_minus;
+    row[1] = eta_plus;
+    row[2] = step_min;
+    row[3] = step_max;
 }

@@ -81,10 +81,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 3 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -102,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float c = (float)row[7];
     const float scalar_8 = (float)row[8];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -160,14 +161,14 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double c = weight_sum_new_ > 0.0 ? w / weight_sum_new_ : 0.0;
     const double x7 = 1.0 - c;
     double *const row = table + 9 * i;
-    row[0] = beta2;  // beta2
+    row[0] = beta2;
     row[1] = 1.0 - beta2;  // one_minus_beta2
     row[2] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
-    row[3] = eps;  // eps
-    row[4] = weight_decay;  // weight_decay
-    row[5] = gamma;  // gamma
+    row[3] = eps;
+    row[4] = weight_decay;
+    row[5] = gamma;
     row[6] = x7;  // scalar_6
-    row[7] = c;  // c
+    row[7] = c;
     row[8] = gamma * (beta1 * x7 - 1.0);  // scalar_8
     lr_max_new[i] = lr_max_new_;
     weight_sum_new[i] = weight_sum_new_;

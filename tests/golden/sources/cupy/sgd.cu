@@ -49,10 +49,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 1 * chunk.tensor;
-    given += 3 * chunk.tensor;
-    const int64_t place = given[0];  // the tensor's row of the table
-    const bool wide = given[1];  // whether it can be read and written by 16 bytes
+    bound += 1 * chunk.tensor;  // the tensor's own addresses
+    given += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = given[0];  // its row of the table
+    const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double *const row = table + 1 * place;
     const float lr = (float)row[0];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
+    // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
@@ -86,5 +87,5 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const int64_t group = groups[i];
     const double lr = hyper[0 * group_count + group];
     double *const row = table + 1 * i;
-    row[0] = lr;  // lr
+    row[0] = lr;
 }
