@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rulec.language.node import Node, Op, is_boolean, node
 from rulec.language.rule import Rule
@@ -40,7 +40,7 @@ DIALECT = Dialect(
 #: Names that the printed functions use.
 _LOCALS = (
     "p", "g", "t", "state", "grads", "params", "jnp", "jax", "inf", "nan", "step", "init", "update", "one", "tree",
-    "real", "State", "NamedTuple", "Any", "GradientTransformation", *_WORDS,
+    "real", "rate", "State", "NamedTuple", "Any", "GradientTransformation", *_WORDS,
 )  # fmt: skip
 
 
@@ -99,15 +99,17 @@ class JaxFile(OneFile):
         summary = " ".join((self.rule.summary or self.rule.name).split()).rstrip(".").replace('"', "'")
         about = [
             f'"""{summary}.', "",
-            f"`update` gives what is to be added to the parameters, which are {self.dtype}, and the new state.", '"""',
+            f"`update` gives what is to be added to the parameters, which are {self.dtype}, and the new state.",
+            *["`lr` is a number, or a function of the number of steps before this one."] * ("lr" in self.fields), '"""',
         ]  # fmt: skip
-        body = [*about, *self.checks(), "", *self._init(), "", *self._update(), "",
+        number = f"not callable({self.fields.get('lr')}) and "
+        body = [*about, *self.checks({"lr": number}), "", *self._init(), "", *self._update(), "",
                 "return GradientTransformation(init, update)"]  # fmt: skip
         return [*call_lines(f"def {self.name}", self.keywords(), ":"), *indented(body)]
 
     def _init(self) -> list[str]:
         ops = operations(DIALECT, self.real)
-        leaf = self.leaf(lambda _: f"p.astype(jnp.{self.real})")
+        leaf = self._rated(self.leaf(lambda _: f"p.astype(jnp.{self.real})"))
         made = []
         for b in self.program.states:
             assert b.init is not None
@@ -120,13 +122,15 @@ class JaxFile(OneFile):
                 made.append(f"{self.states[b.name]}=jnp.asarray({text}, jnp.{self.real}),")
         return [
             "def init(params):",
-            *indented(["return State(", "    step=jnp.zeros((), jnp.int32),", *indented(made), ")"]),
+            *indented(
+                [*self._rate("0", made), "return State(", "    step=jnp.zeros((), jnp.int32),", *indented(made), ")"]
+            ),
         ]
 
     def _update(self) -> list[str]:
         taken = {*_LOCALS, *self.fields.values()}
         ops = operations(DIALECT, self.real)
-        leaf = self.leaf(lambda state: f"state.{self.states[state]}")
+        leaf = self._rated(self.leaf(lambda state: f"state.{self.states[state]}"))
         scalars = _Scalars(self, ops, leaf, taken)
         arrays = [b.name for b in self.arrays]
         numbers = [self._number(scalars.columns[i], self.program.columns[i].value) for i in self.function.columns()]
@@ -142,14 +146,26 @@ class JaxFile(OneFile):
         parts = ["updates", *(self.states[b] for b in arrays)]
         fields = ["step=state.step + 1", *(f"{self.states[b]}={self.states[b]}" for b in arrays)]
         fields += [f"{self.states[b]}={text}" for b, text in scalars.stores.items()]
+        work = [*scalars.lines, *one, *scalars.stores.values()]
+        count = [f"t = (state.step + 1).astype(jnp.{self.real})"] * self.named("t", work)
         return ["def update(grads, state, params):", *indented([
-            f"t = (state.step + 1).astype(jnp.{self.real})", *scalars.lines, "",
+            *count, *self._rate("state.step", work), *scalars.lines, *[""] * bool(scalars.lines),
             f"def one({', '.join(['p', 'g', *(self.states[b] for b in arrays)])}):", *indented(one), "",
             f"made = jax.tree.map(one, {', '.join(trees)})", "leaves, tree = jax.tree.flatten(params)",
             f"columns = zip(*tree.flatten_up_to(made), strict=True) if leaves else [[]] * {len(parts)}",
             f"{', '.join(parts)}{',' if len(parts) == 1 else ''} = (tree.unflatten(column) for column in columns)",
             *call_lines("return updates, State", fields, ""),
         ])]  # fmt: skip
+
+    @staticmethod
+    def _rated(leaf: Callable[[Node], str]) -> Callable[[Node], str]:
+        """The same texts, with the learning rate of this step for `lr`."""
+        return lambda value: "rate" if value.op is Op.HYPER and value.arg == "lr" else leaf(value)
+
+    def _rate(self, steps: str, lines: Sequence[str]) -> list[str]:
+        """The statement that finds the learning rate after so many steps, where lines name it."""
+        lr = self.fields.get("lr")
+        return [f"rate = {lr}({steps}) if callable({lr}) else {lr}"] * self.named("rate", lines)
 
     def _number(self, text: str, value: Node) -> str:
         return text if is_boolean(value) else f"jnp.asarray({text}, jnp.{self.real})"

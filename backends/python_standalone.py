@@ -87,17 +87,17 @@ class OneFile:
         """The hyper-parameters as keywords with their defaults."""
         return [f"{self.fields[key]}={number(value)}" for key, value in self.defaults.items()]
 
-    def checks(self, value: str = "{}") -> list[str]:
-        """The statements that refuse hyper-parameters outside their ranges; `value` is a format of a field."""
+    def checks(self, given: Mapping[str, str] = {}) -> list[str]:
+        """The statements that refuse hyper-parameters outside their ranges; `given` has a condition before some."""
         lines = []
         for key, h in self.hyper.items():
-            own = value.format(self.fields[key])
+            own = self.fields[key]
             limits = h.limits
             ends = [(">=", limits.get("min")), (">", limits.get("above")), ("<=", limits.get("max")),
                     ("<", limits.get("below"))]  # fmt: skip
             tests = [f"{own} {sign} {number(end)}" for sign, end in ends if end is not None]
             if tests:
-                lines.append(f"if not ({' and '.join(tests)}):")
+                lines.append(f"if {given.get(key, '')}not ({' and '.join(tests)}):")
                 lines.append(f'    raise ValueError(f"{self.fields[key]}={{{own}}} must be {h.range_text()}")')
         return lines
 

@@ -133,6 +133,33 @@ def test_steps_are_the_references(backend: str, rule: str, folder: Path) -> None
         assert ours.size < 1000 or np.abs(ours - before).max() > 1e-4
 
 
+CHAINED = JAX.replace(
+    "init, update = rule.rule()", "import optax\ninit, update = optax.chain(optax.scale(0.5), rule.rule())"
+)
+
+
+def test_jaxs_can_stand_in_a_chain_of_optax(tmp_path: Path) -> None:
+    params, steps = drawn(17, SHAPES, 3)
+    program = CHAINED.replace("assert int(state.step)", "assert int(state[1].step)")
+    found = ran(tmp_path, "adan", "jax", program, params, steps, "float64")
+    theirs = reference("adan", params, [[0.5 * g for g in grads] for grads in steps])
+    for ours, expected in zip(found, theirs, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-14)
+
+
+SCHEDULED = JAX.replace("rule.rule()", "rule.rule(lr=lambda count: 0.1 / (1 + count))")
+
+
+def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
+    params, steps = drawn(16, SHAPES, 4)
+    found = ran(tmp_path, "adamw", "jax", SCHEDULED, params, steps, "float64")
+    reference = ReferenceOptimizer(rulec.load("adamw"), params)
+    for count, grads in enumerate(steps):
+        reference.step(grads, {"lr": 0.1 / (1 + count)})
+    for ours, theirs in zip(found, reference.params, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("backend", PROGRAMS)
 def test_float64(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
