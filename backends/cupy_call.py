@@ -19,6 +19,9 @@ from .cupy_memory import Memory, Ring, used
 from .cupy_tables import DeviceTable, GivenTable
 from .cupy_work import Planner, Work
 
+#: How many sets of tensors that fire together a call remembers the tables of.
+_PARTS = 256
+
 #: Gives a kernel by its name.
 Functions = Callable[[str], Any]
 
@@ -36,7 +39,8 @@ class CudaCall:
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
         self._params, self._states = params, states
         self._everything = tuple(range(len(params)))
-        self._ring = Ring()
+        lines = len(GIVEN) + len(given_lines(program))
+        self._ring = Ring(len(program.stages), 8 * (lines + len(program.columns)) * len(params))
         self._gradients = len(GIVEN) + given_lines(program).index("g")
         with used(memory) as stream:
             planner = Planner(program, layout, [_count(p) for p in params], views, memory)
@@ -48,7 +52,7 @@ class CudaCall:
             self._given = GivenTable(len(params), len(given_lines(program)))
             # From here on these may be used in any stream.
             stream.synchronize()
-        self._parts: dict[int, tuple[Any, tuple[DeviceTable, DeviceTable]]] = {}
+        self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
 
     def _addresses(self) -> Table:
         """What does not move: for each tensor the addresses of its parameter, states and slots."""
@@ -95,11 +99,13 @@ class CudaCall:
         return Written(self._params, self._states, reduced)
 
     def _part(self, stage: int, work: Work, fired: tuple[int, ...], stream: Any) -> tuple[DeviceTable, DeviceTable]:
-        """The tables for some of the tensors: those used last, or new ones."""
-        key = fired, stream.ptr
-        if stage not in self._parts or self._parts[stage][0] != key:
-            self._parts[stage] = (key, self._tables(work, fired, stream))
-        return self._parts[stage][1]
+        """The tables for some of the tensors, kept for the next time."""
+        key = stage, fired, stream.ptr
+        if key not in self._parts:
+            if len(self._parts) >= _PARTS:
+                self._parts.clear()
+            self._parts[key] = self._tables(work, fired, stream)
+        return self._parts[key]
 
     def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: list[int] | None) -> None:
         """Fills in the addresses that come with a call."""

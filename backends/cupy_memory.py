@@ -160,29 +160,38 @@ class Ring:
     """Pinned memory through which small tables go to a device in order, without waiting for it.
 
     A piece is used again when what was copied from it has arrived; one that a graph copies from at every replay, never.
+    No memory may be allocated and no event looked at while a graph is captured, so there are `spares` of so many bytes.
     """
 
     PIECES = 16
 
-    def __init__(self) -> None:
+    def __init__(self, spares: int, size: int) -> None:
         self._pieces: list[_Piece] = []
         self._kept: list[_Piece] = []
         self._next = 0
+        self._spares, self._size = spares, size
+        self._spare: list[_Piece] = []
 
     def copy(self, target: int, content: np.ndarray[Any, Any], stream: Any) -> bool:
         """Copies a contiguous array to an address on the current device; false where a graph captures the copy."""
         import cupy
 
         captured = bool(stream.is_capturing())
-        piece = _Piece(content.nbytes) if captured else self._free(content.nbytes)
+        piece = self._for_good(content.nbytes) if captured else self._free(content.nbytes)
         piece.bytes[: content.nbytes] = content.reshape(-1).view(np.uint8)
         kind = cupy.cuda.runtime.memcpyHostToDevice
         cupy.cuda.runtime.memcpyAsync(target, piece.pinned.ptr, content.nbytes, kind, stream.ptr)
-        if captured:
-            self._kept.append(piece)
-        else:
+        if not captured:
             piece.copied.record(stream)
+            while len(self._spare) < self._spares:
+                self._spare.append(_Piece(self._size))
         return not captured
+
+    def _for_good(self, size: int) -> _Piece:
+        """A piece that nothing else will ever be copied from."""
+        fits = self._spare and self._spare[-1].bytes.size >= size
+        self._kept.append(self._spare.pop() if fits else _Piece(size))
+        return self._kept[-1]
 
     def _free(self, size: int) -> _Piece:
         """The piece that was used longest ago, once nothing is copied from it any more."""

@@ -143,6 +143,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def empty(shape: Any, dtype: Any = np.float64, order: str = "C") -> Array:
     """Uninitialised memory between guards."""
+    assert not Stream.capturing
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.full(size + 2 * _GUARD + 512, _MARK, np.uint8)
@@ -172,6 +173,7 @@ def asarray(values: Any, dtype: Any = None, order: str = "K") -> Array:
 
 def _pinned(size: int) -> Any:
     """Memory that a device copies from."""
+    assert not Stream.capturing
     kind: Any = type("PinnedMemoryPointer", (ctypes.c_ubyte * max(1, size),), {"ptr": property(ctypes.addressof)})
     return kind()
 
@@ -235,6 +237,7 @@ class Event:
         self.pending = False
 
     def record(self, stream: Stream) -> None:
+        assert not Stream.capturing
         self.pending = True
         _QUEUE.append(self._happen)
 
@@ -242,6 +245,7 @@ class Event:
         self.pending = False
 
     def synchronize(self) -> None:
+        assert not Stream.capturing
         _run(lambda: self.pending)
 
 

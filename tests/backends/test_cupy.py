@@ -20,8 +20,8 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
 from rulec.testing import IEEE, CupyKind, check_backend
-from rulec.testing.cases import gradients, loaded, parameters
-from rulec.testing.conformance import check_mixed_dtypes
+from rulec.testing.cases import MATRIX_SHAPES, gradients, loaded, parameters
+from rulec.testing.conformance import check_mixed_dtypes, check_on_device
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
 from rulec_backends import cupy_memory
@@ -73,6 +73,11 @@ def test_every_rule_in_other_dtypes(dtype: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_mixed_dtypes(name: str) -> None:
     check_mixed_dtypes(SUBJECT, loaded(name), ["float32", "float64", "bfloat16", "float16"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamp", "lamb", "adafactor"])
+def test_rows_stays_and_scale_on_the_device(name: str) -> None:
+    check_on_device(SUBJECT, loaded(name), "float32", MATRIX_SHAPES)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -142,6 +147,23 @@ def test_what_has_not_moved_is_not_copied(copies: list[int]) -> None:
     bound.call(0, bound.gradients(), bound.rows())
     bound.call(0, bound.gradients(), bound.rows(0.25))
     assert len(copies) == 3
+
+
+def test_some_of_the_tensors_are_told_once(copies: list[int]) -> None:
+    bound = Bound("adamw", [(70, 3), (5,), (9,)])
+    grads = bound.gradients()
+
+    def fire(fired: list[int]) -> None:
+        copies.clear()
+        bound.call(0, [grads[i] for i in fired], bound.rows(), tensors=fired)
+
+    fire([0, 2])
+    assert len(copies) == 2  # the chunks of these tensors, and what comes with a call
+    fire([1])
+    fire([0, 2])
+    assert copies == []
+    fire([1])
+    assert copies == []
 
 
 def test_a_table_on_the_device_is_read_there(copies: list[int], cupy: Any) -> None:
