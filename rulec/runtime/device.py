@@ -141,6 +141,12 @@ class DeviceRows:
         found = self.library.arithmetic[Op.NE](self.library.numbers(truth).reshape(()), self.library.constant(0.0))
         return self.library.copy(self.library.spread(found, (len(self.index),)))
 
+    def scale(self, given: Any) -> Any:
+        """What gradients were multiplied by, as kernels read it; None where they were not."""
+        if given is None:
+            return None
+        return self.library.spread(self.library.cast(self.library.numbers(given).reshape(()), "float32"), ())
+
 
 def known_number(value: Node, program: Program, hyper: Mapping[str, float], live: Mapping[Any, Any]) -> Node | None:
     """The expression of a column of hyper-parameters alone, none of which is on the device; None for any other."""

@@ -455,7 +455,7 @@ class Engine:
         table, stored = rows.evaluate(version.call, bucket, hyper, self.shared)
         made = Rows(table, rows.index)
         if scaling is not None:
-            made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=scaling.scale)
+            made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
         return Launch(self, part, version, grads, made, stored, given)
 
     def _device_hyper(self, bucket: Bucket) -> DeviceHyper:
@@ -548,8 +548,8 @@ class Engine:
     # Scratch
 
     def scratch(self, slot: Any, like: Any, dtype: str) -> Any:
-        """Memory for one step, like a parameter; the same again for the same slot and shape."""
-        key = (slot, self.arrays.shape(like), dtype)
+        """Memory for one step, like a parameter on one device; the same again for the same slot and shape."""
+        key = (slot, self.arrays.shape(like), self.arrays.plain(like), dtype)
         found = self._scratch.get(key)
         if found is None:
             found = self._scratch[key] = self.arrays.scratch(like, dtype)

@@ -189,7 +189,7 @@ class PortionValues:
         """Scratch buffers and inputs."""
         engine, positions = self.launch.engine, self.portion.positions
         # Launches that wait for each other are on the way at the same time.
-        owner = None if self.launch.version.plan.alone else id(self.launch.version)
+        owner = self.portion.bucket.device, None if self.launch.version.plan.alone else id(self.launch.version)
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
             params = [self.portion.bucket.params[i] for i in positions]
@@ -234,7 +234,7 @@ class PortionValues:
             return np.float64(self.launch.inputs[buffer])
         if buffer in bucket.scalar_states:
             return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
-        shared = engine.shared.values[buffer]
+        shared = self.library.numbers(engine.shared.values[buffer])
         return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def matrices(self, buffer: str, i: int) -> Any:

@@ -70,13 +70,16 @@ class DeviceLibrary:
         return torch.tensor(value, dtype=torch.float64)
 
     def numbers(self, values: Any) -> Tensor:
-        """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read."""
+        """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read.
+
+        What is there already is the same tensor, and one number on the CPU stays a number known here.
+        """
         if isinstance(values, Tensor):
-            return values if values.device == self.device or not values.dim() else values.to(self.device)
-        given = torch.from_numpy(np.ascontiguousarray(values))
-        if self.device.type == "cpu":
-            return given.clone()
-        return given.pin_memory().to(self.device, non_blocking=True)
+            known = values.device.type == "cpu" and not values.dim()
+            return values if known or values.device == self.device else values.to(self.device)
+        with plain_memory():
+            given = torch.from_numpy(np.array(values, order="C"))
+            return given if self.device.type == "cpu" else given.pin_memory().to(self.device, non_blocking=True)
 
     def read(self, array: Any) -> Tensor:
         """The tensor, or a copy in float32 of 16 bits."""
@@ -90,7 +93,7 @@ class DeviceLibrary:
     def handed(self, values: Tensor, dtype: str, own: bool) -> Tensor:
         """The same tensor where it will do."""
         made = values.to(getattr(torch, dtype)).contiguous()
-        return made.clone() if own and made.data_ptr() == values.data_ptr() else made
+        return made.clone() if own and made is values else made
 
     def cast(self, values: Tensor, dtype: str) -> Tensor:
         """Values in another dtype."""
@@ -112,7 +115,7 @@ class DeviceLibrary:
 
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
         """The numbers at these places, which are on the device already from the second time on."""
-        return values[self.places(places)]
+        return torch.index_select(values, 0, self.places(places))
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         """Writes numbers at these places."""

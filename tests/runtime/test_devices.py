@@ -1,0 +1,103 @@
+"""One engine's tensors on several devices: what they share goes to each of them, and nothing else does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.backend_registration
+from torch import Tensor
+
+import rulec
+from rulec import Rule
+from rulec.backend import registry
+from rulec.runtime.engine import Engine, default_hyper
+from rulec.torch.libraries import DeviceLibrary, HostLibrary
+from rulec.torch.tensors import TorchArrays
+from tests.runtime.elsewhere import Elsewhere
+
+#: Scratch, reductions over rows, tensors, groups and the model, what these remember, and products of matrices.
+RULES = [
+    "adamw", "cautious_adamw", "clip_by_global_norm >> adam", "prodigy", "dadapt_adam", "lamb", "adafactor", "nadam",
+    "muon", "shampoo", "skip_not_finite >> adam", "dog",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch cannot pretend to have devices",
+)
+def test_what_each_of_two_devices_is_given_is_there_and_nothing_is_waited_for() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.pretend", *RULES]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == 3 * len(RULES)
+    assert [line for line in lines if not line.endswith(": fine")] == []
+
+
+class Mixed(TorchArrays):
+    """Some tensors as if they were on a device."""
+
+    def __init__(self, there: list[Tensor]) -> None:
+        self.there = there
+
+    def device(self, array: Tensor) -> str:
+        return "there" if any(array is x for x in self.there) else "cpu"
+
+    def backend(self, device: str) -> str:
+        return "elsewhere" if device == "there" else "cpu"
+
+    def library(self, device: str, on_device: bool) -> HostLibrary | DeviceLibrary:
+        return super().library("cpu", on_device)
+
+    def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Any:
+        return super().vector(values, device and "cpu")
+
+
+MIXED = ["adamw", "cautious_adamw", "clip_by_global_norm >> adam", "prodigy", "dadapt_adam", "lamb", "nadam", "dog"]
+
+
+def trained(rule: Rule, there: list[int], resident: bool) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    params = [some(shape) for shape in ((6, 5), (5,), (6, 5), (4, 3))]
+    engine = Engine(rule, Mixed([params[i] for i in there]), resident=resident)
+    ids = tuple(engine.add(p, i % 2, f"tensor {i}") for i, p in enumerate(params))
+    table = engine.hyper_table([default_hyper(engine.rule, {}, "float64")] * 2)
+    for _ in range(3):
+        engine.step(ids, [some(tuple(p.shape)) for p in params], table)
+    return params
+
+
+@pytest.mark.filterwarnings("error")  # NumPy warns of some of torch's arrays, and cannot read those of a real device
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("there", [[0, 1], [2, 3], [1, 3]], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_tensors_on_the_host_and_on_a_device_step_as_tensors_on_the_host_do(
+    name: str, there: list[int], resident: bool
+) -> None:
+    rule, plain = rulec.load(name), registry.get
+    with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
+        found = trained(rule, there, resident)
+    for p, q in zip(found, trained(rule, [], False), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def test_one_number_of_numpy_is_one_number_on_a_device() -> None:
+    assert DeviceLibrary("cpu").numbers(np.float64(3.0)).shape == ()
+
+
+def test_scratch_of_matrices_lies_in_the_order_of_their_rows() -> None:
+    """Whatever the order of a tensor of their shape that steps before them."""
+    engine = Engine(rulec.load("adamw"), TorchArrays())
+    turned = torch.zeros(4, 6).t()
+    plain = torch.zeros(6, 4)
+    assert not engine.scratch("s", turned, "float32").is_contiguous()
+    assert engine.scratch("s", plain, "float32").is_contiguous()
