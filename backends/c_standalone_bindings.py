@@ -89,9 +89,10 @@ def _function(name: str, parameters: Sequence[str], kind: str, declared: Sequenc
         if any("_hyper)" in d for d in declared)
         else []
     )
+    found = "status" if kind == "integer(c_int)" else "found"
     return [
-        f'function {name}({", ".join(parameters)}) bind(c, name="{name}") result(status)',
-        f"  import :: {', '.join([*used, *hyper])}", *(f"  {d}" for d in declared), f"  {kind} :: status",
+        f'function {name}({", ".join(parameters)}) bind(c, name="{name}") result({found})',
+        f"  import :: {', '.join([*used, *hyper])}", *(f"  {d}" for d in declared), f"  {kind} :: {found}",
         "end function",
     ]  # fmt: skip
 
