@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from rulec.array.cupy_library import CupyLibrary
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.library import NumpyLibrary
+from rulec.runtime.state import StateSpec
 
 
 class CupyArrays(NumpyArrays):
@@ -66,6 +67,19 @@ class CupyArrays(NumpyArrays):
     def backend(self, device: str) -> str:
         """The kernels in CUDA C."""
         return "cupy"
+
+    def allocate(
+        self, params: Sequence[Any], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
+        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """As of NumPy's; TensorError for states in bfloat16 where CuPy has none."""
+        import cupy
+
+        if any(spec.dtype == "bfloat16" for spec in specs) and int(cupy.__version__.partition(".")[0]) < 14:
+            raise TensorError(
+                f"CuPy {cupy.__version__} has no bfloat16: install CuPy 14 or later, or choose another state dtype"
+            )
+        return super().allocate(params, specs, shapes, hyper, facts)
 
     def scratch(self, like: Any, dtype: str) -> Any:
         """Uninitialised memory for one step, in the shape and memory order of a parameter."""

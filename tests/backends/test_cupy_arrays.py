@@ -241,6 +241,18 @@ def test_without_memory_for_the_state_nothing_is_changed(cupy: Any, monkeypatch:
     assert (param.get() < 1).all()
 
 
+def test_states_in_bfloat16_need_a_cupy_that_has_it(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = Optimizer("adamw", [cupy.asarray(np.ones(5, np.float32))], state_dtype="bfloat16")
+    grad = cupy.asarray(np.ones(5, np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy, "__version__", "13.6.0")
+        with pytest.raises(TensorError) as caught:
+            optimizer.step([grad])
+    assert str(caught.value) == ("CuPy 13.6.0 has no bfloat16: install CuPy 14 or later, or choose another state dtype")
+    optimizer.step([grad])
+    assert optimizer.state("0")["m"].dtype.name == "bfloat16"
+
+
 # The library
 
 
