@@ -30,8 +30,10 @@ class DeviceStaged(Staged):
         if skip is not None:
             truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
             truth = library.copy(library.spread(truth, (len(values),)))
+            # What gradients that were scaled too far leave as it is was not skipped by the rule.
+            own = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
+            self.launch.engine.note_skipped(library.reduce(Op.MAX, library.cast(own, "float64")), library)
             stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
-            self.launch.engine.note_skipped(library.reduce(Op.MAX, library.cast(truth, "float64")), library)
         values.rows = replace(values.rows, stays=stays)
         return stays
 

@@ -80,7 +80,7 @@ class Engine:
         #: How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows.
         self.skipped = 0
         self._skipping: list[tuple[Any, Library]] = []
-        self._skipped_there: Any = None
+        self._skipped_there: tuple[Any, Library] | None = None
         self.named: dict[str, Numbers] = {}
         self._hyper: Numbers = np.zeros(0)
         self._model_hyper: set[str] = set()
@@ -533,17 +533,25 @@ class Engine:
         self._skipping.append((some, library))
 
     def _count_skipped(self) -> None:
-        """Counts the step as skipped where one of its launches was, without waiting to hear of it."""
-        for some, library in self._skipping[:1]:
-            for other, _ in self._skipping[1:]:
-                some = library.arithmetic[Op.MAXIMUM](some, library.numbers(other))
-            before = self._skipped_there
-            self._skipped_there = some if before is None else library.numbers(before) + some
+        """Counts the step as skipped where one of its launches was, without waiting to hear of it.
+
+        Always in one place, where steps that are run again count on.
+        """
+        if not self._skipping:
+            return
+        some, library = self._skipping[0]
+        for other, _ in self._skipping[1:]:
+            some = library.arithmetic[Op.MAXIMUM](some, library.numbers(other))
         self._skipping = []
+        if self._skipped_there is None:
+            self._skipped_there = library.copy(some), library
+            return
+        before, own = self._skipped_there
+        own.write(before, before + own.numbers(some))
 
     def skipped_steps_there(self) -> int:
         """In how many steps an update of a tensor on a device was skipped. Waits for the device."""
-        return 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there))
+        return 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there[0]))
 
     # Scratch
 

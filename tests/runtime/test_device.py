@@ -162,6 +162,25 @@ def test_updates_that_were_skipped_are_counted_on_the_device() -> None:
     assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [2, 2, 2]
 
 
+def test_skipped_updates_are_counted_where_a_graph_goes_on_counting() -> None:
+    ours = Run(SKIPPING, Elsewhere())
+    ours.step(0, [0, 1, 2], factor=float("nan"))
+    assert ours.engine._skipped_there is not None
+    counted, _ = ours.engine._skipped_there
+    ours.step(1, [0, 1, 2], factor=float("nan"))
+    assert float(counted) == ours.engine.skipped_steps_there() == 2
+
+
+def test_what_a_scale_was_too_large_for_was_not_skipped_by_the_rule() -> None:
+    ours = Run(SKIPPING, Elsewhere(), resident=True)
+    scale = torch.tensor(2.0)
+    for seed, broken in enumerate((False, True)):
+        scaling = Scaling(torch.tensor(float(broken)), scale)
+        ours.step(seed, [0, 1, 2], scaling, factor=float("inf") if broken else 2.0)
+    assert ours.engine.skipped_steps_there() == 0
+    assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [1, 1, 1]
+
+
 POLYAK = 'name: P\ninputs: {loss: scalar, w: like p}\nstep: |\n  p = p - loss*g*w/(sum(g**2, per="model") + 1e-8)\n'
 
 
