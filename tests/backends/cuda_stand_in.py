@@ -369,7 +369,8 @@ def _module() -> types.ModuleType:
     )  # fmt: skip
     linalg = types.SimpleNamespace(**{n: _wrapped(getattr(np.linalg, n)) for n in ("qr", "eigh", "svd")})
     own = {
-        "__version__": "14.0.0", "ndarray": Array, "linalg": linalg, "empty": empty, "zeros": zeros, "asarray": asarray, "RawModule": RawModule,
+        "__version__": "14.0.0", "ndarray": Array, "linalg": linalg, "empty": empty, "zeros": zeros,
+        "asarray": asarray, "RawModule": RawModule,
         "cuda": cuda,
     }  # fmt: skip
     for name, value in own.items():

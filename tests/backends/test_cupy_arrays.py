@@ -16,7 +16,7 @@ from rulec.backend import registry
 from rulec.errors import StateMismatch, TensorError
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Kind, Op
-from rulec.runtime.library import NumpyLibrary
+from rulec.runtime.library import Library, NumpyLibrary
 from rulec.testing.cases import SPECIAL
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in
@@ -254,6 +254,14 @@ def test_states_in_bfloat16_need_a_cupy_that_has_it(cupy: Any, monkeypatch: pyte
 
 
 # The library
+
+
+def test_the_library_has_all_that_the_runtime_asks_for(cupy: Any) -> None:
+    asked = {name for name in vars(Library) if not name.startswith("_")}
+    assert {"arithmetic", "matrix", "hold"} <= asked
+    assert [name for name in sorted(asked) if not hasattr(CupyLibrary(), name)] == []
+    assert CupyLibrary().arithmetic.keys() == NUMPY.keys()
+    assert CupyLibrary().matrix.keys() == NumpyLibrary().matrix.keys()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
