@@ -7,8 +7,9 @@ from rulec.language.text import expression_text, number_text
 from rulec.standalone.prose import title
 
 from .c_standalone import STATUSES, CFile, move_parameters
-from .c_standalone_text import comment, indented, signature
+from .c_standalone_text import signature
 from .c_standalone_words import literal
+from .c_text import comment, indented
 
 
 def header_text(file: CFile) -> str:

@@ -16,8 +16,9 @@ from rulec.standalone.prose import introduction, vendored
 
 from .c_standalone import STATUSES, CFile, is_vector, move_parameters
 from .c_standalone_step import StepText, fact, state_names
-from .c_standalone_text import block, branch, comment, indented, loop, signature, wrapped
+from .c_standalone_text import block, branch, loop, signature, wrapped
 from .c_standalone_words import TYPES, expression, literal, narrowed, widened, words_used
+from .c_text import comment, indented
 
 #: Elements in a chunk of a tensor, and columns in a tile of a matrix: what one call of a stage's function updates.
 CHUNK, TILE = 8192, 4096

@@ -1,9 +1,11 @@
-"""Lines of C: how they are indented, wrapped and put into loops."""
+"""Lines of C: how they are wrapped and put into loops."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+
+from .c_text import indented
 
 _WIDTH = 110
 
@@ -11,11 +13,6 @@ _WIDTH = 110
 def block(lines: Sequence[str]) -> list[str]:
     """Lines in braces."""
     return ["{", *indented(lines), "}"]
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    """Lines one level in; those of the preprocessor stay at the margin."""
-    return [x if x.startswith("#") or not x else f"    {x}" for x in lines]
 
 
 def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
@@ -54,9 +51,3 @@ def wrapped(line: str) -> list[str]:
         stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-
-
-def comment(lines: Sequence[str]) -> list[str]:
-    """Lines as a comment."""
-    safe = [line.replace("*/", "* /").replace("/*", "/ *").rstrip() for line in lines]
-    return ["/*", *(f" * {line}".rstrip() for line in safe), " */"]
