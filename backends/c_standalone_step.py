@@ -55,6 +55,7 @@ class StepText:
 
     def _pointers(self) -> dict[str, str]:
         names = {"p": "param", "g": "grad"}
+        self.taken |= {b.name for b in self.program.buffers if b.role == "input"}
         for b in self.program.buffers:
             if b.name not in names:
                 names[b.name] = b.name if b.role == "input" else unique_name(b.name, self.taken)
