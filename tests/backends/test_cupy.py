@@ -20,11 +20,12 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
 from rulec.testing import IEEE, CupyKind, check_backend
-from rulec.testing.cases import MATRIX_SHAPES, gradients, loaded, parameters
-from rulec.testing.conformance import check_mixed_dtypes, check_on_device
+from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
+from rulec.testing.conformance import check_mixed_dtypes, check_on_device, check_rule
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
 from rulec_backends import cupy_memory
+from rulec_backends.cuda_plan import THREADS
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in
 
@@ -73,6 +74,19 @@ def test_every_rule_in_other_dtypes(dtype: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_mixed_dtypes(name: str) -> None:
     check_mixed_dtypes(SUBJECT, loaded(name), ["float32", "float64", "bfloat16", "float16"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor"])
+def test_blocks_of_as_many_threads_as_on_a_gpu(name: str) -> None:
+    whole = Subject(CupyBackend(), CupyKind(), IEEE)
+    assert CupyBackend().threads == THREADS
+    check_rule(whole, loaded(name), "float32", MATRIX_SHAPES)
+    check_rule(whole, loaded(name), "bfloat16", LARGE_SHAPES)
+
+
+def test_lines_of_several_tiles() -> None:
+    check_rule(SUBJECT, loaded("adamp"), "float32", [(3, 9001), (2, 8200), (5,)])
+    check_rule(SUBJECT, loaded("adafactor"), "float32", [(1100, 3), (3, 1100)])
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamp", "lamb", "adafactor"])
