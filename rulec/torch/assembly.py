@@ -80,7 +80,7 @@ class Assembly:
         self.names = [route.name for route in self.routes]
         self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(ready=False)
-        self._values = Values(interface.group_keywords, groups, self.residence.is_live)
+        self._values = Values(interface.group_keywords, groups, self._live)
         self._flags = Values(interface.flag_keywords, groups)
         self._words = words_of(groups)
         check_parameters(self.params, self.names)
@@ -196,11 +196,16 @@ class Assembly:
             if is_asked(groups, self.options) != self.residence.asked:
                 return False
             self._flags = Values(self.interface.flag_keywords, groups)
-        self._values = Values(self.interface.group_keywords, groups, self.residence.is_live)
+        self._values = Values(self.interface.group_keywords, groups, self._live)
         for member in self.members:
             member.table = table_of(member.choice, [groups[i] for i in member.groups])
         self._take_live(groups)
         return True
+
+    @property
+    def _live(self) -> Callable[[Any], bool] | None:
+        """Which hyper-parameters are read on the device; None where none can be."""
+        return self.residence.is_live if self.residence.scales else None
 
     def _take_live(self, groups: Groups) -> None:
         for member in self.members:

@@ -30,16 +30,18 @@ def never_live(value: Any) -> bool:
 class Values:
     """What all groups say under some keywords, and the lists of their parameters.
 
-    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it.
+    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. Where
+    there is none of these, None.
     """
 
-    def __init__(self, names: Sequence[str], groups: Groups, live: Callable[[Any], bool] = never_live) -> None:
+    def __init__(self, names: Sequence[str], groups: Groups, live: Callable[[Any], bool] | None = None) -> None:
         self._get = itemgetter("params", *names)
         self._rate = 1 + names.index("lr") if "lr" in names else None
         self._known = [*map(self._get, groups)]
         values = chain.from_iterable([group[name] for group in groups] for name in names)
-        self._steady = _steady([*values], live)
-        self._rates = self._rate_types(self._known)
+        self._steady = _steady([*values], live or never_live)
+        self._kinds_of = self._rate_types if live is None else _kinds
+        self._kinds = self._kinds_of(self._known)
         self.lists: list[list[Any]] = [known[0] for known in self._known]
 
     def same(self, groups: Groups) -> bool:
@@ -49,13 +51,19 @@ class Values:
         """
         found = [*map(self._get, groups)]
         self.lists = [values[0] for values in found]
-        if not self._steady or not _equal(found, self._known):
-            return False
-        # A tensor may equal the number it took the place of; torch's schedulers then change it in place.
-        return self._rate_types(found) == self._rates
+        # A tensor may equal the number, or the other tensor, that it took the place of. What is live is not compared
+        # with anything either: that would be waited for.
+        return self._steady and self._kinds_of(found) == self._kinds and _equal(found, self._known)
 
-    def _rate_types(self, known: Sequence[Any]) -> list[type]:
+    def _rate_types(self, known: Sequence[Any]) -> list[Any]:
+        """The type of each learning rate: the schedulers of torch change tensors in place."""
         return [] if self._rate is None else [type(values[self._rate]) for values in known]
+
+
+def _kinds(known: Sequence[Any]) -> list[Any]:
+    """For each value its type, for each part of a tuple too; for what no comparison can tell apart which one it is."""
+    parts = [part for values in known for value in values[1:] for part in (value if type(value) is tuple else (value,))]
+    return [type(part) if type(part) in _STEADY else id(part) for part in parts]
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -100,6 +100,45 @@ def test_a_number_in_the_place_of_the_tensor_is_noticed() -> None:
     assert_close(first, second)
 
 
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+REPLACED = [
+    ("lr", number(1e-2), number(1e-2)),
+    ("lr", 1e-2, number(1e-2)),
+    ("betas", (0.9, 0.99), (number(0.9), 0.99)),
+    ("betas", (number(0.9), 0.99), (number(0.9), 0.99)),
+    ("betas", (number(0.9), 0.99), (0.9, 0.99)),
+]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "before", "after"), REPLACED, ids=["rate", "to a rate", "to a beta", "beta", "away"]
+)
+def test_a_value_in_the_place_of_an_equal_one_is_noticed_and_compared_once(
+    keyword: str, before: Any, after: Any
+) -> None:
+    first, second = model(), model()
+    mine, theirs = ours("AdamW", first, **{keyword: before}), rulec.torch.AdamW(second.parameters(), **{keyword: after})
+    for optimizer in (mine, theirs):
+        train(first if optimizer is mine else second, optimizer, range(1))
+        optimizer.param_groups[0][keyword] = after
+        train(first if optimizer is mine else second, optimizer, range(1, 2))
+    failing = AssertionError("this waits for the device")
+    with mock.patch.multiple(Tensor, __float__=mock.Mock(side_effect=failing), __bool__=mock.Mock(side_effect=failing)):
+        train(first, mine, range(2, 4))
+    train(second, theirs, range(2, 4))
+    live = [x for x in (after if isinstance(after, tuple) else (after,)) if isinstance(x, Tensor)]
+    for value in live:
+        value.mul_(0.5)
+    train(first, mine, range(4, 6))
+    train(second, theirs, range(4, 6))
+    for value in live:
+        value.mul_(2.0)
+    assert_close(first, second)
+
+
 def scaled(of: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, steps: range, broken: int) -> list[float]:
     scales = []
     for step in steps:
