@@ -68,7 +68,7 @@ from rulec.testing.trial import OnDevice, Subject, Trial
 from rulec.testing.whole import check_whole
 
 #: The arrays and the arithmetic of backends whose own are not NumPy's.
-_KINDS = {"jax": "jax"}
+_KINDS = {"jax": "jax", "cupy": "cupy"}
 _NUMERICS = {"jax": XLA}
 
 _NOT_ELEMENTWISE = (
@@ -157,8 +157,8 @@ def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: N
 
 
 def _kind_of(backend: Backend) -> str | ArrayKind:
-    """What to hand a backend: of one that works on a device PyTorch's tensors there, or here where it has none."""
-    if not getattr(backend, "on_device", False):
+    """What to hand a backend: its own, or of one on a device PyTorch's tensors, there or, without one, here."""
+    if backend.name in _KINDS or not getattr(backend, "on_device", False):
         return _KINDS.get(backend.name, "numpy")
     import torch
 
