@@ -8,7 +8,7 @@ States are copied into the new one's buffers, so nothing is lost. Everything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -27,7 +27,7 @@ from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
 from rulec.torch.memory import plain_memory
-from rulec.torch.residence import is_asked, live_values, residence_of
+from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, is_asked, live_values, residence_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
 from rulec.torch.states import Store
@@ -54,12 +54,16 @@ class _Share:
 
 @dataclass
 class _Plan:
-    """What is the same in every step in which the same parameters have gradients."""
+    """What is the same in every step in which the same parameters have gradients.
+
+    `taken` are the ways in which gradients were scaled in the steps so far.
+    """
 
     shares: list[_Share]
     written: list[Tensor]
     complexes: list[int]
     copied: list[tuple[Tensor, Tensor]]
+    taken: set[tuple[bool, bool]] = field(default_factory=set)
 
 
 class Assembly:
@@ -79,7 +83,7 @@ class Assembly:
         self.routes = routes_of(interface, self.choices, groups)
         self.names = [route.name for route in self.routes]
         self.residence = residence_of(self.params, groups, options)
-        self.residence.check_capture(ready=False)
+        self.residence.check_capture(NEW_TENSORS)
         self._values = Values(interface.group_keywords, groups, self._live)
         self._flags = Values(interface.flag_keywords, groups)
         self._words = words_of(groups)
@@ -178,6 +182,7 @@ class Assembly:
         """Takes over parameters whose memory moved; False where more than their address is new."""
         if [_facts(p) for p in self.params] != self._facts:
             return False
+        self.residence.check_capture(NEW_TENSORS)
         check_apart(self.params, self.names)
         now = [*map(_data_ptr, self.params)]
         for place, (old, new) in enumerate(zip(self._addresses, now, strict=True)):
@@ -189,6 +194,7 @@ class Assembly:
 
     def _read_values(self, groups: Groups) -> bool:
         """Takes over other numbers; False where the groups mean other rules now."""
+        self.residence.check_capture(NEW_NUMBERS)
         decaying = {choice.flavour for choice in self.choices if choice.decay}
         if not self._flags.same(groups):
             if choices_of(self.interface, groups, decaying) != self.choices or words_of(groups) != self._words:
@@ -232,7 +238,7 @@ class Assembly:
             grads = [g for g in grads if g is not None]
         plan = self._plans.get(present)
         if self.residence.there:
-            self.residence.check_capture(ready=plan is not None)
+            self._check_capture(groups, plan, scaling)
         if plan is None:
             plan = self._plan(present, grads)
         for place in plan.complexes:
@@ -259,7 +265,19 @@ class Assembly:
             self._publish()
         for shared in self._shared:
             shared.publish(groups)
+        if self.residence.there:
+            plan.taken.add(_way(scaling))
         return True
+
+    def _check_capture(self, groups: Groups, plan: _Plan | None, scaling: Scaling | None) -> None:
+        """RulecError where a step is captured that does more than those after it."""
+        if not self.residence.capturing:
+            return
+        changed = any(shared.changed(groups) for shared in self._shared)
+        self.residence.check_capture(
+            NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
+            "" if _way(scaling) in plan.taken else NEW_SCALING
+        )  # fmt: skip
 
     def _run(self, launches: Sequence[Launch]) -> None:
         """Runs launches, in a step of each engine where that has something to begin and finish."""
@@ -334,6 +352,11 @@ def _launches(
         given = None if inputs is None else inputs.of(plan.written, share.places)
         launches += share.member.engine.ready(share.ids, own, share.member.table, given, scaling)
     return launches
+
+
+def _way(scaling: Scaling | None) -> tuple[bool, bool]:
+    """Whether steps may be skipped, and gradients are to be unscaled: kernels differ."""
+    return scaling is not None, scaling is not None and scaling.scale is not None
 
 
 def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -43,17 +43,34 @@ class Residence:
         """Whether a hyper-parameter is read on the device, at every step, rather than here."""
         return isinstance(value, Tensor) and self.scales and {value.device.type} == self.types
 
-    def check_capture(self, ready: bool) -> None:
-        """RulecError where a CUDA graph is captured that would not do, when it is run again, what a step does."""
-        if "cuda" not in self.types or not torch.cuda.is_current_stream_capturing():
+    @property
+    def capturing(self) -> bool:
+        """Whether what happens is captured in a CUDA graph."""
+        return "cuda" in self.types and torch.cuda.is_current_stream_capturing()
+
+    def check_capture(self, first: str = "") -> None:
+        """RulecError where a CUDA graph is captured that would not do, when it is run again, what a step does.
+
+        `first` says in words why this step does more than those after it, where it does: such a step allocates memory,
+        or copies to the device what only the host knows.
+        """
+        if not self.capturing:
             return
         if not self.asked:
             raise RulecError("a step with capturable=False cannot be captured in a CUDA graph: give capturable=True")
-        if not ready:
+        if not self.everywhere:
             raise RulecError(
-                "the first step with these parameters and gradients cannot be captured in a CUDA graph, for it "
-                "allocates states: take a step before the capture"
+                "a step of parameters on the CPU cannot be captured in a CUDA graph: give those on the GPU an "
+                "optimizer of their own"
             )
+        if first:
+            raise RulecError(f"the first step {first} cannot be captured in a CUDA graph: take it before the capture")
+
+
+#: What makes a step do more than those after it.
+NEW_TENSORS = "with these parameters and gradients"
+NEW_NUMBERS = "after a number in param_groups changed, as a tensor on the CPU may at any time,"
+NEW_SCALING = "with gradients scaled in this way"
 
 
 def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:

@@ -25,9 +25,13 @@ class Shared:
         self._published: list[Any] = []
         self._views: dict[tuple[int, int], Any] = {}
 
+    def changed(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the groups say something else than was published."""
+        return bool(self.engine.shared.values) and not _same(self._found(groups), self._published)
+
     def read(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what the groups say; what they do not say stays. StateMismatch for what cannot be."""
-        if not self.engine.shared.values or _same(self._found(groups), self._published):
+        if not self.changed(groups):
             return
         for name, level in self.levels.items():
             values = {i: _number(group[name], name) for i, group in enumerate(groups) if name in group}

@@ -228,20 +228,76 @@ def test_autograd_hears_of_every_write() -> None:
 
 
 CAPTURES = [
-    (Residence(False, True, True, frozenset({"cuda"})), True, "capturable=False cannot be captured"),
-    (Residence(True, True, True, frozenset({"cuda"})), False, "take a step before the capture"),
+    (Residence(False, True, True, frozenset({"cuda"})), "", "capturable=False cannot be captured"),
+    (Residence(True, True, False, frozenset({"cuda", "cpu"})), "", "parameters on the CPU cannot be captured"),
+    (
+        Residence(True, True, True, frozenset({"cuda"})),
+        "of these",
+        "the first step of these cannot .* before the capture",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("residence", "ready", "message"), CAPTURES)
-def test_captures_that_would_not_do_what_steps_do_are_refused(residence: Residence, ready: bool, message: str) -> None:
+@pytest.mark.parametrize(("residence", "first", "message"), CAPTURES)
+def test_captures_that_would_not_do_what_steps_do_are_refused(residence: Residence, first: str, message: str) -> None:
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False):
-        residence.check_capture(ready)
+        residence.check_capture(first)
     with (
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
         pytest.raises(RulecError, match=message),
     ):
-        residence.check_capture(ready)
+        residence.check_capture(first)
+
+
+def with_another_rate(of: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def with_another_distance(of: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["d"] = 0.5
+
+
+def with_other_memory(of: nn.Module, optimizer: Any) -> None:
+    for p in of.parameters():
+        p.data = p.data.clone()
+
+
+def with_fewer_gradients(of: nn.Module, optimizer: Any) -> None:
+    next(of.parameters()).grad = None
+
+
+def with_a_scale(of: nn.Module, optimizer: Any) -> None:
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), torch.tensor(2.0)
+
+
+FIRSTS = [
+    (with_another_rate, "after a number in param_groups changed"),
+    (with_another_distance, "after a number in param_groups changed"),
+    (with_other_memory, "with these parameters and gradients"),
+    (with_fewer_gradients, "with these parameters and gradients"),
+    (with_a_scale, "with gradients scaled in this way"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FIRSTS, ids=[change.__name__ for change, _ in FIRSTS])
+def test_a_step_that_does_more_than_those_after_it_is_not_captured(
+    change: Callable[[nn.Module, Any], None], message: str
+) -> None:
+    of = model()
+    optimizer = ours("Prodigy", of, lr=1.0)
+    train(of, optimizer, range(2))
+    loss_of(of, 2).backward()
+    capturing = mock.patch.object(Residence, "capturing", new_callable=mock.PropertyMock, return_value=True)
+    with capturing:
+        optimizer.step()
+    change(of, optimizer)
+    before = [p.clone() for p in of.parameters()]
+    with capturing, pytest.raises(RulecError, match=f"the first step {message}"):
+        optimizer.step()
+    assert all(map(torch.equal, of.parameters(), before))
+    optimizer.step()
+    with capturing:
+        optimizer.step()
 
 
 def test_a_device_without_memory_for_states_is_named_and_nothing_changes() -> None:
