@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 PURE = ("rulec/language", "rulec/analysis", "rulec/compiler", "rulec/backend", "rulec/runtime")
-ADAPTERS = [["rulec", name] for name in ("array", "torch", "jax", "testing", "compare", "bench", "cli")]
+ADAPTERS = [["rulec", name] for name in ("array", "torch", "jax", "standalone", "testing", "compare", "bench", "cli")]
 
 
 def imports(file: Path) -> Iterator[tuple[int, str, bool]]:
