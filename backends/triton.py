@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnsupported
+from rulec.errors import BackendUnsupported, TensorError
 
 from .printed import run_source
 from .triton_print import program_source
@@ -40,9 +40,9 @@ class TritonBackend:
             return None
         import torch
 
-        if torch.cuda.is_available():
-            return None
-        return "torch finds no GPU: use another backend, or set TRITON_INTERPRET=1 to run Triton's interpreter"
+        if not torch.cuda.is_available():
+            return "torch finds no GPU: use another backend, or set TRITON_INTERPRET=1 to run Triton's interpreter"
+        return _driver_trouble()
 
     def emit(self, program: Program, layout: Layout) -> str:
         """The source of the kernels of all stages."""
@@ -56,6 +56,19 @@ class TritonBackend:
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _driver_trouble() -> str | None:
+    """Why Triton does not run on the GPU that torch has found, in one line; None where it does."""
+    import triton
+
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except (RuntimeError, OSError, AttributeError, AssertionError) as error:
+        found = str(error).strip().splitlines() or [type(error).__name__]
+        return f"Triton does not find the driver of the GPU that torch finds ({found[0]}): install a triton of its kind"
+    return None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -74,19 +87,26 @@ class TritonKernel:
     ) -> TritonCall:
         """A call over these tensors: contiguous, of the layout's dtypes, all on one device; addresses are read now.
 
-        BackendUnsupported where they are not PyTorch's, not on one device, or not on a GPU.
+        TensorError where they are not on one device, or not on a GPU.
         """
         from .triton_call import TritonCall
 
-        self._check(params)
+        self._check(params, states)
         return TritonCall(self.program, self.layout, self.kernels, params, states, views)
 
-    def _check(self, params: Sequence[Any]) -> None:
+    def _check(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         if any(not hasattr(p, "data_ptr") for p in params):
             raise BackendUnsupported("triton", "an update of arrays other than PyTorch's", self.program.name)
-        devices = {str(p.device) for p in params}
-        if len(devices) > 1:
-            places = " and ".join(sorted(devices))
-            raise BackendUnsupported("triton", f"one update of tensors on {places}", self.program.name)
+        places = [str(p.device) for p in params]
+        devices = {*places, *(str(x.device) for s in states for x in s.values() if hasattr(x, "device"))}
         if "cpu" in devices and not interpreted():
-            raise BackendUnsupported("triton", "an update of tensors in main memory", self.program.name)
+            which = f"parameter {places.index('cpu')}" if "cpu" in places else "a state"
+            raise TensorError(
+                f"{self.program.name}: {which} is in main memory, which the triton backend does not reach: move it to "
+                "a GPU, or choose the backend cpu"
+            )
+        if len(devices) > 1:
+            raise TensorError(
+                f"{self.program.name}: the triton backend updates tensors of one device at a time, and was given some "
+                f"on {' and '.join(sorted(devices))}: move them to one, or bind those of each device on their own"
+            )

@@ -28,8 +28,8 @@ class Block:
 
 
 #: Blocks by the most bytes that an element's update may move, reads and writes of one stage together: the first line
-#: that is enough holds. Every thread then has two to four accesses of 16 bytes under way for each buffer.
-DEFAULT: Mapping[int, Block] = {16: Block(2048, 128), 1 << 30: Block(1024, 128)}
+#: that is enough holds. Every thread then has one to four accesses of 16 bytes under way for each buffer.
+DEFAULT: Mapping[int, Block] = {12: Block(2048, 128), 1 << 30: Block(1024, 128)}
 
 #: What runs where there is no GPU, and its blocks: an operation costs the same there for few numbers as for many.
 INTERPRETER = "Triton's interpreter"
@@ -44,6 +44,15 @@ def block_for(moved: int, device: str) -> Block:
     """The block of a stage that moves so many bytes for an element, on a GPU of this name."""
     table = saved().get(device, INTERPRETED if device == INTERPRETER else DEFAULT)
     return next(block for most, block in sorted(table.items()) if moved <= most)
+
+
+#: The elements that a thread may have at most where a stage reduces: each is kept in float64.
+MOST_REDUCED = 8
+
+
+def reducing(block: Block) -> Block:
+    """The block of a stage that reduces, where one that does not would have this."""
+    return Block(min(block.elements, MOST_REDUCED * block.threads), block.threads)
 
 
 def tile_for(vector: int, device: str) -> Block:

@@ -53,10 +53,11 @@ class FlatStage(StageSource):
             *self._leave_lines(),
             f"aligned = {self.aligned(self.arrays)}",
             "whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)",
-            *self._call_lines("first", "whole", "True", self.names),
-            *self._call_lines("whole", "last", "False", self.rest),
+            *self._call_lines("first", "whole", "True", "BLOCK", self.names),
+            # What is masked keeps an address for each element: in smaller blocks, for they must fit into registers.
+            *self._call_lines("2 * whole", "2 * last", "False", "BLOCK // 2", self.rest),
             *(
-                f"tl.store(slots + {self.at[r.name]} + number, "
+                f"tl.store(slots + {self.slots(r)} + number, "
                 f"{self.joined(r, self.names[r.name], self.rest[r.name])})" for r in self.stage.reduces
             ),
         ]  # fmt: skip
@@ -74,8 +75,8 @@ class FlatStage(StageSource):
             return []
         return ["if stays is not None:", "    last = tl.where(tl.load(stays + row) == 0, last, first)"]
 
-    def _call_lines(self, first: str, last: str, everything: str, names: dict[str, str]) -> list[str]:
-        arguments = [first, last, "size", *self._arguments(), everything, "BLOCK", *["EMULATED"] * self.emulates]
+    def _call_lines(self, first: str, last: str, everything: str, block: str, names: dict[str, str]) -> list[str]:
+        arguments = [first, last, "size", *self._arguments(), everything, block, *["EMULATED"] * self.emulates]
         results = ", ".join(names[r.name] for r in self.stage.reduces)
         return call(f"{results} = stage_{self.index}_blocks" if results else f"stage_{self.index}_blocks", arguments)
 

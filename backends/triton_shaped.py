@@ -13,14 +13,14 @@ from .triton_flat import chunk_lines
 from .triton_plan import SHAPED, reduced_at, wide_arrays
 from .triton_stage import StageSource, call, indented
 
-_TILE = "(MATRICES, ROWS, COLUMNS)"
+_TILE, _ROWS = "(MATRICES, ROWS, COLUMNS)", "(MATRICES, ROWS, 1)"
 _SIZES, _CUT = ["batch", "height", "width"], ["lines", "across", "deep"]
-_LINE = "line + m * height.to(tl.int32) + r"
+_LINE = "line + plane * height.to(tl.int32) + down"
 _PLACES = [
-    "m = tl.arange(0, MATRICES)[:, None, None]",
-    "r = tl.arange(0, ROWS)[None, :, None]",
-    "c = tl.arange(0, COLUMNS)[None, None, :]",
-    "beside = None if ALL else (m < batch - matrix) & (c < width - left)",
+    "plane = tl.arange(0, MATRICES)[:, None, None]",
+    "down = tl.arange(0, ROWS)[None, :, None]",
+    "along = tl.arange(0, COLUMNS)[None, None, :]",
+    "beside = None if ALL else (plane < batch - matrix) & (along < width - left)",
 ]
 _SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
 
@@ -48,7 +48,6 @@ class ShapedStage(StageSource):
     def _tiles(self) -> list[str]:
         switches = [f"{s}: tl.constexpr" for s in ["ALL", *_SHAPE, *["VECTOR", *["EMULATED"] * self.emulates]]]
         arguments = ["matrix", "left", "top", "bottom", *_SIZES, *self._arguments(), *switches]
-        kept = self._reduced(COL, TENSOR)
         totals = [self.total(r, self.names[r.name], "1") for r in self._reduced(COL)]
         totals += [self.total(r, self.names[r.name]) for r in self._reduced(TENSOR)]
         body = [
@@ -57,10 +56,10 @@ class ShapedStage(StageSource):
             *self.pointer_lines(), *self.before_lines(),
             "if ALL:", "    width = width // VECTOR * VECTOR",
             *_PLACES,
-            "i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c",
-            *self.vector_lines(MATRIX, "matrix + m", "None if ALL else m < batch - matrix"),
-            *self.vector_lines(COL, "matrix * width + left + m * width.to(tl.int32) + c", "beside"),
-            *(self.zero(r, _TILE) for r in kept),
+            "i = (plane * height.to(tl.int32) + down) * width.to(tl.int32) + along",
+            *self.vector_lines(MATRIX, "matrix + plane", "None if ALL else plane < batch - matrix"),
+            *self.vector_lines(COL, "matrix * width + left + plane * width.to(tl.int32) + along", "beside"),
+            *(self.zero(r, _TILE) for r in self._reduced(COL)), *(self.zero(r, _ROWS) for r in self._reduced(TENSOR)),
             "for first in range(top, bottom, ROWS):", *indented(self._tile()),
             *[f"return {', '.join(totals)}"] * bool(totals),
         ]  # fmt: skip
@@ -71,12 +70,12 @@ class ShapedStage(StageSource):
         return [
             "line = matrix * height + first",
             "start = line * width + left",
-            "below = None if ALL else (m < batch - matrix) & (r < bottom - first)",
+            "below = None if ALL else (plane < batch - matrix) & (down < bottom - first)",
             "inside = None if ALL else beside & below",
             *self.vector_lines(ROW, _LINE, "below"),
             *self.load_lines(), *self.vector_lines(ELEMENT, "start + i", "inside"), *self.value_lines(),
             *self.store_lines(), *(self._row_line(r) for r in self._reduced(ROW)),
-            *(self.taken_in(r, _TILE) for r in self._reduced(COL, TENSOR)),
+            *(self.taken_in(r, _TILE) for r in self._reduced(COL)), *map(self._rows_line, self._reduced(TENSOR)),
         ]  # fmt: skip
 
     def _row_line(self, reduction: Result) -> str:
@@ -84,14 +83,16 @@ class ShapedStage(StageSource):
         slot = f"slots + {self.at[reduction.name]} + left // COLUMNS * batch * height + {_LINE}"
         return f"tl.store({slot}, {self.total(reduction, self.operand(reduction, _TILE), '2')}, mask=below)"
 
+    def _rows_line(self, reduction: Result) -> str:
+        """The statement that takes a tile into a reduction of all, kept row by row to need few registers."""
+        name, rows = self.names[reduction.name], self.total(reduction, self.operand(reduction, _TILE), "2")
+        return f"{name} = {self.joined(reduction, name, rows)}"
+
     # A chunk, and the kernel
 
     def _chunk(self) -> list[str]:
         switches = [f"{s}: tl.constexpr" for s in [*_SHAPE, "WIDE", "VECTOR", *["EMULATED"] * self.emulates]]
-        slots = [self.at[r.name] for r in self._reduced(COL, TENSOR)]
-        if slots and not self._reduced(ROW):
-            slots = ["slots", *slots]
-        arguments = ["number", *_SIZES, *_CUT, *slots, *self._arguments(), *switches]
+        arguments = ["number", *_SIZES, *_CUT, *self._slot_arguments(), *self._arguments(), *switches]
         wide = wide_arrays(self.program, self.stage, self.layout)
         body = [
             '"""One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""',
@@ -102,39 +103,45 @@ class ShapedStage(StageSource):
             f"aligned = ({self.aligned(wide)}) & (width % VECTOR == 0)",
             "whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)",
             "middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top",
-            *self._call_lines("middle", "bottom", "False", self.names),
-            *self._wide_lines(), *self._slot_lines(),
+            *self._call_lines("middle", "bottom", "False", self.rest),
+            "if WIDE:", *indented(self._call_lines("top", "middle", "True", self.names)),
+            *(self._joined_line(r) for r in self._reduced(COL, TENSOR)), *self._slot_lines(),
         ]  # fmt: skip
         return ["@triton.jit", *call(f"def stage_{self.index}_chunk", arguments, ":"), *indented(body)]
 
+    def _slot_arguments(self) -> list[str]:
+        """What a chunk needs to find its slots, beside what the loop is given."""
+        kept = self._reduced(COL, TENSOR)
+        return ["known"] * bool(kept) + ["slots"] * (bool(kept) and not self._reduced(ROW))
+
     def _call_lines(self, top: str, bottom: str, everything: str, names: dict[str, str]) -> list[str]:
-        last = [everything, *_SHAPE, "VECTOR", *["EMULATED"] * self.emulates]
+        # What is masked keeps an address for each element: in smaller tiles, for they must fit into registers.
+        rows = "ROWS" if everything == "True" else "ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS"
+        shape = ["MATRICES", rows, "COLUMNS"]
+        last = [everything, *shape, "VECTOR", *["EMULATED"] * self.emulates]
         arguments = ["matrix", "left", top, bottom, *_SIZES, *self._arguments(), *last]
         results = ", ".join(names[r.name] for r in self._reduced(COL, TENSOR))
         return call(f"{results} = stage_{self.index}_tiles" if results else f"stage_{self.index}_tiles", arguments)
 
-    def _wide_lines(self) -> list[str]:
-        """The whole tiles, where there may be any, and what they add to reductions."""
-        kept = self._reduced(COL, TENSOR)
-        joined = [
-            f"{self.names[r.name]} = {self.joined(r, self.rest[r.name], self.names[r.name])}" for r in kept
-        ]  # fmt: skip
-        return ["if WIDE:", *indented([*self._call_lines("top", "middle", "True", self.rest), *joined])]
+    def _joined_line(self, reduction: Result) -> str:
+        """The statement that joins what whole tiles, where there are any, and others are reduced to."""
+        name, rest = self.names[reduction.name], self.rest[reduction.name]
+        return f"{name} = {self.joined(reduction, name, rest)} if WIDE else {rest}"
 
     def _slot_lines(self) -> list[str]:
         """The statements that leave what a chunk's columns, and all of it, are reduced to."""
         found = []
         if self._reduced(COL):
             found += [
-                "m, c = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]",
-                "beside = (m < batch - matrix) & (c < width - left)",
-                "column = piece * batch * width + matrix * width + left + m * width.to(tl.int32) + c",
+                "plane, along = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]",
+                "beside = (plane < batch - matrix) & (along < width - left)",
+                "column = piece * batch * width + matrix * width + left + plane * width.to(tl.int32) + along",
             ]
         for r in self._reduced(COL):
-            slot = f"slots + {self.at[r.name]} + column"
+            slot = f"slots + {self.slots(r)} + column"
             found.append(f"tl.store({slot}, {self.names[r.name]}, mask=beside)")
         found += [
-            f"tl.store(slots + {self.at[r.name]} + number, {self.names[r.name]})" for r in self._reduced(TENSOR)
+            f"tl.store(slots + {self.slots(r)} + number, {self.names[r.name]})" for r in self._reduced(TENSOR)
         ]  # fmt: skip
         return found
 
@@ -163,13 +170,10 @@ class ShapedStage(StageSource):
             ["1", "1", "BLOCK", "True"], ["1", "BLOCK // (32 * VECTOR)", "32 * VECTOR", "True"],
             ["1", "BLOCK // 8", "8", "False"], ["BLOCK // 64", "8", "8", "False"],
         ]  # fmt: skip
-        slots = [self.at[r.name] for r in self._reduced(COL, TENSOR)]
-        if slots and not self._reduced(ROW):
-            slots = ["slots", *slots]
         found = []
         for tile, shape in enumerate(shapes):
             last = [*shape, "VECTOR", *["EMULATED"] * self.emulates]
-            arguments = ["number", *_SIZES, *_CUT, *slots, *self._arguments(), *last]
+            arguments = ["number", *_SIZES, *_CUT, *self._slot_arguments(), *self._arguments(), *last]
             test = f"{'el' * bool(tile)}if tile == {tile}:" if tile < len(shapes) - 1 else "else:"
             found += [test, *indented(call(f"stage_{self.index}_chunk", arguments))]
         return found

@@ -9,7 +9,7 @@ from rulec.backend.printer import StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.language.node import Op, is_boolean, walk
 
-from .plan import ELEMENT, address_lines, place
+from .plan import ELEMENT, ROW, address_lines, place
 from .triton_ops import constant, is_bare, operations
 from .triton_plan import buffers_used, known_columns, moving_columns, wide_arrays
 from .triton_words import WORDS
@@ -20,8 +20,8 @@ RESERVED = frozenset(
         "tl", "triton", "float", "range", "None", "True", "False", "chunks", "known", "moving", "table", "stays",
         "scale", "slots", "chunk", "tensor", "number", "row", "values", "size", "span", "first", "last", "whole",
         "aligned", "block", "i", "inside", "writable", "write", "unscale", "matrix", "left", "top", "middle", "bottom",
-        "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "start", "m", "r", "c", "line",
-        "column", "beside", "below", "jobs", "results", "finish", "scalars",
+        "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "start", "plane", "down", "along",
+        "line", "column", "beside", "below", "jobs", "results", "finish", "scalars",
         "ALL", "BLOCK", "VECTOR", "MATRICES", "ROWS", "COLUMNS", "WIDE", "EMULATED",
     }
     | set(WORDS)
@@ -74,9 +74,14 @@ class StageSource:
 
     def address_lines(self) -> list[str]:
         """Addresses and where slots begin, from the lines of the two tables."""
-        fixed = [n for n in self.known if n in self.at]
+        reduced = [r.name for r in self.stage.reduces if place(r.axes, self.layout) != ROW]
+        fixed = [n for n in self.known if n in self.at and n not in reduced]
         found = [f"{self.at[n]} = tl.load(known + {self.known.index(n)})" for n in fixed]
         return found + [f"{self.at[n]} = tl.load(moving + {1 + i})" for i, n in enumerate(self.moving)]
+
+    def slots(self, reduction: Result) -> str:
+        """Where the slots of a reduction begin that a chunk leaves once: read when it does."""
+        return f"tl.load(known + {self.known.index(reduction.name)})"
 
     def scalar_lines(self) -> list[str]:
         """The columns of the scalar table that the stage reads."""
@@ -180,7 +185,7 @@ class StageSource:
         if not self._has_elements(reduction):
             text = f"tl.full({shape}, 0.0, tl.{self.compute}) + {text}"
         text = f"({text} if ALL else tl.where(inside, {text}, {NOTHING[op]}))"
-        return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text[1:-1]
+        return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text
 
     def _has_elements(self, reduction: Result) -> bool:
         """Whether the operand has a value for each element of a tile, and not for its rows or columns alone."""

@@ -10,10 +10,10 @@ import numpy as np
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
-from rulec.errors import InternalError
+from rulec.errors import BackendUnavailable, InternalError
 
 from .plan import COL, is_shaped, place
-from .triton_blocks import INTERPRETER, Block, block_for, tile_for
+from .triton_blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .triton_cut import Cut, FlatCut, ShapedCut, Whole
 from .triton_finish import Regions, chosen
 from .triton_memory import Uploads
@@ -48,13 +48,14 @@ class StageWork:
     ) -> None:  # fmt: skip
         """`addresses` are those of parameters and states, by name, for each tensor."""
         stage = program.stages[index]
+        self._name = program.name
         self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
         self.moving = moving_columns(program, stage)
         self.columns = len(program.columns)
         self.device, self._count = device, len(sizes)
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
-        self._block = self._chosen(sum(moved(program, stage, layout)))
+        self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
         self.cut = self._cut(program, layout, index, sizes, views)
         self._regions = Regions(stage, layout, self.cut)
         self.known = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
@@ -66,10 +67,13 @@ class StageWork:
         self._some: dict[tuple[int, ...], Launch] = {}
         self.everything = self._launch(range(len(sizes)), together=True)
 
-    def _chosen(self, count: int) -> Block:
+    def _chosen(self, count: int, reduces: bool) -> Block:
         """The block of a stage that moves so many bytes for an element."""
         name = _device_name(self.device)
-        return tile_for(self._vector, name) if self._shaped else block_for(count, name)
+        if self._shaped:
+            return tile_for(self._vector, name)
+        block = block_for(count, name)
+        return reducing(block) if reduces and name != INTERPRETER else block
 
     def _cut(
         self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]
@@ -143,9 +147,30 @@ class StageWork:
         reduces = [self.slots] * bool(self._regions.found)
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
-            self.kernel[(len(launch.chunks),)](*arguments, **self.options)
+            try:
+                self.kernel[(len(launch.chunks),)](*arguments, **self.options)
+            except _compiler_errors() as error:
+                raise BackendUnavailable(_refusal(self._name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):
             self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
+
+
+def _compiler_errors() -> tuple[type[Exception], ...]:
+    """What Triton raises for a kernel that it cannot compile, or that a GPU has not the room for."""
+    from triton.runtime.errors import TritonError
+
+    return (TritonError,)
+
+
+def _refusal(rule: str, device: Any, error: Exception) -> str:
+    """The same in one sentence."""
+    import torch
+
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    place = _device_name(device)
+    if device.type != "cpu":
+        place = "{} (compute capability {}.{})".format(place, *torch.cuda.get_device_capability(device))
+    return f"Triton cannot compile {rule} for {place}: {reason}: choose another backend (`rulec doctor` lists them)"
 
 
 def _warp_size(device: Any) -> int:

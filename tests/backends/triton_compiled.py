@@ -17,13 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import rulec
 from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.ir import Program
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.plan import ROW, is_shaped, place
 from rulec_backends.triton import TritonBackend
-from rulec_backends.triton_blocks import Block, block_for, tile_for
-from rulec_backends.triton_plan import moved, reduced_at, vector_width
+from rulec_backends.triton_blocks import Block, block_for, reducing, tile_for
+from rulec_backends.triton_plan import FINISHED, moved, reduced_at, vector_width
+from rulec_backends.triton_scalars import LANES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -50,7 +52,8 @@ class Facts:
     """What the program says of a kernel, and what its assembly says.
 
     `read` and `written` are the program's bytes an element; `threads` share `block` elements. `rows` are the values of
-    rows that are read, and left, in each row of a tile. `loops` are those with accesses of 16 bytes.
+    rows that are read, and left, in each row of a tile. `loops` are those with accesses of 16 bytes. `stack` is
+    the bytes of it; `local` counts accesses of local memory in these loops of the machine's code, or in all of AMD's.
     """
 
     kernel: str
@@ -61,7 +64,7 @@ class Facts:
     block: int
     threads: int
     loops: list[Loop]
-    spilled: int
+    stack: int
     local: int
     fused: int
     approximate: list[str]
@@ -102,14 +105,16 @@ def _facts(
     read, written = moved(program, stage, layout)
     vector = vector_width(program, stage, layout)
     block = tile_for(vector, target) if is_shaped(program, stage, layout) else block_for(read + written, target)
+    if stage.reduces and not is_shaped(program, stage, layout):
+        block = reducing(block)
     made = _made(target, kernels[f"stage_{index}"], constants(program, layout, index, block), block.threads)
     text = made.asm.get("ptx") or made.asm["amdgcn"]
     rows = [v for v in stage.reads if place(program.result(v).axes, layout) == ROW]
-    spilled, local = _memory(made)
+    stack, local = _memory(made)
     return Facts(
         f"{target} {name}", is_shaped(program, stage, layout), read, written,
         (len(rows), len(reduced_at(stage, layout, ROW))), block.elements, block.threads,
-        [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], spilled, local,
+        [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], stack, local,
         len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), re.findall(r"\S+\.approx\S*|div\.full\S*", text),
     )  # fmt: skip
 
@@ -134,8 +139,9 @@ def _made(target: str, kernel: Any, known: dict[str, Any], threads: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = {"chunks": "*i32", "known": "*i64", "moving": "*i64", "table": "*fp64", "slots": "*fp64"}
-    signature = {name: "constexpr" if name in known else types[name] for name in kernel.arg_names}
+    types = {"chunks": "*i32", "known": "*i64", "moving": "*i64", "jobs": "*i64", "counts": "*fp32", "groups": "*i64"}
+    types |= {"tensors": "i32", "kinds": "i32"}
+    signature = {name: "constexpr" if name in known else types.get(name, "*fp64") for name in kernel.arg_names}
     kind, architecture = target.split(":")
     gpu = GPUTarget(kind, int(architecture) if kind == "cuda" else architecture, 32 if kind == "cuda" else 64)
     options = {"num_warps": threads // gpu.warp_size, "enable_fp_fusion": False}
@@ -143,7 +149,7 @@ def _made(target: str, kernel: Any, known: dict[str, Any], threads: int) -> Any:
 
 
 def _memory(made: Any) -> tuple[int, int]:
-    """The registers that are spilled (or bytes of stack), and the bytes of local memory."""
+    """The bytes of stack, or on AMD's GPUs the registers that are spilled, and the accesses of local memory."""
     if "amdgcn" in made.asm:
         text = made.asm["amdgcn"]
         # Those of scalar registers go into lanes of vector registers, not into memory.
@@ -154,24 +160,38 @@ def _memory(made: Any) -> tuple[int, int]:
         return sum(map(int, spilled)), sum(map(int, private)) + len(re.findall(r"scratch_(?:load|store)", text))
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    assert found, usage
-    return int(found[2]), int(found[3]) + len(re.findall(r"\b(?:ld|st)\.local", made.asm["ptx"]))
+        usage = subprocess.run(
+            [tools / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+        code = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage.stdout)
+    assert found, usage.stdout
+    return int(found[2]), int(found[3]) + sum(_local_accesses(lines) for lines in _loops(code.stdout))
+
+
+def _local_accesses(lines: Sequence[str]) -> int:
+    """The accesses of local memory in a loop of NVIDIA's machine code, where there are any of 16 bytes."""
+    wide = any(re.search(r"\b(?:LDG|STG)\.E\.128", line) for line in lines)
+    return wide * sum(bool(re.search(r"\b(?:LDL|STL)\b", line)) for line in lines)
 
 
 _LABEL = re.compile(r"^(\$?\.?L\w+):")
-_BRANCH = re.compile(r"\b(?:bra(?:\.uni)?|s_c?branch\w*)\s+(\$?\.?L\w+)")
+_BRANCH = re.compile(r"\b(?:bra(?:\.uni)?|s_c?branch\w*|BRA)\s+(?:`\()?(\$?\.?L\w+)")
 _WIDE = re.compile(r"\.global\.(?:v4\.b32|v2\.b64)|_dwordx4")
 _LOAD = re.compile(r"\bld\.global|\bglobal_load|\bbuffer_load")
 _STORE = re.compile(r"\bst\.global|\bglobal_store|\bbuffer_store")
 
 
 def loops(assembly: str) -> Iterator[Loop]:
+    """The global accesses of a kernel's loops."""
+    return map(_loop, _loops(assembly))
+
+
+def _loops(assembly: str) -> Iterator[list[str]]:
     """The loops of a kernel that hold no other: what lies between a label and a branch back to it."""
     lines = [line.strip() for line in assembly.splitlines()]
     labels = {found[1]: i for i, line in enumerate(lines) if (found := _LABEL.match(line))}
@@ -182,7 +202,7 @@ def loops(assembly: str) -> Iterator[Loop]:
             spans.append((labels[branch[1]], end))
     for first, last in spans:
         if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans):
-            yield _loop(lines[first:last])
+            yield lines[first:last]
 
 
 def _loop(lines: Sequence[str]) -> Loop:
@@ -194,6 +214,34 @@ def _loop(lines: Sequence[str]) -> Loop:
     )
 
 
+def compiled_helpers() -> dict[str, int]:
+    """How many of the two kernels beside the stages' compile without local memory, for each target."""
+    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.backends.triton_compiled"], env={**kept, "TRITON_CACHE_DIR": cache}, cwd=ROOT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def _helpers() -> dict[str, int]:
+    """The same, in the process that compiles: the scalar program of a rule, and what finishes its reductions."""
+    program = rulec.compile(rulec.load("novograd"))
+    layout = layout_for(program, "float32")
+    kernels = TritonBackend().build(program, layout, TritonBackend().emit(program, layout)).kernels
+    known = {"finish": {"LANES": FINISHED}, "scalars": {"LANES": LANES}}
+    counted = {}
+    for target in TARGETS:
+        made = [_made(target, kernels[name], constants, 128) for name, constants in known.items()]
+        counted[target] = sum(_memory(x) == (0, 0) for x in made)
+    return counted
+
+
 if __name__ == "__main__":
-    for facts in _compile(sys.argv[1], sys.argv[2], sys.argv[3:]):
+    if len(sys.argv) == 1:
+        print(json.dumps(_helpers()))
+    for facts in _compile(*sys.argv[1:3], sys.argv[3:]) if sys.argv[1:] else ():
         print(json.dumps(asdict(facts)))

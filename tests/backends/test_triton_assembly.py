@@ -1,0 +1,86 @@
+"""Triton's kernels compiled for GPUs that are not here: their assembly says how they use memory.
+
+Compiled for every target are some rules of each kind; all of them are among the slow tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from tests.backends.triton_compiled import TARGETS, Facts, Loop, compiled, compiled_helpers, loops
+
+#: Few buffers and many, functions, one reduction and several, of tensors, rows and columns, both ways round.
+SPOT = (
+    "sgd", "adamw", "lion", "adan", "madgrad", "lamb", "prodigy", "cautious_adamw", "muon", "adafactor", "sm3",
+    "apollo",
+)  # fmt: skip
+
+#: Bytes of stack that a kernel may have: what its preparation leaves for later. The loops of whole blocks use none.
+STACK = 32
+
+
+def check(facts: Facts) -> None:
+    """The path of whole blocks: accesses of 16 bytes, none of them masked, as many as the program has; no spills."""
+    accesses = facts.block / facts.threads / 16
+    wanted = (facts.read * accesses, facts.written * accesses)
+    assert [(loop.wide_loads, loop.wide_stores) for loop in facts.loops] == [wanted] * (1 + facts.shaped), facts.kernel
+    assert [loop.masked for loop in facts.loops] == [0] * (1 + facts.shaped), facts.kernel
+    for loop in facts.loops:
+        # What else there is are values of rows: read once for each element of a thread at most, left once for its rows.
+        elements = facts.block // facts.threads
+        assert loop.loads <= facts.rows[0] * elements, facts.kernel
+        assert loop.stores <= facts.rows[1] * elements, facts.kernel
+    assert facts.local == 0, facts.kernel
+    assert facts.stack <= STACK, facts.kernel
+    assert facts.approximate == [], facts.kernel
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_move_what_the_program_moves_sixteen_bytes_at_a_time(target: str, dtype: str) -> None:
+    found = compiled(target, dtype, SPOT)
+    assert len(found) >= len(SPOT)
+    for facts in found:
+        check(facts)
+    adamw = next(f for f in found if " adamw " in f.kernel)
+    assert target.startswith("hip") or adamw.fused == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_kernels_of_every_rule(target: str, dtype: str) -> None:
+    found = compiled(target, dtype, rulec.rules())
+    assert len(found) > len(rulec.rules())
+    for facts in found:
+        check(facts)
+
+
+@pytest.mark.slow
+def test_narrow_parameters_with_wide_states() -> None:
+    for facts in compiled("cuda:90", "bfloat16", rulec.rules(), states="float32"):
+        check(facts)
+
+
+def test_the_scalar_program_and_what_finishes_reductions_compile() -> None:
+    assert compiled_helpers() == {"cuda:80": 2, "cuda:90": 2, "cuda:100": 2, "hip:gfx942": 2}
+
+
+PTX = """
+$L__BB0_2:
+	ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+	@%p1 st.global.v4.b32 [ %rd1 + 0 ], { %r1, %r2, %r3, %r4 };
+	ld.global.b32 { %r5 }, [ %rd2 + 0 ];
+	@%p3 bra 	$L__BB0_2;
+$L__BB0_5:
+	ld.global.b32 { %r5 }, [ %rd2 + 0 ];
+$L__BB0_6:
+	st.global.v2.b64 [ %rd2 + 0 ], { %rd4, %rd5 };
+	@%p3 bra 	$L__BB0_6;
+	@%p4 bra 	$L__BB0_5;
+"""
+
+
+def test_loops_are_read_as_they_are() -> None:
+    assert list(loops(PTX)) == [Loop(1, 1, 1, 0, 1), Loop(0, 1, 0, 0, 0)]
