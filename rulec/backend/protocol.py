@@ -29,7 +29,8 @@ class Rows:
     A backend that works on the device (`on_device`) is given a table of NumPy where all of it is known before the step,
     else an array of the tensors' kind, on their device; `index` is NumPy's. It alone is given the other two, arrays on
     the device or None: `stays` is boolean, one for each row, and true where a tensor is to be left as it is; `scale`, a
-    float32 array of one element, is what gradients were multiplied by, and must be divided by as they are loaded.
+    float32 array of one element, is what gradients were multiplied by: by its reciprocal they are multiplied as they
+    are loaded.
     """
 
     table: Any
@@ -51,7 +52,8 @@ class Written(NamedTuple):
     `params` and `states` are those bound, where arrays are mutable, else new ones. `reduced` has the stage's reductions
     by name, in float64: an array of one number for each tensor fired, or, per row or column, a list of one array of
     shape `(batch, rows, 1)` or `(batch, 1, cols)` for each. An empty tensor gives 0 for a sum, and infinities for a
-    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind.
+    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind; they
+    hold until the stage runs again.
     """
 
     params: Sequence[Any]
