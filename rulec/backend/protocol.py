@@ -52,7 +52,7 @@ class Written(NamedTuple):
     `params` and `states` are those bound, where arrays are mutable, else new ones. `reduced` has the stage's reductions
     by name, in float64: an array of one number for each tensor fired, or, per row or column, a list of one array of
     shape `(batch, rows, 1)` or `(batch, 1, cols)` for each. An empty tensor gives 0 for a sum, and infinities for a
-    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind; they
+    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind, and
     hold until the stage runs again.
     """
 
