@@ -16,6 +16,9 @@ from .plan import ROW, TENSOR, place
 from .triton_cut import Cut, ShapedCut, Whole
 from .triton_plan import FINISHED
 
+#: The slots of a result that one lane joins, one after the other: of more, all lanes take some.
+MOST_ROUNDS = 64
+
 _KINDS = {Op.SUM: 0, Op.MIN: 1, Op.MAX: 2}
 
 
@@ -39,16 +42,19 @@ class Region:
         sizes, to = self.sizes[fired], self.to[fired]
         if self.shapes is None and not together:
             to = self.to[0] + np.arange(len(fired))
-        parts = -(-sizes // FINISHED)
+        one = (sizes == 1) | (self.counts[fired] > MOST_ROUNDS)
+        made = np.where(one, 1, FINISHED)
+        parts = -(-sizes // made)
         each = np.repeat(np.arange(len(fired)), parts)
-        done = (np.arange(len(each)) - np.repeat(np.cumsum(parts) - parts, parts)) * FINISHED
-        chosen = fired[each]
-        kind, one, counts = _KINDS[self.reduction.value.op], int(self.shapes is None), self.counts[chosen]
-        rounds = -(-counts // FINISHED) if one else counts
-        limit = counts if one else np.minimum(sizes[each] - done, FINISHED)
-        apart = np.full(len(each), FINISHED) if one else self.sizes[chosen]
-        same = np.full((2, len(each)), [[kind], [one]])
-        return np.stack([*same, self.slots[chosen] + done, to[each] + done, rounds, apart, limit], axis=1)
+        done = (np.arange(len(each)) - np.repeat(np.cumsum(parts) - parts, parts)) * made[each]
+        single, size, counts = one[each], sizes[each], self.counts[fired[each]]
+        columns = [
+            np.full(len(each), _KINDS[self.reduction.value.op]), single,
+            self.slots[fired[each]] + done, to[each] + done,
+            np.where(single, -(-counts // FINISHED), counts), np.where(single, FINISHED * size, size),
+            np.where(single, size, 1), np.where(single, counts, np.minimum(size - done, FINISHED)),
+        ]  # fmt: skip
+        return np.stack([np.asarray(c, np.int64) for c in columns], axis=1)
 
 
 class Regions:

@@ -42,18 +42,18 @@ def finish(jobs, slots, results, LANES: tl.constexpr):
     """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
 
     A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
-    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
-    results side by side.
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
     """
-    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
     kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
     lane = tl.arange(0, LANES)
     nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
     total = tl.full((LANES,), 0.0, tl.float64) + nothing
     for done in range(0, rounds):
         inside = done * one * LANES + lane < limit
-        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
         least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
         most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
         total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))

@@ -1,0 +1,350 @@
+"""What surrounds Triton's kernels: how tensors are cut, tables in memory, and what makes Triton compile anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.backend.layout import layout_for
+from rulec.compiler.pipeline import compile
+from rulec.compiler.view import matrix_view
+from rulec.errors import InternalError, RulecError
+from rulec_backends import triton_blocks, triton_memory
+from rulec_backends.triton_blocks import Block
+from rulec_backends.triton_cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, FlatCut, ShapedCut
+from rulec_backends.triton_finish import Regions
+from rulec_backends.triton_memory import SPARE, TURNS, Uploads
+from rulec_backends.triton_plan import FINISHED, tile_shapes
+from tests.backends.triton_process import in_a_process, in_the_interpreter
+
+# Chunks
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_every_element_is_in_one_chunk(reduces: bool) -> None:
+    block = 1024
+    sizes = [0, 1, block - 1, block, block + 1, 100 * block + 7, 2**31 + 17]
+    cut = FlatCut(sizes, block, reduces)
+    spans = cut.columns[:, 1]
+    for size, span, count in zip(sizes, spans, cut.counts, strict=True):
+        assert count == -(-size // (span * block))
+        assert count <= (MOST_REDUCED if reduces else MOST_CHUNKS)
+    assert spans[:5].tolist() == [1] * 5
+    chunks = cut.chunks([5, 3])
+    assert chunks.dtype == np.int32
+    assert chunks[: cut.counts[5], 0].tolist() == [5] * int(cut.counts[5])
+    assert chunks[: cut.counts[5], 1].tolist() == list(range(int(cut.counts[5])))
+    assert chunks[cut.counts[5] :].tolist() == [[3, 0]]
+
+
+def test_chunks_of_one_huge_tensor_are_few() -> None:
+    table = FlatCut([2**31 + 17], 1024, False).chunks([0])
+    assert table.nbytes <= 2**19
+
+
+def covered(shape: tuple[int, ...], columns: bool) -> np.ndarray[Any, Any]:
+    """How often each element of a tensor is in a chunk, as the printed kernel reads its line of `known`."""
+    shapes = tile_shapes(1024, 4)
+    cut = ShapedCut([matrix_view(shape)], False, shapes, columns, True)
+    batch, height, width, lines, across, deep, tile = map(int, cut.columns[0])
+    matrices, rows, wide = shapes[tile]
+    assert lines % rows == 0
+    found = np.zeros((batch, height, width), np.int64)
+    for number in range(int(cut.counts[0])):
+        left, piece, matrix = number % across, number // across % deep, number // (across * deep)
+        found[matrix * matrices :][:matrices, piece * lines :][:, :lines, left * wide :][:, :, :wide] += 1
+    return found
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [(), (7,), (5000,), (0,), (0, 4), (3, 0), (1, 130), (300, 5), (5, 300), (129, 128), (40, 3, 3), (2, 200, 7),
+     (70, 9), (3, 1, 9), (2000, 129), (6, 17, 8), (6, 16, 8)],
+)  # fmt: skip
+def test_every_element_is_in_one_chunk_of_tiles(shape: tuple[int, ...], columns: bool) -> None:
+    assert (covered(shape, columns) == 1).all()
+
+
+def test_a_tall_matrix_leaves_few_lines_of_slots() -> None:
+    shapes = tile_shapes(1024, 4)
+    cut = ShapedCut([matrix_view((50257, 1600))], False, shapes, True, True)
+    assert cut.deep[0] <= MOST_PIECES
+    alone = cut.columns[0].tolist()
+    among = ShapedCut([matrix_view(s) for s in ((7, 7), (50257, 1600), (3,))], False, shapes, True, True)
+    assert among.columns[1].tolist() == alone
+
+
+def test_rows_too_long_for_32_bits_lie_in_tiles_of_one_row() -> None:
+    cut = ShapedCut([matrix_view((3, 2**30 + 1))], False, tile_shapes(1024, 4), False, True)
+    assert cut.columns[0, -1] == 0
+    assert int(cut.counts[0]) == -(-(2**30 + 1) // 1024) * int(cut.deep[0])
+
+
+def test_a_bucket_of_another_way_round_is_a_defect() -> None:
+    with pytest.raises(InternalError, match="not seen as its bucket's layout says"):
+        ShapedCut([matrix_view((3, 4))], True, tile_shapes(1024, 4), False, False)
+
+
+# Slots
+
+
+@pytest.mark.parametrize("shape", [(5,), (70, 9), (3, 4, 9), (2, 30000), (1, 400000), (0, 4), (3, 0), (600, 2)])
+def test_jobs_join_every_slot_once(shape: tuple[int, ...]) -> None:
+    """As the printed `finish` reads its lines, for a neighbour too, and for the tensor alone."""
+    rule = rulec.parse("name: All\nstep: |\n  direction = g*sum(g) + sum(g*p, per='row') + sum(p, per='col')\n")
+    views = [matrix_view(s) for s in ((7, 3), shape)]
+    program = compile(rule, views[1].facts)
+    stage = program.stages[0]
+    cut = ShapedCut(views, False, tile_shapes(1024, 4), True, True)
+    regions = Regions(stage, layout_for(program, "float32"), cut)
+    for fired in ([0, 1], [1]):
+        joined, results = np.zeros(regions.slots, int), np.zeros(regions.results, int)
+        for _, one, at, to, rounds, apart, step, limit in regions.jobs(np.array(fired), len(fired) == 2).tolist():
+            lane = np.arange(FINISHED)
+            for done in range(rounds):
+                inside = lane[done * one * FINISHED + lane < limit]
+                joined[at + done * apart + inside * step] += 1
+            results[to : to + (1 if one else limit)] += 1
+        for region in regions.found:
+            for tensor in range(2):
+                slots = joined[region.slots[tensor] :][: region.sizes[tensor] * region.counts[tensor]]
+                assert (slots == (tensor in fired)).all()
+        assert results.sum() == sum(int(region.sizes[fired].sum()) for region in regions.found)
+        assert results.max(initial=0) <= 1
+
+
+# Blocks
+
+
+def test_the_default_blocks_fill_sixteen_bytes_in_every_thread() -> None:
+    for moved in range(2, 100):
+        triton_blocks.check(triton_blocks.block_for(moved, "any GPU"))
+        triton_blocks.check(triton_blocks.reducing(triton_blocks.block_for(moved, "any GPU")))
+    for vector in (2, 4, 8):
+        tile = triton_blocks.tile_for(vector, "any GPU")
+        assert tile.elements == tile.threads * vector
+
+
+def test_a_measured_table_takes_the_place_of_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
+    triton_blocks.saved.cache_clear()
+    try:
+        triton_blocks.save("Some GPU", {8: Block(4096, 256), 1 << 30: Block(2048, 128)})
+        assert triton_blocks.block_for(8, "Some GPU") == Block(4096, 256)
+        assert triton_blocks.block_for(9, "Some GPU") == Block(2048, 128)
+        assert triton_blocks.block_for(8, "another") == triton_blocks.DEFAULT[12]
+        for damaged in ("{", "[]", json.dumps({"Some GPU": {"8": [3, 1]}}), json.dumps({"Some GPU": {"8": "x"}})):
+            (tmp_path / "triton" / "blocks.json").write_text(damaged)
+            triton_blocks.saved.cache_clear()
+            assert triton_blocks.block_for(8, "Some GPU") == triton_blocks.DEFAULT[12]
+    finally:
+        triton_blocks.saved.cache_clear()
+
+
+@pytest.mark.parametrize("block", [Block(1000, 128), Block(1024, 96), Block(512, 128), Block(1 << 20, 2048)])
+def test_a_block_that_kernels_cannot_have_is_refused(block: Block) -> None:
+    with pytest.raises(RulecError, match="both must be powers of two"):
+        triton_blocks.save("Some GPU", {1 << 30: block})
+
+
+def test_a_table_without_an_end_is_refused() -> None:
+    with pytest.raises(RulecError, match="a last line"):
+        triton_blocks.save("Some GPU", {16: Block(1024, 128)})
+
+
+# Tables that are copied while a step runs
+
+
+class Copies:
+    """Stands for buffers and events of a GPU: which buffer was copied from, and which was waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copied: list[int] = []
+        self.waited: list[int] = []
+        copies, made = self, [0]
+
+        class Slot:
+            def __init__(self, words: int, device: Any) -> None:
+                self.numbers, self.number, self.used = np.zeros(words, np.int64), made[0], False
+                made[0] += 1
+
+            @property
+            def memory(self) -> Any:
+                copies.copied.append(self.number)
+                return self.numbers
+
+            def ready(self) -> Any:
+                if self.used:
+                    copies.waited.append(self.number)
+                return self.numbers
+
+            def copy_to(self, target: Any) -> None:
+                self.used = True
+                target.copy_(self.memory[: len(target)])
+
+        class Memory(np.ndarray[Any, Any]):
+            def copy_(self, other: Any, non_blocking: bool = True) -> None:
+                self[:] = other
+
+        monkeypatch.setattr(triton_memory, "Slot", Slot)
+        monkeypatch.setattr(Uploads, "_allocated", lambda self, words: np.zeros(words, np.int64).view(Memory))
+        self.uploads = Uploads(3, SimpleNamespace(type="cuda"))
+
+
+def words(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def test_a_table_that_did_not_change_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    first = copies.uploads.put(words(1, 2, 3), False)
+    assert first.tolist() == [1, 2, 3]
+    given = words(1, 2, 3)
+    assert copies.uploads.put(given, False) is first
+    given[:] = 0  # the table that was given may be filled anew: what counts is what was copied
+    assert copies.uploads.put(words(1, 2, 3), False) is first
+    assert len(copies.copied) == 1
+    assert copies.uploads.put(words(1, 2, 4), False).tolist() == [1, 2, 4]
+    assert len(copies.copied) == 2
+
+
+def test_buffers_are_used_in_turns_and_waited_for_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    for i in range(TURNS):
+        copies.uploads.put(words(i, 0, 0), False)
+    assert copies.waited == []
+    assert len(set(copies.copied)) == TURNS
+    copies.uploads.put(words(99, 0, 0), False)
+    assert copies.waited == [copies.copied[0]]
+
+
+def test_what_a_graph_reads_is_never_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    copies.uploads.put(words(1, 2, 3), False)
+    captured = [copies.uploads.put(words(1, 2, 3), True), copies.uploads.put(words(7, 8, 9), True)]
+    reserved = copies.copied[1:]
+    for i in range(3 * TURNS):
+        copies.uploads.put(words(i, i, i), False)
+    assert copies.waited  # the ring went round
+    assert not set(reserved) & set(copies.copied[3:])
+    assert [table.tolist() for table in captured] == [[1, 2, 3], [7, 8, 9]]
+    assert len(set(reserved)) == 2
+    assert len(copies.uploads._spare) == SPARE
+
+
+def test_a_longer_table_gets_longer_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    copies.uploads.put(words(1, 2, 3), False)
+    assert copies.uploads.put(words(*range(50)), False).tolist() == list(range(50))
+    assert copies.uploads.put(words(*range(60)), True).tolist() == list(range(60))
+    assert copies.uploads.put(words(4, 5), False).tolist() == [4, 5]
+
+
+def test_tables_on_the_cpu_are_plain_memory() -> None:
+    import torch
+
+    uploads = Uploads(2, torch.device("cpu"))
+    assert uploads.put(words(1, 2), False).tolist() == [1, 2]
+    assert uploads.put(words(3, 4), False).tolist() == [3, 4]
+    kept = uploads.put(words(5, 6), True)
+    uploads.put(words(7, 8), False)
+    assert kept.tolist() == [5, 6]
+
+
+# Calls
+
+CALL = """
+import numpy as np, torch
+from rulec.backend.protocol import Rows
+program = rulec.compile(rulec.load('adamw'))
+layout = layout_for(program, 'float32')
+kernel = subject.kernel(program, layout)
+params = [torch.ones(5), torch.ones(3)]
+call = kernel.bind(params, [{'m': torch.zeros_like(p), 'v': torch.zeros_like(p)} for p in params])
+rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(2, np.int64))
+"""
+
+
+def test_a_step_with_the_same_addresses_and_scalars_copies_nothing() -> None:
+    program = f"""{CALL}
+from rulec_backends.triton_memory import Slot
+copied = []
+plain = Slot.copy_to
+Slot.copy_to = lambda self, target: (copied.append(len(target)), plain(self, target))
+grads = [torch.ones(5), torch.ones(3)]
+call(0, grads, rows)
+call(0, grads, Rows(rows.table.copy(), rows.index))
+same = len(copied)
+call(0, [torch.ones(5), torch.ones(3)], rows)
+call(0, [torch.ones(5), torch.ones(3)], Rows(rows.table + 1, rows.index))
+"""
+    same, copied = in_the_interpreter(program, "[same, copied]")
+    assert same == 1
+    assert len(copied) in (2, 3)  # new gradients may lie where the last ones did
+    assert set(copied) == {2 * 2 + 9}
+
+
+def test_too_few_gradients_are_a_defect() -> None:
+    program = f"""{CALL}
+from rulec.errors import InternalError
+try:
+    call(0, [torch.ones(5)], rows)
+except InternalError as error:
+    message = str(error)
+"""
+    assert in_the_interpreter(program, "message") == (
+        "the triton kernel needs 2 arrays of 'g' on cpu: there are 1, the first on cpu"
+    )
+
+
+SPECIALISED = """
+import inspect, json
+import torch, triton, rulec
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from rulec.backend.layout import layout_for
+from rulec_backends.triton import TritonBackend
+
+backend = make_backend(GPUTarget("cuda", 90, 32))
+words, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.float64)
+found = {}
+for name in ("adamw", "lamb", "adafactor", "nadam"):
+    program = rulec.compile(rulec.load(name))
+    layout = layout_for(program, "bfloat16")
+    kernels = TritonBackend().build(program, layout, TritonBackend().emit(program, layout)).kernels
+    for kernel in [k for k in kernels.values() if hasattr(k, "params") and any(p.do_not_specialize for p in k.params)]:
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        switches = {"BLOCK": 1024, "VECTOR": 8, "EMULATED": False, "LANES": 128}
+        def key(numbers, tables, **others):
+            given = {}
+            for p in kernel.params:
+                if p.is_constexpr:
+                    given[p.name] = switches[p.name]
+                elif p.name in ("tensors", "kinds"):
+                    given[p.name] = numbers
+                else:
+                    given[p.name] = tables
+                given[p.name] = others.get(p.name, given[p.name]) if p.name in ("stays", "scale") else given[p.name]
+            return repr(bind(**given)[1])
+        same = {key(n, t) for n in (1, 16, 17, 1000) for t in (words, words[1:], words[2:3])}
+        with_none = {key(1, words, stays=None, scale=None)}
+        found[f"{name} {kernel.fn.__name__}"] = [len(same), len(same | with_none)]
+print(json.dumps(found))
+"""
+
+
+def test_neither_numbers_nor_counts_nor_addresses_specialise_a_kernel() -> None:
+    """Only whether there are tensors that stay, or a scale, makes another kernel: see Triton's own key."""
+    found = in_a_process(SPECIALISED)
+    assert len(found) >= 10
+    for name, (same, with_none) in found.items():
+        assert same == 1, name
+        assert with_none == (2 if " stage_" in name else 1), name
