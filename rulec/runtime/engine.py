@@ -450,8 +450,10 @@ class Engine:
         version = bucket.version()
         rows = version.rows
         assert isinstance(rows, DeviceRows)
-        bucket.library.hold(version.call)
         hyper = self._device_hyper(bucket)
+        shared = [*self.shared.values.values(), self.shared.group_t, self.shared.model_t]
+        # A graph goes on reading these where other tensors join, and they are replaced.
+        bucket.library.hold((version.call, rows, hyper.table, bucket.counts, [*bucket.scalar_states.values()], shared))
         table, stored = rows.evaluate(version.call, bucket, hyper, self.shared)
         made = Rows(table, rows.index)
         if scaling is not None:

@@ -45,6 +45,10 @@ class HostLibrary(NumpyLibrary):
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 
+#: How many sets of places a device remembers: more than one step of a model of very many groups has.
+_PLACES = 1 << 13
+
+
 def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
@@ -63,7 +67,7 @@ class DeviceLibrary:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
-        self._held: dict[int, Any] = {}
+        self._held: list[Any] = []
 
     def constant(self, value: float) -> Tensor:
         """A number on the CPU."""
@@ -130,8 +134,8 @@ class DeviceLibrary:
         """Whole numbers as an array on the device, kept for the next time."""
         key = places.tobytes()
         if key not in self._places:
-            if len(self._places) >= 256:
-                self._places.clear()
+            if len(self._places) >= _PLACES:
+                del self._places[next(iter(self._places))]
             self._places[key] = self.numbers(np.asarray(places, np.int64))
         self.hold(self._places[key])
         return self._places[key]
@@ -139,7 +143,11 @@ class DeviceLibrary:
     def hold(self, thing: Any) -> None:
         """Keeps something for good where a CUDA graph is being captured that will read its memory again."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._held[id(thing)] = thing
+            self.keep(thing)
+
+    def keep(self, thing: Any) -> None:
+        """Keeps something for good."""
+        self._held.append(thing)
 
     def together(self, numbers: Sequence[Any]) -> Tensor:
         """One tensor of all."""

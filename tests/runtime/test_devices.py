@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from rulec.runtime.engine import Engine, default_hyper
 from rulec.torch.libraries import DeviceLibrary, HostLibrary
 from rulec.torch.tensors import TorchArrays
 from tests.runtime.elsewhere import Elsewhere
+from tests.runtime.nowhere import copies
 
 #: Scratch, reductions over rows, tensors, groups and the model, what these remember, and products of matrices.
 RULES = [
@@ -101,3 +103,29 @@ def test_scratch_of_matrices_lies_in_the_order_of_their_rows() -> None:
     plain = torch.zeros(6, 4)
     assert not engine.scratch("s", turned, "float32").is_contiguous()
     assert engine.scratch("s", plain, "float32").is_contiguous()
+
+
+def test_places_are_copied_to_a_device_once_however_many_there_are() -> None:
+    library = DeviceLibrary("meta")
+    numbers = torch.zeros(1000, device="meta")
+    with copies() as copied:
+        for _ in range(2):
+            for place in range(1000):
+                library.take(numbers, np.array([place]))
+    assert len(copied) == 1000
+
+
+def test_what_a_graph_reads_is_kept_where_tensors_join_and_it_is_replaced() -> None:
+    params = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
+    engine = Engine(rulec.load("nadam"), TorchArrays(), Elsewhere(), resident=True)  # type: ignore[arg-type]
+    ids = tuple(engine.add(p, 0, f"tensor {i}") for i, p in enumerate(params))
+    table = engine.hyper_table([default_hyper(engine.rule, {}, "float64")])
+    with mock.patch.object(DeviceLibrary, "hold", DeviceLibrary.keep):
+        engine.step(ids[:1], params[:1], table)
+        bucket = engine.tensors[0].bucket
+        assert bucket is not None
+        read = [weakref.ref(bucket.counts.numbers), *(weakref.ref(v.numbers) for v in bucket.scalar_states.values())]
+        engine.step(ids, params, table)
+    assert len(read) == 2
+    assert read[0]() is not bucket.counts.numbers
+    assert all(kept() is not None for kept in read)
