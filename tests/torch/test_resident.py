@@ -330,3 +330,16 @@ def test_steps_in_inference_mode_leave_nothing_that_later_steps_cannot_write() -
             mine.step()
         mine.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 1e-2 / (2 + step)
     assert_close(first, second)
+
+
+def test_a_checkpoint_loaded_in_inference_mode_is_gone_on_from() -> None:
+    first, second = model(), model()
+    mine, theirs = ours("Prodigy", first), rulec.torch.Prodigy(second.parameters())
+    train(first, mine, range(3))
+    train(second, theirs, range(3))
+    again = ours("Prodigy", first)
+    with torch.inference_mode():
+        again.load_state_dict(mine.state_dict())
+    train(first, again, range(3, 6))
+    train(second, theirs, range(3, 6))
+    assert_close(first, second)
