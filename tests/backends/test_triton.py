@@ -8,7 +8,6 @@ import rulec
 from rulec.backend.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported, TensorError
-from rulec.testing import TorchKind, check_backend
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends import triton as triton_backend
 from rulec_backends.triton import TritonBackend
@@ -313,10 +312,3 @@ except BackendUnavailable as error:
     assert "no kernel for sm_10" in message
     assert "\n" not in message
     assert param == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_it_is_a_backend_on_a_gpu(dtype: str) -> None:
-    report = check_backend("triton", dtypes=[dtype], arrays=TorchKind("cuda"))
-    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
