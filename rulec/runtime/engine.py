@@ -558,8 +558,8 @@ class Engine:
     # Scratch
 
     def scratch(self, slot: Any, like: Any, dtype: str) -> Any:
-        """Memory for one step, like a parameter on one device; the same again for the same slot and shape."""
-        key = (slot, self.arrays.shape(like), self.arrays.plain(like), dtype)
+        """Memory for one step, like a parameter; the same again for the same slot, which says the device, and shape."""
+        key = (slot, self.arrays.shape(like), dtype)
         found = self._scratch.get(key)
         if found is None:
             found = self._scratch[key] = self.arrays.scratch(like, dtype)

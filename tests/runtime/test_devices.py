@@ -96,15 +96,6 @@ def test_one_number_of_numpy_is_one_number_on_a_device() -> None:
     assert DeviceLibrary("cpu").numbers(np.float64(3.0)).shape == ()
 
 
-def test_scratch_of_matrices_lies_in_the_order_of_their_rows() -> None:
-    """Whatever the order of a tensor of their shape that steps before them."""
-    engine = Engine(rulec.load("adamw"), TorchArrays())
-    turned = torch.zeros(4, 6).t()
-    plain = torch.zeros(6, 4)
-    assert not engine.scratch("s", turned, "float32").is_contiguous()
-    assert engine.scratch("s", plain, "float32").is_contiguous()
-
-
 def test_places_are_copied_to_a_device_once_however_many_there_are() -> None:
     library = DeviceLibrary("meta")
     numbers = torch.zeros(1000, device="meta")
