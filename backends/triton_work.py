@@ -157,9 +157,10 @@ class StageWork:
 
 def _compiler_errors() -> tuple[type[Exception], ...]:
     """What Triton raises for a kernel that it cannot compile, or that a GPU has not the room for."""
-    from triton.runtime.errors import TritonError
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
 
-    return (TritonError,)
+    return (CompilationError, OutOfResources, PTXASError)
 
 
 def _refusal(rule: str, device: Any, error: Exception) -> str:
