@@ -247,10 +247,13 @@ def joined(joins: Sequence[Join]) -> list[Any]:
         for owner, own in owners.items()
         for group in np.unique(np.concatenate([j.groups for j in own])).tolist()
     }
-    return [
-        join.library.numbers(library.together([by_group[id(join.owner), g] for g in join.groups.tolist()]))
-        for join in joins
-    ]
+    return [join.library.numbers(_spread_groups(library, join, by_group)) for join in joins]
+
+
+def _spread_groups(library: Library, join: Join, by_group: Mapping[tuple[int, int], Any]) -> Any:
+    """The number of each of a launch's values' groups."""
+    groups, places = np.unique(join.groups, return_inverse=True)
+    return library.take(library.together([by_group[id(join.owner), g] for g in groups.tolist()]), places)
 
 
 def _of_group(join: Join, group: int) -> Join:

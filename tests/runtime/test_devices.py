@@ -120,3 +120,28 @@ def test_what_a_graph_reads_is_kept_where_tensors_join_and_it_is_replaced() -> N
     assert len(read) == 2
     assert read[0]() is not bucket.counts.numbers
     assert all(kept() is not None for kept in read)
+
+
+OF_GROUPS = rulec.parse('name: G\nstep: |\n  direction = g/sqrt(sum(g**2, per="group") + 1e-8)\n')
+
+
+def test_what_groups_have_in_common_is_worked_out_once_for_each_group() -> None:
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.zeros(3, dtype=torch.float64) for _ in range(30)]
+    grads = [torch.randn(3, dtype=torch.float64, generator=generator) for _ in params]
+    engine = Engine(OF_GROUPS, TorchArrays(), Elsewhere(), resident=True)  # type: ignore[arg-type]
+    ids = tuple(engine.add(p, i % 4, f"tensor {i}") for i, p in enumerate(params))
+    counts = []
+    together = DeviceLibrary.together
+
+    def counted(library: DeviceLibrary, numbers: Any) -> Tensor:
+        counts.append(len(numbers))
+        return together(library, numbers)
+
+    with mock.patch.object(DeviceLibrary, "together", counted):
+        engine.step(ids, grads, engine.hyper_table([default_hyper(engine.rule, {"lr": 1.0}, "float64")] * 4))
+    assert max(counts) == 4
+    for group in range(4):
+        size = torch.cat(grads[group::4]).norm()
+        for p, g in zip(params[group::4], grads[group::4], strict=True):
+            torch.testing.assert_close(p, -g / size, rtol=1e-6, atol=0)
