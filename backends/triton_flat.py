@@ -45,7 +45,7 @@ class FlatStage(StageSource):
         switches = [f"{s}: tl.constexpr" for s in ["BLOCK", *["EMULATED"] * self.emulates]]
         names = ", ".join(f'"{t}"' for t in tables)
         body = [
-            f'"""One chunk of one tensor: stage {self.index}."""',
+            *self.about_lines(),
             *chunk_lines(self), *(f"{n} = tl.load(known + {i})" for i, n in enumerate(FLAT)), *self.address_lines(),
             *self.scalar_lines(),
             "first = number.to(tl.int64) * span",

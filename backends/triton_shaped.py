@@ -6,6 +6,7 @@ written tile by tile, a slot for each row and column of tiles; what is reduced t
 
 from __future__ import annotations
 
+from rulec.backend.printer import bare
 from rulec.compiler.ir import Result
 
 from .plan import COL, ELEMENT, MATRIX, ROW, TENSOR
@@ -15,11 +16,12 @@ from .triton_stage import StageSource, call, indented
 
 _TILE, _ROWS = "(MATRICES, ROWS, COLUMNS)", "(MATRICES, ROWS, 1)"
 _SIZES, _CUT = ["batch", "height", "width"], ["lines", "across", "deep"]
-_LINE = "line + plane * height.to(tl.int32) + down"
 _PLACES = [
     "plane = tl.arange(0, MATRICES)[:, None, None]",
     "down = tl.arange(0, ROWS)[None, :, None]",
     "along = tl.arange(0, COLUMNS)[None, None, :]",
+    "rows = plane * height.to(tl.int32) + down",
+    "columns = plane * width.to(tl.int32) + along",
     "beside = None if ALL else (plane < batch - matrix) & (along < width - left)",
 ]
 _SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
@@ -37,9 +39,12 @@ class ShapedStage(StageSource):
     def _reduced(self, *places: str) -> list[Result]:
         return [r for where in places for r in reduced_at(self.stage, self.layout, where)]
 
+    def _row_slots(self) -> list[str]:
+        return [self.at[r.name] for r in self._reduced(ROW)]
+
     def _arguments(self) -> list[str]:
         """What the loop is given, beside its place and what it is specialised for."""
-        slots = [self.at[r.name] for r in self._reduced(ROW)]
+        slots = self._row_slots()
         own = [*(self.at[a] for a in self.arrays), *(["slots", *slots] if slots else []), *self.scalars]
         return own + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
 
@@ -56,9 +61,10 @@ class ShapedStage(StageSource):
             *self.pointer_lines(), *self.before_lines(),
             "if ALL:", "    width = width // VECTOR * VECTOR",
             *_PLACES,
-            "i = (plane * height.to(tl.int32) + down) * width.to(tl.int32) + along",
+            "i = rows * width.to(tl.int32) + along",
             *self.vector_lines(MATRIX, "matrix + plane", "None if ALL else plane < batch - matrix"),
-            *self.vector_lines(COL, "matrix * width + left + plane * width.to(tl.int32) + along", "beside"),
+            *self.vector_lines(COL, "matrix * width + left + columns", "beside"),
+            *(f"{at} = slots + {at} + left // COLUMNS * batch * height" for at in self._row_slots()),
             *(self.zero(r, _TILE) for r in self._reduced(COL)), *(self.zero(r, _ROWS) for r in self._reduced(TENSOR)),
             "for first in range(top, bottom, ROWS):", *indented(self._tile()),
             *[f"return {', '.join(totals)}"] * bool(totals),
@@ -72,7 +78,7 @@ class ShapedStage(StageSource):
             "start = line * width + left",
             "below = None if ALL else (plane < batch - matrix) & (down < bottom - first)",
             "inside = None if ALL else beside & below",
-            *self.vector_lines(ROW, _LINE, "below"),
+            *self.vector_lines(ROW, "line + rows", "below"),
             *self.load_lines(), *self.vector_lines(ELEMENT, "start + i", "inside"), *self.value_lines(),
             *self.store_lines(), *(self._row_line(r) for r in self._reduced(ROW)),
             *(self.taken_in(r, _TILE) for r in self._reduced(COL)), *map(self._rows_line, self._reduced(TENSOR)),
@@ -80,13 +86,13 @@ class ShapedStage(StageSource):
 
     def _row_line(self, reduction: Result) -> str:
         """The statement that leaves what a tile's rows are reduced to."""
-        slot = f"slots + {self.at[reduction.name]} + left // COLUMNS * batch * height + {_LINE}"
-        return f"tl.store({slot}, {self.total(reduction, self.operand(reduction, _TILE), '2')}, mask=below)"
+        rows = bare(self.total(reduction, self.operand(reduction, _TILE), "2"))
+        return f"tl.store({self.at[reduction.name]} + line + rows, {rows}, mask=below)"
 
     def _rows_line(self, reduction: Result) -> str:
         """The statement that takes a tile into a reduction of all, kept row by row to need few registers."""
         name, rows = self.names[reduction.name], self.total(reduction, self.operand(reduction, _TILE), "2")
-        return f"{name} = {self.joined(reduction, name, rows)}"
+        return f"{name} = {bare(self.joined(reduction, name, rows))}"
 
     # A chunk, and the kernel
 
@@ -153,7 +159,7 @@ class ShapedStage(StageSource):
         sizes = ", ".join(SHAPED[:3])
         loads = ", ".join(f"tl.load(known + {i})" for i in range(3))
         body = [
-            f'"""One chunk of one tensor: stage {self.index}."""',
+            *self.about_lines(),
             *chunk_lines(self), f"{sizes} = {loads}", "lines, tile = tl.load(known + 3), tl.load(known + 6)",
             "across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)",
             *self.address_lines(), *self.scalar_lines(), *self._tile_lines(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rulec.backend.layout import Layout
@@ -21,7 +22,7 @@ RESERVED = frozenset(
         "scale", "slots", "chunk", "tensor", "number", "row", "values", "size", "span", "first", "last", "whole",
         "aligned", "block", "i", "inside", "writable", "write", "unscale", "matrix", "left", "top", "middle", "bottom",
         "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "start", "plane", "down", "along",
-        "line", "column", "beside", "below", "jobs", "results", "finish", "scalars",
+        "line", "rows", "columns", "column", "beside", "below", "jobs", "results", "finish", "scalars",
         "ALL", "BLOCK", "VECTOR", "MATRICES", "ROWS", "COLUMNS", "WIDE", "EMULATED",
     }
     | set(WORDS)
@@ -71,6 +72,18 @@ class StageSource:
         self.emulates = any(layout.dtype(s.buffer) == "bfloat16" for s in self.stage.stores)
 
     # The kernel's own lines
+
+    def about_lines(self) -> list[str]:
+        """What the kernel does and what it is given, as its docstring."""
+        stores = [f"stores {', '.join(s.buffer for s in self.stage.stores)}"] * bool(self.stage.stores)
+        reduces = [f"reduces to {r.name} per {r.value.arg}" for r in self.stage.reduces]
+        done = textwrap.wrap(f"One chunk of one tensor: stage {self.index} {', '.join([*stores, *reduces])}.", 100)
+        return [
+            '"""' + done[0], *done[1:], "",
+            "`chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is",
+            "cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.",
+            '"""',
+        ]  # fmt: skip
 
     def address_lines(self) -> list[str]:
         """Addresses and where slots begin, from the lines of the two tables."""
@@ -176,7 +189,7 @@ class StageSource:
     def taken_in(self, reduction: Result, shape: str) -> str:
         """The statement that takes a block or tile of elements into a reduction."""
         name = self.names[reduction.name]
-        return f"{name} = {self.joined(reduction, name, self.operand(reduction, shape))}"
+        return f"{name} = {bare(self.joined(reduction, name, self.operand(reduction, shape)))}"
 
     def operand(self, reduction: Result, shape: str) -> str:
         """What is reduced: nothing where `inside` is false, and a sum's in float64."""

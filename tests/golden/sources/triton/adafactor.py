@@ -23,18 +23,18 @@ def finish(jobs, slots, results, LANES: tl.constexpr):
     """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
 
     A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
-    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
-    results side by side.
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
     """
-    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
     kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
     lane = tl.arange(0, LANES)
     nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
     total = tl.full((LANES,), 0.0, tl.float64) + nothing
     for done in range(0, rounds):
         inside = done * one * LANES + lane < limit
-        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
         least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
         most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
         total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
@@ -134,34 +134,37 @@ def stage_0_tiles(
         unscale = tl.div_rn(1.0, tl.load(scale))
     if ALL:
         width = width // VECTOR * VECTOR
-    m = tl.arange(0, MATRICES)[:, None, None]
-    r = tl.arange(0, ROWS)[None, :, None]
-    c = tl.arange(0, COLUMNS)[None, None, :]
-    beside = None if ALL else (m < batch - matrix) & (c < width - left)
-    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
+    plane = tl.arange(0, MATRICES)[:, None, None]
+    down = tl.arange(0, ROWS)[None, :, None]
+    along = tl.arange(0, COLUMNS)[None, None, :]
+    rows = plane * height.to(tl.int32) + down
+    columns = plane * width.to(tl.int32) + along
+    beside = None if ALL else (plane < batch - matrix) & (along < width - left)
+    i = rows * width.to(tl.int32) + along
+    sum_row_at = slots + sum_row_at + left // COLUMNS * batch * height
     sum_col = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
-    sum_tensor = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    sum_tensor = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
-        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
         p = tl.load(p_at + start + i, mask=inside)
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
         x0 = g * g
-        tl.store(slots + sum_row_at + left // COLUMNS * batch * height + line + m * height.to(tl.int32) + r, tl.sum((x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64), 2, True), mask=below)
+        tl.store(sum_row_at + line + rows, tl.sum((x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64), 2, True), mask=below)
         sum_col = sum_col + (x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64)
-        sum_tensor = sum_tensor + (p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64)
+        sum_tensor = sum_tensor + tl.sum((p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64), 2, True)
     return tl.sum(sum_col, 1, True), tl.sum(sum_tensor)
 
 
 @triton.jit
 def stage_0_chunk(
-    number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
-    sum_row_at, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale,
+    MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
     left, piece, matrix = number % across, number // across % deep, number // (across * deep)
@@ -171,27 +174,32 @@ def stage_0_chunk(
     aligned = ((p_at | g_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
-    sum_col, sum_tensor = stage_0_tiles(
+    sum_col_rest, sum_tensor_rest = stage_0_tiles(
         matrix, left, middle, bottom, batch, height, width, p_at, g_at, slots, sum_row_at, scale, False,
-        MATRICES, ROWS, COLUMNS, VECTOR,
+        MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
-        sum_col_rest, sum_tensor_rest = stage_0_tiles(
+        sum_col, sum_tensor = stage_0_tiles(
             matrix, left, top, middle, batch, height, width, p_at, g_at, slots, sum_row_at, scale, True,
             MATRICES, ROWS, COLUMNS, VECTOR,
         )
-        sum_col = sum_col_rest + sum_col
-        sum_tensor = sum_tensor_rest + sum_tensor
-    m, c = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]
-    beside = (m < batch - matrix) & (c < width - left)
-    column = piece * batch * width + matrix * width + left + m * width.to(tl.int32) + c
-    tl.store(slots + sum_col_at + column, sum_col, mask=beside)
-    tl.store(slots + sum_tensor_at + number, sum_tensor)
+    sum_col = sum_col + sum_col_rest if WIDE else sum_col_rest
+    sum_tensor = sum_tensor + sum_tensor_rest if WIDE else sum_tensor_rest
+    plane, along = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]
+    beside = (plane < batch - matrix) & (along < width - left)
+    column = piece * batch * width + matrix * width + left + plane * width.to(tl.int32) + along
+    tl.store(slots + tl.load(known + 8) + column, sum_col, mask=beside)
+    tl.store(slots + tl.load(known + 9) + number, sum_tensor)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 reduces to sum_row per row, reduces to sum_col per col, reduces to
+    sum_tensor per tensor.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 11 * tensor
@@ -201,29 +209,27 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     lines, tile = tl.load(known + 3), tl.load(known + 6)
     across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
     sum_row_at = tl.load(known + 7)
-    sum_col_at = tl.load(known + 8)
-    sum_tensor_at = tl.load(known + 9)
     p_at = tl.load(known + 10)
     g_at = tl.load(moving + 1)
     if tile == 0:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
-            sum_row_at, scale, 1, 1, BLOCK, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1, 1,
+            BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
-            sum_row_at, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1,
+            BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
-            sum_row_at, scale, 1, BLOCK // 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1,
+            BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, sum_col_at, sum_tensor_at, p_at, g_at, slots,
-            sum_row_at, scale, BLOCK // 64, 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale,
+            BLOCK // 64, 8, 8, False, VECTOR,
         )
 
 
@@ -244,32 +250,34 @@ def stage_1_tiles(
         unscale = tl.div_rn(1.0, tl.load(scale))
     if ALL:
         width = width // VECTOR * VECTOR
-    m = tl.arange(0, MATRICES)[:, None, None]
-    r = tl.arange(0, ROWS)[None, :, None]
-    c = tl.arange(0, COLUMNS)[None, None, :]
-    beside = None if ALL else (m < batch - matrix) & (c < width - left)
-    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
-    maximum = tl.load(maximum_at + matrix + m, mask=None if ALL else m < batch - matrix)
-    c_new = tl.load(c_new_at + matrix * width + left + m * width.to(tl.int32) + c, mask=beside)
-    sum_tensor_2 = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    plane = tl.arange(0, MATRICES)[:, None, None]
+    down = tl.arange(0, ROWS)[None, :, None]
+    along = tl.arange(0, COLUMNS)[None, None, :]
+    rows = plane * height.to(tl.int32) + down
+    columns = plane * width.to(tl.int32) + along
+    beside = None if ALL else (plane < batch - matrix) & (along < width - left)
+    i = rows * width.to(tl.int32) + along
+    maximum = tl.load(maximum_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
+    c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
+    sum_tensor_2 = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
-        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
-        r_new = tl.load(r_new_at + line + m * height.to(tl.int32) + r, mask=below)
+        r_new = tl.load(r_new_at + line + rows, mask=below)
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
         s = tl.div_rn(r_new * c_new, maximum)
         u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, scalar_8, propagate_nan=tl.PropagateNan.ALL)))
-        sum_tensor_2 = sum_tensor_2 + (u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64)
+        sum_tensor_2 = sum_tensor_2 + tl.sum((u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64), 2, True)
     return tl.sum(sum_tensor_2)
 
 
 @triton.jit
 def stage_1_chunk(
-    number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+    number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
     maximum_at, scalar_8, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     WIDE: tl.constexpr, VECTOR: tl.constexpr,
 ):
@@ -281,22 +289,26 @@ def stage_1_chunk(
     aligned = ((g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
-    sum_tensor_2 = stage_1_tiles(
+    sum_tensor_2_rest = stage_1_tiles(
         matrix, left, middle, bottom, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
-        scale, False, MATRICES, ROWS, COLUMNS, VECTOR,
+        scale, False, MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
-        sum_tensor_2_rest = stage_1_tiles(
+        sum_tensor_2 = stage_1_tiles(
             matrix, left, top, middle, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
             scale, True, MATRICES, ROWS, COLUMNS, VECTOR,
         )
-        sum_tensor_2 = sum_tensor_2_rest + sum_tensor_2
-    tl.store(slots + sum_tensor_2_at + number, sum_tensor_2)
+    sum_tensor_2 = sum_tensor_2 + sum_tensor_2_rest if WIDE else sum_tensor_2_rest
+    tl.store(slots + tl.load(known + 7) + number, sum_tensor_2)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of one tensor: stage 1."""
+    """One chunk of one tensor: stage 1 reduces to sum_tensor_2 per tensor.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 8 * tensor
@@ -306,7 +318,6 @@ def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
     lines, tile = tl.load(known + 3), tl.load(known + 6)
     across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
-    sum_tensor_2_at = tl.load(known + 7)
     g_at = tl.load(moving + 1)
     r_new_at = tl.load(moving + 2)
     c_new_at = tl.load(moving + 3)
@@ -314,22 +325,22 @@ def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     scalar_8 = tl.load(values + 8).to(tl.float32)
     if tile == 0:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
             maximum_at, scalar_8, scale, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
             maximum_at, scalar_8, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
             maximum_at, scalar_8, scale, 1, BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, slots, sum_tensor_2_at, g_at, r_new_at, c_new_at,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
             maximum_at, scalar_8, scale, BLOCK // 64, 8, 8, False, VECTOR,
         )
 
@@ -354,19 +365,21 @@ def stage_2_tiles(
         write = tl.load(stays + row) == 0
     if ALL:
         width = width // VECTOR * VECTOR
-    m = tl.arange(0, MATRICES)[:, None, None]
-    r = tl.arange(0, ROWS)[None, :, None]
-    c = tl.arange(0, COLUMNS)[None, None, :]
-    beside = None if ALL else (m < batch - matrix) & (c < width - left)
-    i = (m * height.to(tl.int32) + r) * width.to(tl.int32) + c
-    maximum = tl.load(maximum_at + matrix + m, mask=None if ALL else m < batch - matrix)
-    c_new = tl.load(c_new_at + matrix * width + left + m * width.to(tl.int32) + c, mask=beside)
+    plane = tl.arange(0, MATRICES)[:, None, None]
+    down = tl.arange(0, ROWS)[None, :, None]
+    along = tl.arange(0, COLUMNS)[None, None, :]
+    rows = plane * height.to(tl.int32) + down
+    columns = plane * width.to(tl.int32) + along
+    beside = None if ALL else (plane < batch - matrix) & (along < width - left)
+    i = rows * width.to(tl.int32) + along
+    maximum = tl.load(maximum_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
+    c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
-        below = None if ALL else (m < batch - matrix) & (r < bottom - first)
+        below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
-        r_new = tl.load(r_new_at + line + m * height.to(tl.int32) + r, mask=below)
+        r_new = tl.load(r_new_at + line + rows, mask=below)
         p = tl.load(p_at + start + i, mask=inside)
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
@@ -395,7 +408,8 @@ def stage_2_chunk(
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
     stage_2_tiles(
         matrix, left, middle, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
-        scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, False, MATRICES, ROWS, COLUMNS, VECTOR,
+        scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, False, MATRICES,
+        ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
         stage_2_tiles(
@@ -406,7 +420,11 @@ def stage_2_chunk(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_2(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of one tensor: stage 2."""
+    """One chunk of one tensor: stage 2 stores p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 8 * tensor
@@ -471,12 +489,12 @@ def scalars(
     weight_decay = tl.load(hyper + 5 * kinds + group, mask=inside)
     cols = tl.load(cols_at + n, mask=inside)
     numel = tl.load(numel_at + n, mask=inside)
-    rows = tl.load(rows_at + n, mask=inside)
+    rows_ = tl.load(rows_at + n, mask=inside)
     rho_ = power_64(t, beta2_decay)
     row = table + 12 * n
     tl.store(row + 0, cols, mask=inside)
     tl.store(row + 1, rho_, mask=inside)
-    tl.store(row + 2, rows, mask=inside)
+    tl.store(row + 2, rows_, mask=inside)
     tl.store(row + 3, lr * weight_decay, mask=inside)
     tl.store(row + 4, numel, mask=inside)
     tl.store(row + 5, eps2, mask=inside)

@@ -77,7 +77,7 @@ def power_64(x, y):
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+    first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
     one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -86,7 +86,7 @@ def stage_0_blocks(
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
@@ -98,9 +98,9 @@ def stage_0_blocks(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        m_new = beta1 * m_ + one_minus_beta1 * g
+        m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * (g * g)
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
         v_hat = tl.div_rn(v_new, one_minus_beta2_t)
@@ -108,14 +108,18 @@ def stage_0_blocks(
         decay_direction = weight_decay * p
         direction = adam_direction + decay_direction
         p_new = p - lr * direction
-        tl.store(m__at + start + i, m_new, mask=inside)
+        tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(p_at + start + i, p_new, mask=inside)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores m, v, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 5 * tensor
@@ -125,7 +129,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     size = tl.load(known + 0)
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
-    m__at = tl.load(known + 3)
+    m_at = tl.load(known + 3)
     v_at = tl.load(known + 4)
     g_at = tl.load(moving + 1)
     beta1 = tl.load(values + 0).to(tl.float32)
@@ -141,15 +145,15 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
         last = tl.where(tl.load(stays + row) == 0, last, first)
-    aligned = (p_at | g_at | m__at | v_at) % 16 == 0
+    aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, True, BLOCK,
     )
     stage_0_blocks(
-        whole, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, False, BLOCK // 2,
     )
 
 

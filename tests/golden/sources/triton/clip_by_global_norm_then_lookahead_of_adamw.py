@@ -23,18 +23,18 @@ def finish(jobs, slots, results, LANES: tl.constexpr):
     """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
 
     A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
-    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
-    results side by side.
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
     """
-    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
     kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
     lane = tl.arange(0, LANES)
     nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
     total = tl.full((LANES,), 0.0, tl.float64) + nothing
     for done in range(0, rounds):
         inside = done * one * LANES + lane < limit
-        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
         least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
         most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
         total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
@@ -163,7 +163,11 @@ def stage_0_blocks(first, last, size, g_at, scale, ALL: tl.constexpr, BLOCK: tl.
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 reduces to sum_model per tensor.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 3 * tensor
@@ -171,20 +175,19 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     row = tl.load(moving)
     size = tl.load(known + 0)
     span = tl.load(known + 1)
-    sum_model_at = tl.load(known + 2)
     g_at = tl.load(moving + 1)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     aligned = (g_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     sum_model = stage_0_blocks(first, whole, size, g_at, scale, True, BLOCK)
-    sum_model_rest = stage_0_blocks(whole, last, size, g_at, scale, False, BLOCK)
-    tl.store(slots + sum_model_at + number, sum_model + sum_model_rest)
+    sum_model_rest = stage_0_blocks(2 * whole, 2 * last, size, g_at, scale, False, BLOCK // 2)
+    tl.store(slots + tl.load(known + 2) + number, sum_model + sum_model_rest)
 
 
 @triton.jit
 def stage_1_blocks(
-    first, last, size, p_at, g_at, m__at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+    first, last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
     one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
     ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
@@ -193,7 +196,7 @@ def stage_1_blocks(
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     slow_at = tl.multiple_of(slow_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
@@ -206,11 +209,11 @@ def stage_1_blocks(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         slow = tl.load(slow_at + start + i, mask=inside)
         clip_by_global_norm_direction = g * scalar_0
-        m_new = beta1 * m_ + one_minus_beta1 * clip_by_global_norm_direction
+        m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
         v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction)
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
         v_hat = tl.div_rn(v_new, one_minus_beta2_t)
@@ -219,7 +222,7 @@ def stage_1_blocks(
         adamw_direction = adam_direction + decay_direction
         adamw_p = p - lr * adamw_direction
         slow_new = slow + alpha * (adamw_p - slow)
-        tl.store(m__at + start + i, m_new, mask=inside)
+        tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(slow_at + start + i, tl.where(scalar_11, slow_new, slow), mask=inside)
         tl.store(p_at + start + i, tl.where(scalar_11, slow_new, adamw_p), mask=inside)
@@ -227,7 +230,11 @@ def stage_1_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 1."""
+    """One chunk of one tensor: stage 1 stores m, v, slow, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 6 * tensor
@@ -237,7 +244,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     size = tl.load(known + 0)
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
-    m__at = tl.load(known + 3)
+    m_at = tl.load(known + 3)
     v_at = tl.load(known + 4)
     slow_at = tl.load(known + 5)
     g_at = tl.load(moving + 1)
@@ -257,17 +264,17 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
         last = tl.where(tl.load(stays + row) == 0, last, first)
-    aligned = (p_at | g_at | m__at | v_at | slow_at) % 16 == 0
+    aligned = (p_at | g_at | m_at | v_at | slow_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
-        first, whole, size, p_at, g_at, m__at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        first, whole, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale, True,
         BLOCK,
     )
     stage_1_blocks(
-        whole, last, size, p_at, g_at, m__at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
-        False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2,
+        one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11,
+        scalar_0, scale, False, BLOCK // 2,
     )
 
 

@@ -23,18 +23,18 @@ def finish(jobs, slots, results, LANES: tl.constexpr):
     """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
 
     A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
-    slot and the result are, how many rounds there are and how far apart, and how many slots there are to one result, or
-    results side by side.
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
     """
-    job = jobs + 7 * tl.program_id(0).to(tl.int64)
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
     kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    rounds, apart, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
     lane = tl.arange(0, LANES)
     nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
     total = tl.full((LANES,), 0.0, tl.float64) + nothing
     for done in range(0, rounds):
         inside = done * one * LANES + lane < limit
-        x = tl.where(inside, tl.load(slots + at + done * apart + lane, mask=inside), nothing)
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
         least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
         most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
         total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
@@ -121,7 +121,7 @@ def power_64(x, y):
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+    first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
     one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -130,7 +130,7 @@ def stage_0_blocks(
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
@@ -146,9 +146,9 @@ def stage_0_blocks(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        m_new = beta1 * m_ + one_minus_beta1 * g
+        m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * (g * g)
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
         v_hat = tl.div_rn(v_new, one_minus_beta2_t)
@@ -156,7 +156,7 @@ def stage_0_blocks(
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
         writable = inside if stays is None else (write if ALL else inside & write)
-        tl.store(m__at + start + i, m_new, mask=writable)
+        tl.store(m_at + start + i, m_new, mask=writable)
         tl.store(v_at + start + i, v_new, mask=writable)
         sum_tensor = sum_tensor + (p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64)
         sum_tensor_2 = sum_tensor_2 + (adamw_direction * adamw_direction if ALL else tl.where(inside, adamw_direction * adamw_direction, 0.0)).to(tl.float64)
@@ -165,7 +165,12 @@ def stage_0_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores m, v, reduces to sum_tensor per tensor, reduces to
+    sum_tensor_2 per tensor.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 7 * tensor
@@ -174,10 +179,8 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     values = table + 10 * row
     size = tl.load(known + 0)
     span = tl.load(known + 1)
-    sum_tensor_at = tl.load(known + 2)
-    sum_tensor_2_at = tl.load(known + 3)
     p_at = tl.load(known + 4)
-    m__at = tl.load(known + 5)
+    m_at = tl.load(known + 5)
     v_at = tl.load(known + 6)
     g_at = tl.load(moving + 1)
     beta1 = tl.load(values + 0).to(tl.float32)
@@ -190,39 +193,39 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     weight_decay = tl.load(values + 7).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
-    aligned = (p_at | g_at | m__at | v_at) % 16 == 0
+    aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     sum_tensor, sum_tensor_2 = stage_0_blocks(
-        first, whole, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, True, BLOCK,
     )
     sum_tensor_rest, sum_tensor_2_rest = stage_0_blocks(
-        whole, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, False, BLOCK // 2,
     )
-    tl.store(slots + sum_tensor_at + number, sum_tensor + sum_tensor_rest)
-    tl.store(slots + sum_tensor_2_at + number, sum_tensor_2 + sum_tensor_2_rest)
+    tl.store(slots + tl.load(known + 2) + number, sum_tensor + sum_tensor_rest)
+    tl.store(slots + tl.load(known + 3) + number, sum_tensor_2 + sum_tensor_2_rest)
 
 
 @triton.jit
 def stage_1_blocks(
-    first, last, size, p_at, m__at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
+    first, last, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
     scalar_0, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     i = tl.arange(0, BLOCK)
     for block in range(first, last):
         start = block * BLOCK
         inside = None if ALL else i < size - start
         p = tl.load(p_at + start + i, mask=inside)
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        m_hat = tl.div_rn(m_, one_minus_beta1_t)
+        m_hat = tl.div_rn(m, one_minus_beta1_t)
         v_hat = tl.div_rn(v, one_minus_beta2_t)
         adam_direction = tl.div_rn(m_hat, tl.sqrt_rn(v_hat) + eps)
         decay_direction = weight_decay * p
@@ -234,7 +237,11 @@ def stage_1_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 1."""
+    """One chunk of one tensor: stage 1 stores p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 5 * tensor
@@ -244,7 +251,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     size = tl.load(known + 0)
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
-    m__at = tl.load(known + 3)
+    m_at = tl.load(known + 3)
     v_at = tl.load(known + 4)
     one_minus_beta1_t = tl.load(values + 4).to(tl.float32)
     one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
@@ -256,15 +263,15 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
         last = tl.where(tl.load(stays + row) == 0, last, first)
-    aligned = (p_at | m__at | v_at) % 16 == 0
+    aligned = (p_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
-        first, whole, size, p_at, m__at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
+        first, whole, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
         scalar_0, True, BLOCK,
     )
     stage_1_blocks(
-        whole, last, size, p_at, m__at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
-        scalar_0, False, BLOCK,
+        2 * whole, 2 * last, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay,
+        lr, scalar_0, False, BLOCK // 2,
     )
 
 

@@ -24,7 +24,7 @@ def sign(x):
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, m__at, beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay,
+    first, last, size, p_at, g_at, m_at, beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay,
     lr, scale, ALL: tl.constexpr, BLOCK: tl.constexpr, EMULATED: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -32,7 +32,7 @@ def stage_0_blocks(
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.bfloat16)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.bfloat16)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     i = tl.arange(0, BLOCK)
@@ -43,18 +43,22 @@ def stage_0_blocks(
         g = tl.load(g_at + start + i, mask=inside).to(tl.float32)
         if scale is not None:
             g = g * unscale
-        m_ = tl.load(m__at + start + i, mask=inside)
-        m_new = beta2 * m_ + one_minus_beta2 * g
-        c_ = beta1 * m_ + one_minus_beta1 * g
-        direction = sign(c_) + weight_decay * p
+        m = tl.load(m_at + start + i, mask=inside)
+        m_new = beta2 * m + one_minus_beta2 * g
+        c = beta1 * m + one_minus_beta1 * g
+        direction = sign(c) + weight_decay * p
         p_new = p - lr * direction
-        tl.store(m__at + start + i, m_new, mask=inside)
+        tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(p_at + start + i, to_bfloat16(p_new, EMULATED), mask=inside)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores m, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 4 * tensor
@@ -64,7 +68,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, EMU
     size = tl.load(known + 0)
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
-    m__at = tl.load(known + 3)
+    m_at = tl.load(known + 3)
     g_at = tl.load(moving + 1)
     beta2 = tl.load(values + 0).to(tl.float32)
     one_minus_beta2 = tl.load(values + 1).to(tl.float32)
@@ -76,15 +80,15 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, EMU
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
         last = tl.where(tl.load(stays + row) == 0, last, first)
-    aligned = (p_at | g_at | m__at) % 16 == 0
+    aligned = (p_at | g_at | m_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, p_at, g_at, m__at, beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay,
+        first, whole, size, p_at, g_at, m_at, beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay,
         lr, scale, True, BLOCK, EMULATED,
     )
     stage_0_blocks(
-        whole, last, size, p_at, g_at, m__at, beta2, one_minus_beta2, beta1, one_minus_beta1, weight_decay,
-        lr, scale, False, BLOCK, EMULATED,
+        2 * whole, 2 * last, size, p_at, g_at, m_at, beta2, one_minus_beta2, beta1, one_minus_beta1,
+        weight_decay, lr, scale, False, BLOCK // 2, EMULATED,
     )
 
 

@@ -6,14 +6,14 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, g_at, m__at, operand_at, momentum, one_minus_momentum, scale, stays, row,
+    first, last, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row,
     ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
     """
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     operand_at = tl.multiple_of(operand_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
@@ -26,17 +26,21 @@ def stage_0_blocks(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         x0 = one_minus_momentum * g
-        m_new = momentum * m_ + x0
+        m_new = momentum * m + x0
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(operand_at + start + i, x0 + momentum * m_new, mask=inside)
-        tl.store(m__at + start + i, m_new, mask=writable)
+        tl.store(m_at + start + i, m_new, mask=writable)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores operand, m.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 3 * tensor
@@ -45,22 +49,22 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     values = table + 6 * row
     size = tl.load(known + 0)
     span = tl.load(known + 1)
-    m__at = tl.load(known + 2)
+    m_at = tl.load(known + 2)
     g_at = tl.load(moving + 1)
     operand_at = tl.load(moving + 2)
     momentum = tl.load(values + 0).to(tl.float32)
     one_minus_momentum = tl.load(values + 1).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
-    aligned = (g_at | m__at | operand_at) % 16 == 0
+    aligned = (g_at | m_at | operand_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, g_at, m__at, operand_at, momentum, one_minus_momentum, scale, stays, row, True,
+        first, whole, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row, True,
         BLOCK,
     )
     stage_0_blocks(
-        whole, last, size, g_at, m__at, operand_at, momentum, one_minus_momentum, scale, stays, row, False,
-        BLOCK,
+        2 * whole, 2 * last, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row,
+        False, BLOCK // 2,
     )
 
 
@@ -86,7 +90,11 @@ def stage_1_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 1."""
+    """One chunk of one tensor: stage 1 stores p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 3 * tensor
@@ -107,7 +115,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | o_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(first, whole, size, p_at, o_at, scalar_3, weight_decay, lr, True, BLOCK)
-    stage_1_blocks(whole, last, size, p_at, o_at, scalar_3, weight_decay, lr, False, BLOCK)
+    stage_1_blocks(2 * whole, 2 * last, size, p_at, o_at, scalar_3, weight_decay, lr, False, BLOCK // 2)
 
 
 @triton.jit(
@@ -128,11 +136,11 @@ def scalars(counts, groups, hyper, cols_at, rows_at, table, new, tensors, kinds,
     weight_decay = tl.load(hyper + 2 * kinds + group, mask=inside)
     ns_steps = tl.load(hyper + 3 * kinds + group, mask=inside)
     cols = tl.load(cols_at + n, mask=inside)
-    rows = tl.load(rows_at + n, mask=inside)
+    rows_ = tl.load(rows_at + n, mask=inside)
     row = table + 6 * n
     tl.store(row + 0, momentum, mask=inside)
     tl.store(row + 1, 1.0 - momentum, mask=inside)
     tl.store(row + 2, ns_steps, mask=inside)
-    tl.store(row + 3, tl.sqrt(tl.maximum(tl.full((), 1.0, tl.float64), rows / cols, propagate_nan=tl.PropagateNan.ALL)), mask=inside)
+    tl.store(row + 3, tl.sqrt(tl.maximum(tl.full((), 1.0, tl.float64), rows_ / cols, propagate_nan=tl.PropagateNan.ALL)), mask=inside)
     tl.store(row + 4, weight_decay, mask=inside)
     tl.store(row + 5, lr, mask=inside)

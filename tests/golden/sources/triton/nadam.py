@@ -77,7 +77,7 @@ def power_64(x, y):
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
+    first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
     scalar_5, one_minus_beta2_t, eps, lr, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float64: ALL of each, 16 bytes at a time, or those
@@ -85,7 +85,7 @@ def stage_0_blocks(
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float64)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float64)), 16 if ALL else 1)
-    m__at = tl.multiple_of(m__at.to(tl.pointer_type(tl.float64)), 16 if ALL else 1)
+    m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float64)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float64)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
@@ -97,22 +97,26 @@ def stage_0_blocks(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale.to(tl.float64)
-        m_ = tl.load(m__at + start + i, mask=inside)
+        m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        m_new = beta1 * m_ + one_minus_beta1 * g
+        m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * (g * g)
         m_bar = scalar_4 * g + scalar_5 * m_new
         v_hat = v_new / one_minus_beta2_t
         direction = m_bar / (tl.sqrt(v_hat) + eps)
         p_new = p - lr * direction
-        tl.store(m__at + start + i, m_new, mask=inside)
+        tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(p_at + start + i, p_new, mask=inside)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores m, v, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 5 * tensor
@@ -122,7 +126,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     size = tl.load(known + 0)
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
-    m__at = tl.load(known + 3)
+    m_at = tl.load(known + 3)
     v_at = tl.load(known + 4)
     g_at = tl.load(moving + 1)
     beta1 = tl.load(values + 0).to(tl.float64)
@@ -138,15 +142,15 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
         last = tl.where(tl.load(stays + row) == 0, last, first)
-    aligned = (p_at | g_at | m__at | v_at) % 16 == 0
+    aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        scalar_4, scalar_5, one_minus_beta2_t, eps, lr, scale, True, BLOCK,
+        first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
+        scalar_5, one_minus_beta2_t, eps, lr, scale, True, BLOCK,
     )
     stage_0_blocks(
-        whole, last, size, p_at, g_at, m__at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
-        scalar_5, one_minus_beta2_t, eps, lr, scale, False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        scalar_4, scalar_5, one_minus_beta2_t, eps, lr, scale, False, BLOCK // 2,
     )
 
 

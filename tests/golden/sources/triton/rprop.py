@@ -47,7 +47,11 @@ def stage_0_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores prev, delta, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 5 * tensor
@@ -75,8 +79,8 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
         True, BLOCK,
     )
     stage_0_blocks(
-        whole, last, size, p_at, g_at, prev_at, delta_at, eta_minus, eta_plus, step_min, step_max, scale,
-        False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, prev_at, delta_at, eta_minus, eta_plus, step_min, step_max,
+        scale, False, BLOCK // 2,
     )
 
 

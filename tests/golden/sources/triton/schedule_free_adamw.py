@@ -78,7 +78,7 @@ def power_64(x, y):
 @triton.jit
 def stage_0_blocks(
     first, last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
-    weight_decay, gamma, scalar_6, c_, scalar_8, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    weight_decay, gamma, scalar_6, c, scalar_8, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -102,7 +102,7 @@ def stage_0_blocks(
         v_new = beta2 * v + one_minus_beta2 * (g * g)
         d = tl.div_rn(g, tl.sqrt_rn(tl.div_rn(v_new, one_minus_beta2_t)) + eps) + weight_decay * p
         z_new = z - gamma * d
-        p_new = scalar_6 * p + c_ * z + scalar_8 * d
+        p_new = scalar_6 * p + c * z + scalar_8 * d
         tl.store(z_at + start + i, z_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(p_at + start + i, p_new, mask=inside)
@@ -110,7 +110,11 @@ def stage_0_blocks(
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores z, v, p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 5 * tensor
@@ -130,7 +134,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     weight_decay = tl.load(values + 4).to(tl.float32)
     gamma = tl.load(values + 5).to(tl.float32)
     scalar_6 = tl.load(values + 6).to(tl.float32)
-    c_ = tl.load(values + 7).to(tl.float32)
+    c = tl.load(values + 7).to(tl.float32)
     scalar_8 = tl.load(values + 8).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
@@ -140,11 +144,11 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
         first, whole, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
-        weight_decay, gamma, scalar_6, c_, scalar_8, scale, True, BLOCK,
+        weight_decay, gamma, scalar_6, c, scalar_8, scale, True, BLOCK,
     )
     stage_0_blocks(
-        whole, last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
-        weight_decay, gamma, scalar_6, c_, scalar_8, scale, False, BLOCK,
+        2 * whole, 2 * last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
+        weight_decay, gamma, scalar_6, c, scalar_8, scale, False, BLOCK // 2,
     )
 
 
@@ -171,7 +175,7 @@ def scalars(
     eps = tl.load(hyper + 3 * kinds + group, mask=inside)
     weight_decay = tl.load(hyper + 4 * kinds + group, mask=inside)
     warmup_steps = tl.load(hyper + 5 * kinds + group, mask=inside)
-    r_ = tl.load(hyper + 6 * kinds + group, mask=inside)
+    r = tl.load(hyper + 6 * kinds + group, mask=inside)
     weight_lr_power = tl.load(hyper + 7 * kinds + group, mask=inside)
     lr_max = tl.load(lr_max_at + group, mask=inside).to(tl.float64)
     weight_sum = tl.load(weight_sum_at + group, mask=inside).to(tl.float64)
@@ -179,10 +183,10 @@ def scalars(
     gamma_ = lr * tl.minimum(tl.full((), 1.0, tl.float64), t / x0, propagate_nan=tl.PropagateNan.ALL)
     lr_max_new = tl.maximum(lr_max, lr * tl.minimum(tl.full((), 1.0, tl.float64), group_t / x0, propagate_nan=tl.PropagateNan.ALL), propagate_nan=tl.PropagateNan.ALL)
     x3 = power_64(lr_max_new, weight_lr_power)
-    weight_sum_new = weight_sum + power_64(group_t, r_) * x3
-    w = power_64(t, r_) * x3
-    c__ = tl.where(weight_sum_new > 0.0, w / weight_sum_new, tl.full((), 0.0, tl.float64))
-    x7 = 1.0 - c__
+    weight_sum_new = weight_sum + power_64(group_t, r) * x3
+    w = power_64(t, r) * x3
+    c_ = tl.where(weight_sum_new > 0.0, w / weight_sum_new, tl.full((), 0.0, tl.float64))
+    x7 = 1.0 - c_
     row = table + 9 * n
     tl.store(row + 0, beta2, mask=inside)
     tl.store(row + 1, 1.0 - beta2, mask=inside)
@@ -191,7 +195,7 @@ def scalars(
     tl.store(row + 4, weight_decay, mask=inside)
     tl.store(row + 5, gamma_, mask=inside)
     tl.store(row + 6, x7, mask=inside)
-    tl.store(row + 7, c__, mask=inside)
+    tl.store(row + 7, c_, mask=inside)
     tl.store(row + 8, gamma_ * (beta1 * x7 - 1.0), mask=inside)
     tl.store(new + 0 * tensors + n, lr_max_new, mask=inside)
     tl.store(new + 1 * tensors + n, weight_sum_new, mask=inside)

@@ -27,7 +27,11 @@ def stage_0_blocks(first, last, size, p_at, g_at, lr, scale, ALL: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0."""
+    """One chunk of one tensor: stage 0 stores p.
+
+    `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
+    cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
+    """
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 3 * tensor
@@ -46,7 +50,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | g_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(first, whole, size, p_at, g_at, lr, scale, True, BLOCK)
-    stage_0_blocks(whole, last, size, p_at, g_at, lr, scale, False, BLOCK)
+    stage_0_blocks(2 * whole, 2 * last, size, p_at, g_at, lr, scale, False, BLOCK // 2)
 
 
 @triton.jit(do_not_specialize=["counts", "groups", "hyper", "table", "new", "tensors", "kinds"])
