@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.errors import StateMismatch
+from rulec.errors import RulecError, StateMismatch
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.engine import Launch, run
@@ -315,6 +315,8 @@ class Assembly:
 
     def change(self, way: Callable[[Rule], Rule | None]) -> None:
         """One step of another rule on the same parameters and states, of those that have states."""
+        if self.residence.capturing:
+            raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         held = [p for p in self.params if self.store.get(p)]
         copied = [(self.params[place], copy) for place, copy in self._copies.items()]
         _copy_all((copy, param) for param, copy in copied)

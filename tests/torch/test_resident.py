@@ -300,6 +300,19 @@ def test_a_step_that_does_more_than_those_after_it_is_not_captured(
         optimizer.step()
 
 
+def test_the_way_to_where_a_model_is_evaluated_is_not_captured() -> None:
+    of = model()
+    optimizer = ours("ScheduleFreeAdamW", of, lr=1e-2)
+    train(of, optimizer, range(2))
+    before = [p.clone() for p in of.parameters()]
+    capturing = mock.patch.object(Residence, "capturing", new_callable=mock.PropertyMock, return_value=True)
+    with capturing, pytest.raises(RulecError, match=r"eval\(\) and train\(\) cannot be captured"):
+        optimizer.eval()
+    assert all(map(torch.equal, of.parameters(), before))
+    optimizer.eval()
+    assert not all(map(torch.equal, of.parameters(), before))
+
+
 def test_a_device_without_memory_for_states_is_named_and_nothing_changes() -> None:
     of = model()
     optimizer = ours("AdamW", of)
