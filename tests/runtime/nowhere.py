@@ -20,7 +20,7 @@ DEVICE = "meta"
 
 
 class Nowhere:
-    """A backend whose kernels look at what they are given, and write nothing."""
+    """A backend whose kernels look at what they are given, and where it is, and write nothing."""
 
     name = "nowhere"
     on_device = True
@@ -51,22 +51,26 @@ class NowhereCall:
         self, stage: int, moving: Sequence[Tensor], rows: Rows, scratch: Mapping[str, Sequence[Tensor]] | None = None,
         *, tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
+        here = self.params[0].device
+        given = [*moving, *(x for arrays in (scratch or {}).values() for x in arrays)]
+        given += [x for x in (rows.table, rows.stays, rows.scale) if isinstance(x, Tensor)]
+        assert {x.device for x in given} <= {here}, (
+            f"{here} was given what is on { ({x.device for x in given} - {here}) }"
+        )
+        assert not isinstance(rows.table, Tensor) or rows.table.shape[1] == len(self.kernel.program.columns)
+        assert rows.scale is None or rows.scale.dtype is torch.float32
         fired = [*(range(len(self.params)) if tensors is None else tensors)]
-        given = [x for arrays in (scratch or {}).values() for x in arrays]
-        assert {x.device for x in (*moving, *given)} <= {torch.device(DEVICE)}
-        if isinstance(rows.table, Tensor):
-            assert rows.table.device == torch.device(DEVICE)
-            assert rows.table.shape[1] == len(self.kernel.program.columns)
         reduces = self.kernel.program.stages[stage].reduces
         return Written(self.params, self.states, {r.name: self._reduced(r, fired) for r in reduces})
 
     def _reduced(self, result: Result, fired: Sequence[int]) -> Any:
+        here = self.params[0].device
         if set(result.axes.letters) <= {"k", "n"}:
-            return torch.empty(len(fired), dtype=torch.float64, device=DEVICE)
+            return torch.empty(len(fired), dtype=torch.float64, device=here)
         views = [self.views[i] for i in fired]
         rows = "i" in result.axes.letters
         shapes = [(v.batch, v.rows, 1) if rows else (v.batch, 1, v.cols) for v in views]
-        return [torch.empty(shape, dtype=torch.float64, device=DEVICE) for shape in shapes]
+        return [torch.empty(shape, dtype=torch.float64, device=here) for shape in shapes]
 
 
 @contextmanager
