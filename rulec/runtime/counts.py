@@ -11,17 +11,11 @@ from rulec.runtime.arrays import Vector
 from rulec.runtime.library import Library
 
 
-class Counts:
-    """The step counts of a bucket's tensors, which users may see and change through views of their own.
-
-    Nearly always all are equal. That is looked for again only where the numbers are not what they were left as, which
-    comparing bytes tells faster than anything NumPy does.
-    """
+class _Shown:
+    """Step counts that users may see and change through views of their own."""
 
     def __init__(self, vector: Vector) -> None:
         self._vector = vector
-        self._seen: bytes | None = None
-        self._common: int | None = None
 
     @property
     def numbers(self) -> Any:
@@ -32,6 +26,19 @@ class Counts:
     def views(self) -> Sequence[Any]:
         """Each tensor's count as users see it."""
         return self._vector.views
+
+
+class Counts(_Shown):
+    """The step counts of a bucket's tensors.
+
+    Nearly always all are equal. That is looked for again only where the numbers are not what they were left as, which
+    comparing bytes tells faster than anything NumPy does.
+    """
+
+    def __init__(self, vector: Vector) -> None:
+        super().__init__(vector)
+        self._seen: bytes | None = None
+        self._common: int | None = None
 
     def over(self, vector: Vector) -> Counts:
         """Counts of the same kind over another vector."""
@@ -63,21 +70,12 @@ def _common(numbers: np.ndarray[Any, Any]) -> int | None:
     return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
 
 
-class DeviceCounts:
+class DeviceCounts(_Shown):
     """The step counts of a bucket's tensors on a device: the host does not know them."""
 
     def __init__(self, vector: Vector, library: Library) -> None:
-        self._vector, self._library = vector, library
-
-    @property
-    def numbers(self) -> Any:
-        """The counts, live."""
-        return self._vector.numbers
-
-    @property
-    def views(self) -> Sequence[Any]:
-        """Each tensor's count as users see it."""
-        return self._vector.views
+        super().__init__(vector)
+        self._library = library
 
     def over(self, vector: Vector) -> DeviceCounts:
         """Counts of the same kind over another vector."""
