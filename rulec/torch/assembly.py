@@ -26,7 +26,7 @@ from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
-from rulec.torch.memory import plain_memory
+from rulec.torch.memory import plain_arithmetic, plain_memory
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, is_asked, live_values, residence_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
@@ -225,8 +225,10 @@ class Assembly:
 
         `scaling` is how gradients were scaled, where the residence allows it.
         """
-        if self.residence.there and torch.is_inference_mode_enabled():
-            with plain_memory():  # what is made on the device may be written in later steps
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        # What is made on the device may be written in later steps.
+        if casting or (self.residence.there and torch.is_inference_mode_enabled()):
+            with plain_arithmetic(casting):
                 return self._step(groups, inputs, scaling)
         return self._step(groups, inputs, scaling)
 

@@ -1,7 +1,8 @@
-"""How this package's own tensors are made."""
+"""How this package's own tensors are made, and computed with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
@@ -12,4 +13,12 @@ def plain_memory() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())
+    return stack
+
+
+def plain_arithmetic(types: Iterable[str]) -> ExitStack:
+    """A context in which torch computes in the dtypes it is given on these types of devices, and as `plain_memory`."""
+    stack = plain_memory()
+    for kind in types:
+        stack.enter_context(torch.autocast(kind, enabled=False))
     return stack

@@ -356,3 +356,18 @@ def test_a_checkpoint_loaded_in_inference_mode_is_gone_on_from() -> None:
     train(first, again, range(3, 6))
     train(second, theirs, range(3, 6))
     assert_close(first, second)
+
+
+@pytest.mark.parametrize("backend", ["elsewhere", "cpu"])
+@pytest.mark.parametrize("kind", ["Shampoo", "SOAP", "Muon"])
+def test_autocast_leaves_the_matrices_of_a_rule_in_their_dtype(kind: str, backend: str) -> None:
+    steps = []
+    for casting in (False, True):
+        param = nn.Parameter(torch.ones(6, 4))
+        optimizer = getattr(rulec.torch, kind)([param], backend=backend, lr=0.1)
+        for seed in range(3):
+            param.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+            with torch.autocast("cpu", torch.bfloat16, enabled=casting):
+                optimizer.step()
+        steps.append(param.detach())
+    assert torch.equal(*steps)
