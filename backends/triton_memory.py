@@ -25,7 +25,7 @@ class Slot:
     def __init__(self, words: int, device: Any) -> None:
         import torch
 
-        self.memory = torch.empty(words, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.memory = torch.empty(words, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self.numbers: Words = self.memory.numpy()
         self.event: Any = None
 

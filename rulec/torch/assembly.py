@@ -146,7 +146,7 @@ class Assembly:
     def _copy_saved(self, place: int, saved: Mapping[str, Any]) -> None:
         known = {key: buffer for key, buffer in self._buffers(place).items() if key in saved}
         for key, buffer in known.items():
-            buffer.copy_(torch.as_tensor(saved[key]).reshape(buffer.shape))
+            buffer.copy_(torch.as_tensor(saved[key], device=_device_of(saved[key])).reshape(buffer.shape))
         member, tensor_id = self._homes[place]
         if known and not (member.choice.flavour.counted or self.routes[place].routed):
             # torch keeps no count here, and asks no more than whether there was a step before.
@@ -368,6 +368,11 @@ def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     with plain_memory():
         for into, source in pairs:
             real_view(into).copy_(real_view(source))
+
+
+def _device_of(value: Any) -> torch.device:
+    """Where a saved value is: a number is here, whatever device torch makes tensors on by default."""
+    return value.device if isinstance(value, Tensor) else torch.device("cpu")
 
 
 def _grad_dtype(param: Tensor) -> str:

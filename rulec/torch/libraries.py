@@ -71,7 +71,7 @@ class DeviceLibrary:
 
     def constant(self, value: float) -> Tensor:
         """A number on the CPU."""
-        return torch.tensor(value, dtype=torch.float64)
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
 
     def numbers(self, values: Any) -> Tensor:
         """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read.
@@ -123,7 +123,7 @@ class DeviceLibrary:
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         """Writes numbers at these places."""
-        given = torch.as_tensor(values).to(into.dtype)
+        given = values.to(into.dtype)
         if isinstance(places, slice):
             into[places] = given
         else:

@@ -70,12 +70,12 @@ def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Ten
     An element and its mirror image are sums of the same products in the same order, so that quarter has the bits that
     computing it would give.
     """
-    made = torch.empty(size, size, dtype=dtype)
+    made = torch.empty(size, size, dtype=dtype, device="cpu")
     if size < _WORTH_HALVING:
         return write(slice(None), slice(None), made)
     half = size // 2
     write(slice(half, None), slice(None), made[half:])
-    made[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype))
+    made[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype, device="cpu"))
     made[:half, half:] = made[half:, :half].T
     return made
 

@@ -371,3 +371,24 @@ def test_autocast_leaves_the_matrices_of_a_rule_in_their_dtype(kind: str, backen
                 optimizer.step()
         steps.append(param.detach())
     assert torch.equal(*steps)
+
+
+@pytest.mark.parametrize("backend", ["elsewhere", "cpu"])
+@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "Prodigy", "LAMB", "Muon", "Shampoo", "ScheduleFreeAdamW", "DoG"])
+def test_torchs_default_device_does_not_matter(kind: str, backend: str) -> None:
+    """Nothing of an optimizer's own is made there."""
+    steps = []
+    for default in ("cpu", "meta"):
+        params = [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(3, 5))]
+        with torch.device(default):
+            optimizer = getattr(rulec.torch, kind)(params, backend=backend, capturable=True)
+        for seed in range(4):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+            if seed % 2:
+                params[0].grad = None
+            with torch.device(default):
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+        steps.append(torch.cat([p.detach().reshape(-1) for p in params]))
+    assert torch.equal(*steps)
