@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -36,7 +37,8 @@ RULES = [
 )
 def test_what_each_of_two_devices_is_given_is_there_and_nothing_is_waited_for() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.pretend", *RULES]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    root = Path(__file__).parents[2]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout.splitlines()
     assert len(lines) == 3 * len(RULES)
     assert [line for line in lines if not line.endswith(": fine")] == []
 
