@@ -67,10 +67,11 @@ class TritonCall:
         fired = None if tensors is None else tuple(tensors)
         words = self._words(work, stage, moving, rows, scratch or {}, fired)
         with self._on(stream):
-            given = work.uploads.put(words, self._capturing())
+            capturing = self._capturing()
+            given = work.uploads.put(words, capturing)
             lines = len(self._params) * (1 + len(work.moving))
             table = rows.table if not isinstance(rows.table, np.ndarray) else _floats(given[lines:])
-            launch = work.launch(fired)
+            launch = work.launch(fired, capturing)
             work.run(launch, given, table, _bytes(rows.stays), rows.scale)
         return Written(self._params, self._states, launch.reduced)
 

@@ -64,10 +64,10 @@ class Uploads:
         it is captured."""
         if capturing:
             return self._put_captured(table)
+        self._keep_spare()
         if self._last is not None and np.array_equal(self._last, table):
             return self._target
         self._prepare(len(table))
-        self._keep_spare()
         slot = self._ring[self._turn]
         self._turn = (self._turn + 1) % len(self._ring)
         slot.ready()[: len(table)] = table
@@ -98,6 +98,7 @@ class Uploads:
         self._spare = []
 
     def _keep_spare(self) -> None:
+        """Allocates what the next capture may need, while none is on the way."""
         while self._device.type == "cuda" and len(self._spare) < SPARE:
             self._spare.append(self._pair(self._words))
 

@@ -33,10 +33,13 @@ _NOTHING: Any = None
 
 
 class Launch:
-    """The tables of a stage for some of the tensors: which chunks there are, and which reductions to finish."""
+    """The tables of a stage for some of the tensors: which chunks there are, and which reductions to finish.
 
-    def __init__(self, chunks: Any, jobs: Any, reduced: Mapping[str, Any]) -> None:
-        self.chunks, self.jobs, self.reduced = chunks, jobs, reduced
+    `hosts` are what they were copied from: a captured copy reads it at every replay.
+    """
+
+    def __init__(self, chunks: Any, jobs: Any, reduced: Mapping[str, Any], hosts: Sequence[Any]) -> None:
+        self.chunks, self.jobs, self.reduced, self.hosts = chunks, jobs, reduced, hosts
 
 
 class StageWork:
@@ -58,13 +61,14 @@ class StageWork:
         self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
         self.cut = self._cut(program, layout, index, sizes, views)
         self._regions = Regions(stage, layout, self.cut)
-        self.known = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
+        self.known, _ = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
         self.slots, results = self._allocated(self._regions.slots), self._allocated(self._regions.results)
         self._results, self._views = results, self._regions.views(results)
         self.uploads = Uploads(len(sizes) * (1 + len(self.moving)) + 8 * self.columns, device)
         self.options = self._options(any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores))
         self.words: Whole = np.zeros(0, np.int64)
         self._some: dict[tuple[int, ...], Launch] = {}
+        self._captured: list[Launch] = []
         self.everything = self._launch(range(len(sizes)), together=True)
 
     def _chosen(self, count: int, reduces: bool) -> Block:
@@ -106,24 +110,31 @@ class StageWork:
 
     # Tables on the device
 
-    def _uploaded(self, table: np.ndarray[Any, Any]) -> Any:
-        """A table on the device, copied without waiting where it may be captured later."""
+    def _uploaded(self, table: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+        """A table on the device, and the memory that it is copied from, without waiting."""
         import torch
 
         host = torch.from_numpy(np.ascontiguousarray(table))
         if self.device.type == "cpu":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
+            return host, host
+        pinned = host.pin_memory()
+        return pinned.to(self.device, non_blocking=True), pinned
 
     def _allocated(self, count: int) -> Any:
         import torch
 
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
-    def launch(self, fired: tuple[int, ...] | None) -> Launch:
-        """What to run for these tensors, or for all."""
+    def launch(self, fired: tuple[int, ...] | None, capturing: bool = False) -> Launch:
+        """What to run for these tensors, or for all; kept for good where a graph is being captured."""
         if fired is None:
             return self.everything
+        found = self._found(fired)
+        if capturing:
+            self._captured.append(found)
+        return found
+
+    def _found(self, fired: tuple[int, ...]) -> Launch:
         found = self._some.get(fired)
         if found is None:
             if len(self._some) >= _REMEMBERED:
@@ -132,13 +143,14 @@ class StageWork:
         return found
 
     def _launch(self, fired: Sequence[int], together: bool) -> Launch:
-        chunks = self.cut.chunks(fired)
-        jobs = None
+        chunks, host = self._uploaded(self.cut.chunks(fired))
+        jobs, hosts = None, [host]
         reduced: Mapping[str, Any] = {}
         if self._regions.found:
-            jobs = self._uploaded(self._regions.jobs(np.asarray(fired, np.int64), together))
+            jobs, host = self._uploaded(self._regions.jobs(np.asarray(fired, np.int64), together))
+            hosts.append(host)
             reduced = self._views if together else chosen(self._views, fired)
-        return Launch(self._uploaded(chunks), jobs, reduced)
+        return Launch(chunks, jobs, reduced, hosts)
 
     # The launch
 

@@ -348,3 +348,16 @@ def test_neither_numbers_nor_counts_nor_addresses_specialise_a_kernel() -> None:
     for name, (same, with_none) in found.items():
         assert same == 1, name
         assert with_none == (2 if " stage_" in name else 1), name
+
+
+def test_the_tables_of_tensors_fired_are_remembered_and_kept_for_a_graph() -> None:
+    program = f"""{CALL}
+work = call._works[0]
+first = work.launch((1,), capturing=True)
+same = work.launch((1,)) is first
+for i in range(100):
+    work.launch((0, 1) * (i + 1))
+again = work.launch((1,)) is first
+kept = work._captured == [first]
+"""
+    assert in_the_interpreter(program, "[same, again, kept, len(work._some) < 20]") == [True, False, True, True]
