@@ -64,6 +64,23 @@ class DeviceHyper:
             self.library.write(self.table[self.names.index(name), group], self.library.read(value).reshape(()))
 
 
+class DeviceTables:
+    """The hyper-parameters of an engine, a table for each device and set of names."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Any, DeviceHyper] = {}
+
+    def of(self, bucket: Bucket, named: Mapping[str, Numbers], source: Any, live: Mapping[Any, Any]) -> DeviceHyper:
+        """Those that a bucket's program has, as they are now; the others as `DeviceHyper.take` has them."""
+        names = [*bucket.program.hyper]
+        key = bucket.device, tuple(names)
+        if key not in self._tables:
+            self._tables[key] = DeviceHyper(names, bucket.library)
+        found = self._tables[key]
+        found.take(named, source, live)
+        return found
+
+
 class DeviceRows:
     """Evaluates the scalar program of one bucket on its device: a row for each tensor.
 

@@ -32,7 +32,7 @@ class DeviceStaged(Staged):
             truth = library.copy(library.spread(truth, (len(values),)))
             # What gradients that were scaled too far leave as it is was not skipped by the rule.
             own = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
-            self.launch.engine.note_skipped(library.reduce(Op.MAX, library.cast(own, "float64")), library)
+            self.launch.engine.skipped_there.note(library.reduce(Op.MAX, library.cast(own, "float64")), library)
             stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
         values.rows = replace(values.rows, stays=stays)
         return stays

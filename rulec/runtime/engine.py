@@ -27,13 +27,14 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
 from rulec.runtime.counts import Counts, DeviceCounts
-from rulec.runtime.device import DeviceHyper, DeviceRows, Scaling
+from rulec.runtime.device import DeviceRows, DeviceTables, Scaling
 from rulec.runtime.launch import Launch
 from rulec.runtime.library import Library
 from rulec.runtime.part import Part
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers, RowSource
 from rulec.runtime.shared import SharedNumbers
+from rulec.runtime.skips import SkippedThere
 from rulec.runtime.state import state_specs
 from rulec.runtime.step import run
 
@@ -67,7 +68,7 @@ class Engine:
         self.resident = resident
         self.live: dict[tuple[str, int], Any] = {}
         self.host = arrays.library("cpu", False)
-        self._device_tables: dict[Any, DeviceHyper] = {}
+        self._device_hyper = DeviceTables()
         self._router = Router(self.rule)
         self._check_state_dtypes()
         _check_shared(self._router.rules)
@@ -79,8 +80,7 @@ class Engine:
         self.extensions = 0
         #: How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows.
         self.skipped = 0
-        self._skipping: list[tuple[Any, Library]] = []
-        self._skipped_there: tuple[Any, Library] | None = None
+        self.skipped_there = SkippedThere()
         self.named: dict[str, Numbers] = {}
         self._hyper: Numbers = np.zeros(0)
         self._model_hyper: set[str] = set()
@@ -315,7 +315,7 @@ class Engine:
     def finish(self) -> None:
         """Closes a step: what groups and the model remember takes its new value."""
         self.shared.finish()
-        self._count_skipped()
+        self.skipped_there.close()
 
     def fire(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
@@ -450,7 +450,7 @@ class Engine:
         version = bucket.version()
         rows = version.rows
         assert isinstance(rows, DeviceRows)
-        hyper = self._device_hyper(bucket)
+        hyper = self._device_hyper.of(bucket, self.named, self._hyper, self.live)
         shared = [*self.shared.values.values(), self.shared.group_t, self.shared.model_t]
         # A graph goes on reading these where other tensors join, and they are replaced.
         bucket.library.hold((version.call, rows, hyper.table, bucket.counts, [*bucket.scalar_states.values()], shared))
@@ -459,14 +459,6 @@ class Engine:
         if scaling is not None:
             made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
         return Launch(self, part, version, grads, made, stored, given)
-
-    def _device_hyper(self, bucket: Bucket) -> DeviceHyper:
-        key = bucket.device, tuple(bucket.program.hyper)
-        if key not in self._device_tables:
-            self._device_tables[key] = DeviceHyper([*bucket.program.hyper], bucket.library)
-        found = self._device_tables[key]
-        found.take(self.named, self._hyper, self.live)
-        return found
 
     def _separate(self, part: Part, version: Version, grads: Sequence[Any], given: Mapping[str, Any]) -> Launch:
         """A launch whose tensors have rows of their own in the scalar table."""
@@ -527,33 +519,6 @@ class Engine:
         t = np.asarray(self._next_counts(part), np.float64)
         values, _ = table.evaluate((len(groups),), chosen, t, known, {})
         return [tuple(row) for row in (values != 0).tolist()]
-
-    # What is known on a device
-
-    def note_skipped(self, some: Any, library: Library) -> None:
-        """Notes a number on a device that is 1 where some tensor's update was skipped in this step, else 0."""
-        self._skipping.append((some, library))
-
-    def _count_skipped(self) -> None:
-        """Counts the step as skipped where one of its launches was, without waiting to hear of it.
-
-        Always in one place, where steps that are run again count on.
-        """
-        if not self._skipping:
-            return
-        some, library = self._skipping[0]
-        for other, _ in self._skipping[1:]:
-            some = library.arithmetic[Op.MAXIMUM](some, library.numbers(other))
-        self._skipping = []
-        if self._skipped_there is None:
-            self._skipped_there = library.copy(some), library
-            return
-        before, own = self._skipped_there
-        own.write(before, before + own.numbers(some))
-
-    def skipped_steps_there(self) -> int:
-        """In how many steps an update of a tensor on a device was skipped. Waits for the device."""
-        return 0 if self._skipped_there is None else int(self.host.numbers(self._skipped_there[0]))
 
     # Scratch
 

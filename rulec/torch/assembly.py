@@ -297,7 +297,7 @@ class Assembly:
     @property
     def skipped_steps(self) -> int:
         """In how many steps a tensor's update was skipped. Waits for devices."""
-        return self._skipped_steps + max((m.engine.skipped_steps_there() for m in self.members), default=0)
+        return self._skipped_steps + max((m.engine.skipped_there.steps(m.engine.host) for m in self.members), default=0)
 
     def _run_skipping(self, launches: Sequence[Launch], fired: Sequence[Tensor]) -> None:
         """Runs what may be skipped, and tells autograd of the parameters that were written."""
