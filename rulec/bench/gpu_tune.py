@@ -74,7 +74,7 @@ def _bound(
 @contextmanager
 def _blocks_of(block: tuple[int, int] | None) -> Iterator[list[tuple[int, tuple[int, int]]]]:
     """Kernels that are bound within have this block; what they move for an element, and their blocks, are listed."""
-    work, kinds = (importlib.import_module(f"rulec_backends.triton_{name}") for name in ("work", "blocks"))
+    work, kinds = (importlib.import_module(f"rulec_backends.triton.{name}") for name in ("work", "blocks"))
     plain, seen = work.block_for, list[tuple[int, tuple[int, int]]]()
 
     def block_for(moved: int, device: str) -> Any:
@@ -109,5 +109,5 @@ def table(rows: Sequence[Row]) -> dict[int, tuple[int, int]]:
 
 def save(device: str, chosen: Mapping[int, tuple[int, int]]) -> None:
     """Writes the table where the triton backend reads that of this GPU."""
-    kinds = importlib.import_module("rulec_backends.triton_blocks")
+    kinds = importlib.import_module("rulec_backends.triton.blocks")
     kinds.save(device, {most: kinds.Block(*block) for most, block in chosen.items()})

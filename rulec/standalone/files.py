@@ -26,5 +26,5 @@ def written(
     if backend not in WRITTEN:
         known = ", ".join(WRITTEN)
         raise RulecError(f"rulec build writes nothing for {backend!r}{did_you_mean(backend, WRITTEN)}: choose {known}")
-    writer = importlib.import_module(f"rulec_backends.{backend}_standalone")
+    writer = importlib.import_module(f"rulec_backends.{backend}.standalone")
     return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, state_dtype))

@@ -72,5 +72,5 @@ def _lines(tensor: Tensor) -> Iterator[int]:
 @functools.cache
 def _machine() -> Any:
     """The compiled function; it takes the address of a count and that many addresses."""
-    cpu_machine = importlib.import_module("rulec_backends.cpu_machine")
+    cpu_machine = importlib.import_module("rulec_backends.cpu.machine")
     return cpu_machine.Machine(cpu_machine.emit_object(_PREFETCH))

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec_backends.c_compile import library
-from rulec_backends.c_dialect import Dialect
-from rulec_backends.c_words import words_used
+from rulec_backends.c.compile import library
+from rulec_backends.c.dialect import Dialect
+from rulec_backends.c.words import words_used
 
 Array = np.ndarray[Any, Any]
 

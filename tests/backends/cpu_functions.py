@@ -15,7 +15,7 @@ from rulec_backends import cpu_machine
 Array = np.ndarray[Any, Any]
 
 _SOURCE = """\
-from rulec_backends.cpu_words import compiled, float32, float64, load_{read}, store_{write}, word{names}
+from rulec_backends.cpu.words import compiled, float32, float64, load_{read}, store_{write}, word{names}
 
 
 @compiled

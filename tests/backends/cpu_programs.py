@@ -18,7 +18,7 @@ from rulec.compiler.ir import Program
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Node, Op, is_boolean, walk
 from rulec_backends.cpu import CpuBackend, CpuKernel
-from rulec_backends.cpu_call import ElementwiseCall
+from rulec_backends.cpu.call import ElementwiseCall
 from tests.backends.cpu_functions import Array, elementary
 
 #: The words that are no single IEEE operation; test_cpu_math.py says how exact they are.

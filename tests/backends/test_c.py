@@ -18,8 +18,8 @@ from rulec.language.node import Op, walk
 from rulec.testing import check_backend
 from rulec_backends import c_print, c_threads, cpu_chunks
 from rulec_backends.c import CBackend, CKernel
-from rulec_backends.c_call import CCall
-from rulec_backends.c_compile import FLAGS, compiler, processor
+from rulec_backends.c.call import CCall
+from rulec_backends.c.compile import FLAGS, compiler, processor
 from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING

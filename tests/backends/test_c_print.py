@@ -12,9 +12,9 @@ from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec_backends import c_print
-from rulec_backends.c_dialect import Dialect
-from rulec_backends.c_print import ElementWriter
-from rulec_backends.c_words import WORDS, words_used
+from rulec_backends.c.dialect import Dialect
+from rulec_backends.c.print import ElementWriter
+from rulec_backends.c.words import WORDS, words_used
 from tests.backends.c_programs import every_element
 from tests.backends.cpu_programs import program_of
 

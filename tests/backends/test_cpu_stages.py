@@ -22,8 +22,8 @@ from rulec.errors import InternalError
 from rulec.language.node import Op
 from rulec_backends import cpu_chunks, cpu_limit, cpu_machine
 from rulec_backends.cpu import CpuBackend, limit_kernel
-from rulec_backends.cpu_chunks import CHUNK, Matrices
-from rulec_backends.cpu_staged import StagedCall
+from rulec_backends.cpu.chunks import CHUNK, Matrices
+from rulec_backends.cpu.staged import StagedCall
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
 
 #: Shapes that chunks of a hundredth of their size cut in every way there is.

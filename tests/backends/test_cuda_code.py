@@ -12,9 +12,9 @@ from rulec.compiler.ir import Program, Stage
 from rulec.compiler.pipeline import compile
 from rulec.language.node import Op, walk
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded
-from rulec_backends.cuda_plan import PACK, kernel_name, pack_width
-from rulec_backends.cuda_print import kernel_source
 from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy.plan import PACK, kernel_name, pack_width
+from rulec_backends.cupy.print import kernel_source
 from rulec_backends.plan import COL, ELEMENT, place, vectors
 from tests.backends.cuda_assembly import ARCHITECTURES, CompileError, compiled, kernels, missing
 

@@ -25,8 +25,8 @@ from rulec.testing.conformance import check_mixed_dtypes, check_on_device, check
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
 from rulec_backends import cupy_memory
-from rulec_backends.cuda_plan import THREADS
 from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rulec_backends.cuda_plan import CHUNK, THREADS, TILE
-from rulec_backends.cupy_chunks import CHUNKS, LARGE, Matrices, chunk_length, flat_chunks, tiles
+from rulec_backends.cupy.chunks import CHUNKS, LARGE, Matrices, chunk_length, flat_chunks, tiles
+from rulec_backends.cupy.plan import CHUNK, THREADS, TILE
 
 SIZES = (0, 1, 7, 4096, 4097, 100_003, LARGE - 1, LARGE + 1)
 

@@ -16,7 +16,7 @@ from rulec.testing.trial import Subject
 from rulec.testing.whole import check_whole
 from rulec_backends import cupy_memory
 from rulec_backends.cupy import CupyBackend
-from rulec_backends.cupy_call import CudaCall
+from rulec_backends.cupy.call import CudaCall
 from tests.backends import cuda_stand_in
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")

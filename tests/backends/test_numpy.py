@@ -136,8 +136,8 @@ step: |
 FACTORED_SOURCE = '''\
 """Factored by the numpy backend: p:f32 g:f32. Printed by rulec."""
 
-from rulec_backends.numpy_words import greatest
-from rulec_backends.numpy_words import least
+from rulec_backends.numpy.words import greatest
+from rulec_backends.numpy.words import least
 
 
 def stage_0(xp, real, p, g):

@@ -11,8 +11,8 @@ from rulec.errors import BackendUnsupported, TensorError
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends import triton as triton_backend
 from rulec_backends.triton import TritonBackend
-from rulec_backends.triton_ops import constant
-from rulec_backends.triton_words import WORDS, words_used
+from rulec_backends.triton.ops import constant
+from rulec_backends.triton.words import WORDS, words_used
 from tests.backends.triton_process import in_the_interpreter
 
 DTYPES = ["float32", "float64", "bfloat16", "float16"]

@@ -16,11 +16,11 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
 from rulec_backends import triton_blocks, triton_memory
-from rulec_backends.triton_blocks import Block
-from rulec_backends.triton_cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, FlatCut, ShapedCut
-from rulec_backends.triton_finish import Regions
-from rulec_backends.triton_memory import SPARE, TURNS, Uploads
-from rulec_backends.triton_plan import FINISHED, tile_shapes
+from rulec_backends.triton.blocks import Block
+from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, FlatCut, ShapedCut
+from rulec_backends.triton.finish import Regions
+from rulec_backends.triton.memory import SPARE, TURNS, Uploads
+from rulec_backends.triton.plan import FINISHED, tile_shapes
 from tests.backends.triton_process import in_a_process, in_the_interpreter
 
 # Chunks
@@ -274,7 +274,7 @@ rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(2, np.int64))
 
 def test_a_step_with_the_same_addresses_and_scalars_copies_nothing() -> None:
     program = f"""{CALL}
-from rulec_backends.triton_memory import Slot
+from rulec_backends.triton.memory import Slot
 copied = []
 plain = Slot.copy_to
 Slot.copy_to = lambda self, target: (copied.append(len(target)), plain(self, target))

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.special
 import torch
 from rulec_backends.printed import run_source
-from rulec_backends.triton_words import words_used
+from rulec_backends.triton.words import words_used
 
 NAMES = ("exp", "log", "erf", "sigmoid", "tanh", "cbrt")
 COUNT = 1 << 18

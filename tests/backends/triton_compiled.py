@@ -23,9 +23,9 @@ from rulec.compiler.ir import Program
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.plan import ROW, is_shaped, place
 from rulec_backends.triton import TritonBackend
-from rulec_backends.triton_blocks import Block, block_for, reducing, tile_for
-from rulec_backends.triton_plan import FINISHED, moved, reduced_at, vector_width
-from rulec_backends.triton_scalars import LANES
+from rulec_backends.triton.blocks import Block, block_for, reducing, tile_for
+from rulec_backends.triton.plan import FINISHED, moved, reduced_at, vector_width
+from rulec_backends.triton.scalars import LANES
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -18,7 +18,7 @@ from rulec import Rule
 from rulec.array.arrays import numpy_dtype
 from rulec.standalone.files import written
 from rulec.standalone.prose import file_name
-from rulec_backends.c_standalone import CFile
+from rulec_backends.c.standalone import CFile
 
 Array = NDArray[Any]
 

@@ -23,7 +23,7 @@ from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import needs_matrix
 from rulec.standalone.files import written
 from rulec.standalone.refusal import CannotBuild
-from rulec_backends.c_standalone import CFile
+from rulec_backends.c.standalone import CFile
 from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))

@@ -1,6 +1,6 @@
 """Adafactor: the cpu kernel for p:f32 g:f32 r:f32 c:f32, 3 stages. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     accumulate, compiled, fetch_add, float32, float64, load_float32, load_float64, maximum, number, sqrt,
     store_float32, store_float64, word,
 )

@@ -1,6 +1,6 @@
 """AdamW: the cpu kernel for p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, word,
 )
 

@@ -1,6 +1,6 @@
 """LAMB: the cpu kernel for p:f32 g:f32 m:f32 v:f32, 2 stages. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     accumulate, compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, store_float64, word,
 )
 

@@ -1,6 +1,6 @@
 """Lion: the cpu kernel for p:bf16 g:bf16 m:f32. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_bfloat16, load_float32, number, ordinary, sign, store_bfloat16,
     store_float32, word,
 )

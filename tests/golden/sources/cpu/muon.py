@@ -1,6 +1,6 @@
 """Muon: the cpu kernel for p:f32 g:f32 m:f32 operand:f32, 2 stages. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_float32, number, store_float32, word,
 )
 

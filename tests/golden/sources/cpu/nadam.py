@@ -1,6 +1,6 @@
 """NAdam: the cpu kernel for p:f64 g:f64 m:f64 v:f64. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float64, load_float64, number, sqrt, store_float64, word,
 )
 

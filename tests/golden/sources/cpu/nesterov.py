@@ -1,6 +1,6 @@
 """Nesterov: the cpu kernel for p:bf16 g:bf16 m:bf16. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_bfloat16, number, ordinary, store_bfloat16, word,
 )
 

@@ -1,6 +1,6 @@
 """Rprop: the cpu kernel for p:f16 g:f16 prev:f32 delta:f32. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_float16, load_float32, maximum, minimum, number, sign, store_float16,
     store_float32, where, word,
 )

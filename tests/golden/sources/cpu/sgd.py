@@ -1,6 +1,6 @@
 """SGD: the cpu kernel for p:f32 g:f32. Printed by rulec."""
 
-from rulec_backends.cpu_words import (
+from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_float32, number, store_float32, word,
 )
 

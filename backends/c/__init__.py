@@ -1,0 +1,55 @@
+"""The c backend: readable C99 with OpenMP, compiled by the system's compiler, over arrays as they lie in memory.
+
+Arrays are NumPy's, or PyTorch's on the CPU. The function of an element is the text that CUDA C has too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+
+from .compile import library, missing
+from .source import source
+
+if TYPE_CHECKING:
+    from .call import CCall
+
+
+class CBackend:
+    """Kernels in C99, for NumPy arrays and PyTorch tensors on the CPU."""
+
+    name = "c"
+
+    def unavailable_reason(self) -> str | None:
+        """None where there is a C compiler, else what to install."""
+        return missing()
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """A source with the functions of all stages. BackendUnsupported for an operation without a spelling in C."""
+        return source(program, layout)
+
+    def build(self, program: Program, layout: Layout, source: str) -> CKernel:
+        """The kernel of a source text: from the cache, or compiled into it."""
+        return CKernel(program, layout, library(program.name, source))
+
+
+class CKernel:
+    """Compiled C for one program and layout."""
+
+    def __init__(self, program: Program, layout: Layout, library: ctypes.CDLL) -> None:
+        self.program, self.layout, self.library = program, layout, library
+
+    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()) -> CCall:
+        """A call over these tensors, whose addresses are read now.
+
+        They are contiguous, of the layout's dtypes; none may overlap another, nor a gradient, nor what comes with a
+        call. TensorError for what is not contiguous memory of this machine.
+        """
+        from .call import CCall
+
+        return CCall(self.library, self.program, self.layout, params, states, views)

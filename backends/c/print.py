@@ -1,0 +1,318 @@
+"""Prints what one stage does to one element as a C-style function: the same text is C99 and CUDA C.
+
+The function is given addresses and an index, so the same text runs over memory and over a few elements in registers.
+What is narrower than an element comes as a number: columns of the scalar table, and values of rows, columns and
+matrices. Reductions are taken into float64 totals that are the caller's, one for each lane or thread or column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.printer import StagePrinter, unique_name
+from rulec.compiler.ir import Program, Result, Stage
+from rulec.errors import BackendUnsupported
+from rulec.language.node import Kind, Node, Op, is_boolean
+
+from ..plan import ELEMENT, address_lines, place, vectors
+from .comment import line_comment
+from .dialect import Dialect
+from .text import WIDTH, call_lines, indented
+from .words import RESERVED
+
+#: The C type of an element as it is stored; the 16-bit formats are moved as integers.
+STORAGE: Mapping[str, str] = {
+    "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "uint16_t",
+}  # fmt: skip
+
+
+class Infix(NamedTuple):
+    """An operator between two operands, and how tightly it binds."""
+
+    symbol: str
+    level: int
+
+
+_ATOM, _UNARY, _PRODUCT, _SUM, _ORDER, _EQUALITY, _AND, _OR, _CHOICE = range(9, 0, -1)
+
+#: How each operation is written: an operator, or the function of that name, with an `f` behind it for float. The others
+#: are in `ElementPrinter._special`.
+SPELLINGS: Mapping[Op, Infix | str] = {
+    Op.ADD: Infix("+", _SUM), Op.SUB: Infix("-", _SUM), Op.MUL: Infix("*", _PRODUCT), Op.DIV: Infix("/", _PRODUCT),
+    Op.LT: Infix("<", _ORDER), Op.LE: Infix("<=", _ORDER), Op.GT: Infix(">", _ORDER), Op.GE: Infix(">=", _ORDER),
+    Op.EQ: Infix("==", _EQUALITY), Op.NE: Infix("!=", _EQUALITY), Op.AND: Infix("&&", _AND), Op.OR: Infix("||", _OR),
+    Op.POW: "pow", Op.MOD: "modulo", Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "fabs", Op.SIGN: "sign", Op.EXP: "exp",
+    Op.LOG: "log", Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.FLOOR: "floor", Op.MINIMUM: "minimum",
+    Op.MAXIMUM: "maximum",
+}  # fmt: skip
+
+#: Constant exponents that are faster, and as accurate, in another way; small whole ones are products already.
+_POWERS = {-1.0: "{one} / {x}", -2.0: "inverse_square{f}({x})", 0.5: "root{f}({x})", -0.5: "{one} / root{f}({x})"}
+
+_LOCALS = frozenset({"i", "element", "unscale"})
+
+#: A text and how tightly its outermost operator binds.
+_Piece = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an element's function.
+
+    `kind` is "index", "buffer", "vector", "scalar", "scale" or "total", and `of` the buffer, vector, column of the
+    scalar table or reduction that it is for. `place` is where a vector has its values: for each element, and then the
+    parameter is their address, else for each row, column or matrix as they lie in memory, and it is a number.
+    """
+
+    kind: str
+    type: str
+    name: str
+    of: str = ""
+    place: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter as a function declares it."""
+        return f"{self.type}{'' if self.type.endswith('*') else ' '}{self.name}"
+
+
+class ElementWriter:
+    """The function of one stage's element: its parameters, its text, and calls of it.
+
+    `names` are buffers' old values, vectors and totals, and `at` their addresses; nothing of a rule is called as a
+    function, a type, or what the dialect reserves. With `scaled`, gradients are multiplied by a parameter `unscale`.
+    """
+
+    def __init__(
+        self, program: Program, layout: Layout, stage: Stage, dialect: Dialect, name: str = "element",
+        scaled: bool = False,
+    ) -> None:  # fmt: skip
+        self.program, self.layout, self.stage, self.dialect, self.name = program, layout, stage, dialect, name
+        self.scaled = scaled
+        #: The type of arithmetic, and what stands behind the names of its functions and its numbers.
+        self.real, self.suffix = ("double", "") if layout.compute == "float64" else ("float", "f")
+        taken = set(RESERVED | _LOCALS | dialect.reserved | {name})
+        lines = address_lines(program)
+        self.names = {line: unique_name(line, taken) for line in lines}
+        self.at = {line: unique_name(f"{self.names[line]}_at", taken) for line in lines}
+        self.printer = ElementPrinter(
+            dialect.backend, program, stage, {}, self.constant, self.names.__getitem__, frozenset(taken),
+            self.names.__getitem__,
+        )  # fmt: skip
+
+    # What it is given
+
+    def parameters(self) -> list[Parameter]:
+        """Its parameters, in order."""
+        found = [Parameter("index", "int64_t", "i")]
+        found += [self._buffer(b) for b in self.buffers()]
+        found += [self._vector(v) for v in vectors(self.program, self.stage)]
+        found += [self._scalar(i) for i in self.printer.columns_used()]
+        found += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
+        return found + [Parameter("total", "double *", self.names[r.name], r.name) for r in self.stage.reduces]
+
+    def buffers(self) -> list[str]:
+        """The buffers that the stage loads or stores, as the address table has them."""
+        used = {*self.printer.loads(), *self.stored()}
+        return [b.name for b in kernel_buffers(self.program) if b.name in used]
+
+    def stored(self) -> list[str]:
+        """The buffers that the stage stores."""
+        return [s.buffer for s in self.stage.stores]
+
+    def pointer(self, buffer: str) -> str:
+        """The type of the address of a buffer."""
+        return f"{'' if buffer in self.stored() else 'const '}{STORAGE[self.layout.dtype(buffer)]} *"
+
+    def _buffer(self, buffer: str) -> Parameter:
+        return Parameter("buffer", self.pointer(buffer), self.at[buffer], buffer)
+
+    def _vector(self, vector: Result) -> Parameter:
+        where = place(vector.axes, self.layout)
+        if where == ELEMENT:
+            return Parameter("vector", f"const {self.real} *", self.at[vector.name], vector.name, where)
+        return Parameter("vector", self._type(vector.value), self.names[vector.name], vector.name, where)
+
+    def _scalar(self, column: int) -> Parameter:
+        kind = self._type(self.program.columns[column].value)
+        return Parameter("scalar", kind, self.printer.column(column), str(column))
+
+    def _type(self, value: Node) -> str:
+        return "bool" if is_boolean(value) else self.real
+
+    def constant(self, value: float) -> str:
+        """A number of the type of arithmetic."""
+        if math.isnan(value):
+            return "NAN"
+        with np.errstate(over="ignore"):
+            number = np.float32(value) if self.suffix else np.float64(value)
+        if np.isinf(number):
+            return "INFINITY" if number > 0 else "-INFINITY"
+        return f"{number!s}{self.suffix}"
+
+    # Its text
+
+    def text(self) -> str:
+        """The function."""
+        head = call_lines(
+            f"{self.dialect.function} void {self.name}", _grouped(self.parameters(), lambda p: p.declaration), ""
+        )
+        return "\n".join([*head, "{", *indented(self.body()), "}", ""])
+
+    def body(self) -> list[str]:
+        """Loads, values, stores and totals: every value is worked out before the first is stored."""
+        return [*self._loads(), *self._values(), *self._stores(), *self._totals()]
+
+    def _loads(self) -> list[str]:
+        found = [self._defined(self.real, self.names[b], self._load(b)) for b in self.printer.loads()]
+        for vector in vectors(self.program, self.stage):
+            if place(vector.axes, self.layout) == ELEMENT:
+                text = f"{self.at[vector.name]}[i]{' != 0' * is_boolean(vector.value)}"
+                found.append(self._defined(self._type(vector.value), self.names[vector.name], text))
+        return found
+
+    def _load(self, buffer: str) -> str:
+        storage = self.layout.dtype(buffer)
+        text = f"{self.at[buffer]}[i]"
+        if storage in ("bfloat16", "float16"):
+            text = f"from_{storage}({text})"
+        if buffer != "g":
+            return text
+        return f"{'-' * self.layout.maximize}{text}{' * unscale' * self.scaled}"
+
+    def _values(self) -> list[str]:
+        values = {name: value for value, name in self.printer.names.items()}
+        found: list[str] = []
+        for name, text in self.printer.lines():
+            line = self._defined(self._type(values[name]), name, text)
+            comment = line_comment(self.program, self.printer.names, values[name], text)
+            if comment and len(line) + len(comment) + 9 > WIDTH:
+                found.append(f"// {comment}")
+            elif comment:
+                line += f"  // {comment}"
+            found.append(line)
+        return found
+
+    def _stores(self) -> list[str]:
+        return [f"{self.at[s.buffer]}[i] = {self._narrow(s.buffer, self.printer.text(s.value))};"
+                for s in self.stage.stores]  # fmt: skip
+
+    def _narrow(self, buffer: str, text: str) -> str:
+        """A value as its buffer stores it."""
+        storage = self.layout.dtype(buffer)
+        if storage in ("bfloat16", "float16"):
+            return f"to_{storage}({text if self.suffix else f'to_odd({text})'})"
+        if storage == self.layout.compute:
+            return text
+        return f"(float)({text})" if " " in text or text.startswith("-") else f"(float){text}"
+
+    def _totals(self) -> list[str]:
+        found = []
+        for reduction in self.stage.reduces:
+            name, text = self.names[reduction.name], self.printer.text(reduction.value.args[0])
+            if reduction.value.op is Op.SUM:
+                found.append(f"*{name} += {text};")
+            else:
+                extreme = "minimum" if reduction.value.op is Op.MIN else "maximum"
+                found.append(f"*{name} = {extreme}(*{name}, {text});")
+        return found
+
+    @staticmethod
+    def _defined(kind: str, name: str, text: str) -> str:
+        return f"const {kind} {name} = {text};"
+
+    # Calls of it
+
+    def call(self, given: Mapping[str, str] = {}) -> list[str]:
+        """The statement that calls it: with what is `given` for some parameters, the others by their own names."""
+        return call_lines(self.name, _grouped(self.parameters(), lambda p: given.get(p.name, p.name)), ";")
+
+
+class ElementPrinter(StagePrinter):
+    """The shared printer, with C's operators and no more parentheses than they need."""
+
+    def text(self, value: Node, defining: bool = False) -> str:
+        return self._piece(value, defining)[0]
+
+    def _piece(self, value: Node, defining: bool = False) -> _Piece:
+        if value.op.kind is Kind.LEAF or (value in self.names and not defining):
+            text = super().text(value, defining)
+            return text, _UNARY if text.startswith("-") else _ATOM
+        special = self._special(value)
+        if special is not None:
+            return special
+        spelling = SPELLINGS.get(value.op)
+        if spelling is None:
+            raise BackendUnsupported(self.backend, f"{value.op.symbol!r}", self.program.name)
+        if isinstance(spelling, Infix):
+            return self._infix(spelling, *value.args), spelling.level
+        return f"{spelling}{self._suffix}({', '.join(map(self.text, value.args))})", _ATOM
+
+    @property
+    def _suffix(self) -> str:
+        return "f" if self.constant(1.0).endswith("f") else ""
+
+    def _special(self, value: Node) -> _Piece | None:
+        """Operations that are neither an operator between two operands nor a function of the same number of them."""
+        one, suffix = self.constant(1.0), self._suffix
+        if value.op in (Op.NEG, Op.NOT):
+            sign = "-" if value.op is Op.NEG else "!"
+            return sign + self._inside(value.args[0], _UNARY), _UNARY
+        if value.op is Op.WHERE:
+            condition, chosen, other = (self._inside(part, _CHOICE) for part in value.args)
+            return f"{condition} ? {chosen} : {other}", _CHOICE
+        if value.op is Op.RSQRT:
+            return f"{one} / sqrt{suffix}({self.text(value.args[0])})", _PRODUCT
+        if value.op is Op.FLOORDIV:
+            return f"floor{suffix}({self._infix(Infix('/', _PRODUCT), *value.args)})", _ATOM
+        if value.op is Op.ISFINITE:
+            return f"isfinite({self.text(value.args[0])})", _ATOM
+        if value.op is Op.POW and value.args[1].op is Op.CONST:
+            return self._constant_power(value)
+        return None
+
+    def _constant_power(self, value: Node) -> _Piece | None:
+        form = _POWERS.get(float(value.args[1].arg))  # type: ignore[arg-type]
+        if form is None:
+            return None
+        one, suffix, divides = self.constant(1.0), self._suffix, form.startswith("{one} / {x}")
+        x = self._inside(value.args[0], _PRODUCT) if divides else self.text(value.args[0])
+        return form.format(one=one, x=x, f=suffix), _PRODUCT if "/" in form else _ATOM
+
+    def _infix(self, operator: Infix, left: Node, right: Node) -> str:
+        pieces = self._piece(left), self._piece(right)
+        first, second = (
+            text if _stands(operator.level, level, is_right) else f"({text})"
+            for is_right, (text, level) in enumerate(pieces)
+        )
+        return f"{first} {operator.symbol} {second}"
+
+    def _inside(self, value: Node, level: int) -> str:
+        """An operand of something that binds like this: in parentheses unless it binds tighter."""
+        text, own = self._piece(value)
+        return text if own > level else f"({text})"
+
+
+def _stands(operator: int, operand: int, is_right: int) -> bool:
+    """Whether an operand of this level needs no parentheses beside an operator.
+
+    Some have them only because compilers warn: comparisons in a row, and && beside ||.
+    """
+    if operand == operator:
+        return not is_right and operator not in (_ORDER, _EQUALITY)
+    return operand > operator and (operator, operand) not in ((_OR, _AND), (_EQUALITY, _ORDER))
+
+
+def _grouped(parameters: Sequence[Parameter], text: Callable[[Parameter], str]) -> list[list[str]]:
+    """Their texts, in the groups in which long lists of them are written: addresses, numbers, totals."""
+    groups: dict[str, list[str]] = {}
+    for parameter in parameters:
+        kind = {"index": "buffer", "vector": "buffer", "scale": "scalar"}.get(parameter.kind, parameter.kind)
+        groups.setdefault(kind, []).append(text(parameter))
+    return list(groups.values())

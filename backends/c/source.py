@@ -1,0 +1,328 @@
+"""The C99 source of a program: for each stage the function of an element, of a chunk of elements, and of a bucket."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program, Result
+from rulec.language.node import Op, is_boolean
+
+from ..cpu.plan import chunk_columns
+from ..plan import COL, MATRIX, ROW, TENSOR, address_lines, is_shaped, place
+from .comment import about, about_stage, column_formula
+from .dialect import Dialect
+from .print import ElementWriter, Parameter
+from .text import WIDTH, block, comment, indented
+from .words import words_used
+
+#: What a bucket is before the lines of its address table: see `_BUCKET`.
+BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")
+
+#: C99; a value of a rule is called neither as what stands in a bucket nor as a variable of the loops.
+C99 = Dialect(
+    "c",
+    reserved=frozenset(
+        {
+            *BUCKET, "Bucket", "Chunk", "Span", "LANES", "bucket", "at", "row", "lane", "matrix", "line", "j", "stop",
+            "back", "fill", "sum_of", "least_of", "greatest_of",
+        }
+    ),
+)  # fmt: skip
+
+_INLINE = """\
+/* A loop can be vectors only where the calls in it disappear. */
+#if defined(__GNUC__)
+#define RULEC_FUNCTION static inline __attribute__((always_inline))
+#else
+#define RULEC_FUNCTION static inline
+#endif
+"""
+
+_BUCKET = """\
+/* The tensors that one call is for, cut into chunks, and spans of chunks for threads to take. */
+typedef struct {
+    int64_t threads, tensors, spans;
+    const Span *span;
+    const Chunk *chunk;
+    const int64_t *row_of;  // for each tensor its row of the table
+    const double *table;    // <columns> numbers in a row
+    // For each tensor the address of:
+    void *const <lines>;
+} Bucket;
+"""
+
+_SPAN = """\
+/* Chunks that lie one after the other. */
+typedef struct {
+    int64_t first, last;
+} Span;
+"""
+
+_FLAT_CHUNK = """\
+/* A range of elements of a tensor. */
+typedef struct {
+    int64_t tensor, first, last;
+} Chunk;
+"""
+
+_CHUNK = """\
+/* A range of elements of a tensor; or, where a stage sees matrices, a range of these, of which only some rows
+ * and columns belong to the chunk, and where the results for its rows and columns begin. Rows and columns are
+ * those in memory. */
+typedef struct {
+    int64_t tensor, first, last;
+    int64_t height, width;
+    int64_t top, bottom, left, right;
+    int64_t row_slots, col_slots;
+} Chunk;
+"""
+
+_LANES = """\
+/* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
+ * depend neither on the compiler nor on the width of the processor's vectors. */
+enum { LANES = 16 };
+"""
+
+_FILL = """\
+static void fill(double *lanes, double value)
+{
+    for (int lane = 0; lane < LANES; lane++)
+        lanes[lane] = value;
+}
+"""
+
+_JOIN = """\
+static double <name>(const double *lanes)
+{
+    double all = lanes[0];
+    for (int lane = 1; lane < LANES; lane++)
+        all = <joined>;
+    return all;
+}
+"""
+
+#: For each reduction the function that joins its lanes, how it takes one more, and what reducing nothing gives.
+_JOINS = {
+    Op.SUM: ("sum_of", "all + lanes[lane]", "0.0"),
+    Op.MIN: ("least_of", "minimum(all, lanes[lane])", "INFINITY"),
+    Op.MAX: ("greatest_of", "maximum(all, lanes[lane])", "-INFINITY"),
+}
+
+
+def source(program: Program, layout: Layout) -> str:
+    """The whole file. BackendUnsupported for an operation that C has no spelling for."""
+    stages = [_StageSource(program, layout, i) for i, stage in enumerate(program.stages) if stage.roots]
+    code = "\n".join(stage.text() for stage in stages)
+    head = comment([f"C99 for {layout.text()}. Printed by rulec.", "", *about(program)])
+    shaped = chunk_columns(program, layout) > 3
+    types = [_SPAN, _CHUNK if shaped else _FLAT_CHUNK, _bucket(program, stages)]
+    parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *_helpers(code), code]
+    return "\n".join(parts)
+
+
+def stage_name(program: Program, stage: int) -> str:
+    """The function that does a stage for a bucket."""
+    return "step" if len(program.stages) == 1 else f"stage_{stage}"
+
+
+def _includes(code: str) -> str:
+    names = ["math", *["stdbool"] * bool(re.search(r"\bbool\b", code)), "stdint"]
+    return "".join(f"#include <{name}.h>\n" for name in names)
+
+
+def _bucket(program: Program, stages: Sequence[_StageSource]) -> str:
+    """The type of what a stage is called with."""
+    names = stages[0].write.names if stages else {}
+    lines = ", ".join(f"*const *{names.get(line, line)}" for line in address_lines(program))
+    wrapped = textwrap.fill(lines, WIDTH - 9, subsequent_indent=" " * 9)
+    return _BUCKET.replace("<columns>", str(len(program.columns))).replace("*const <lines>", wrapped)
+
+
+def _helpers(code: str) -> list[str]:
+    """What the stages call."""
+    joins = [join for join in _JOINS.values() if f"{join[0]}(" in code]
+    texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined, _ in joins]
+    fill = [_FILL] if "fill(" in code else []
+    return [*words_used("\n".join([code, *texts]), C99), *([_LANES] if joins else []), *fill, *texts]
+
+
+class _StageSource:
+    """The functions of one stage."""
+
+    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+        self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
+        self.name = stage_name(program, index)
+        self.write = ElementWriter(program, layout, self.stage, C99, f"{self.name}_element")
+
+    def text(self) -> str:
+        """The function of an element, of a chunk and of a bucket."""
+        return "\n".join([self._element(), self._chunk(), self._bucket()])
+
+    def _element(self) -> str:
+        return "\n".join([*comment(about_stage(self.program, self.index)), self.write.text()])
+
+    def _bucket(self) -> str:
+        return "\n".join([
+            "/* All chunks of a bucket. */",
+            f"void {self.name}(const Bucket *bucket)", "{",
+            "#pragma omp parallel for schedule(dynamic) num_threads((int)bucket->threads) if (bucket->threads > 1)",
+            *indented(block(
+                "for (int64_t s = 0; s < bucket->spans; s++)",
+                block("for (int64_t chunk = bucket->span[s].first; chunk < bucket->span[s].last; chunk++)",
+                      [f"{self.name}_chunk(bucket, chunk);"]),
+            )),
+            "}", "",
+        ])  # fmt: skip
+
+    # One chunk
+
+    def _chunk(self) -> str:
+        loops = self._matrices() if is_shaped(self.program, self.stage, self.layout) else self._elements()
+        return "\n".join([
+            "/* One chunk. The buffers of a tensor do not overlap. */",
+            f"static void {self.name}_chunk(const Bucket *bucket, int64_t chunk)", "{",
+            *indented([*self._given(), "", *loops]),
+            "}", "",
+        ])  # fmt: skip
+
+    def _given(self) -> list[str]:
+        """Where buffers lie, and the numbers that the element's function takes."""
+        return ["const Chunk *at = &bucket->chunk[chunk];", *self._addresses(), *self._scalars()]
+
+    def _addresses(self) -> list[str]:
+        write, found = self.write, []
+        for name in address_lines(self.program):
+            kind = self._pointer(name)
+            if kind:
+                found.append(f"{kind}{write.at[name]} = {self._address(name)};")
+        return found
+
+    def _pointer(self, name: str) -> str:
+        """The type of an address that the stage uses; nothing for the others."""
+        if name in self.write.buffers():
+            return self.write.pointer(name)
+        if name in self.stage.reads:
+            return f"const {self.write.real} *"
+        return "double *" if any(r.name == name for r in self.stage.reduces) else ""
+
+    def _address(self, name: str) -> str:
+        text = f"bucket->{self.write.names[name]}[at->tensor]"
+        where = next((place(r.axes, self.layout) for r in self.stage.reduces if r.name == name), "")
+        slots = {ROW: "row_slots", COL: "col_slots"}.get(where)
+        return f"(double *){text} + at->{slots}" if slots else text
+
+    def _scalars(self) -> list[str]:
+        columns = self.write.printer.columns_used()
+        if not columns:
+            return []
+        row = f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"
+        return [row, *(self._scalar(i) for i in columns)]
+
+    def _scalar(self, column: int) -> str:
+        name, truth = self.write.printer.column(column), is_boolean(self.program.columns[column].value)
+        cast = "(float)" if self.write.suffix else ""
+        value = f"row[{column}] != 0" if truth else f"{cast}row[{column}]"
+        line = f"const {'bool' if truth else self.write.real} {name} = {value};"
+        formula = column_formula(self.program, column)
+        return f"{line}  // {formula}" if formula and len(line) + len(formula) + 8 <= WIDTH else line
+
+    # Loops
+
+    def _totals(self, *places: str) -> list[Result]:
+        """The reductions that keep one number for each of such places."""
+        return [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
+
+    def _begin(self, where: str) -> list[str]:
+        """The lanes of totals, before a loop over what they are of."""
+        found = []
+        for reduction in self._totals(where):
+            name = self.write.names[reduction.name]
+            nothing = _JOINS[reduction.value.op][2]
+            filled = reduction.value.op is not Op.SUM
+            found.append(f"double {name}[LANES]{'' if filled else ' = {0}'};")
+            found += [f"fill({name}, {nothing});"] * filled
+        return found
+
+    def _end(self, where: str, slot: str) -> list[str]:
+        """What is left of totals, behind the loop."""
+        write = self.write
+        return [
+            f"{write.at[r.name]}[{slot}] = {_JOINS[r.value.op][0]}({write.names[r.name]});" for r in self._totals(where)
+        ]
+
+    def _elements(self) -> list[str]:
+        """A loop over elements."""
+        return [*self._begin(TENSOR), *self._loop("at->first", "at->last"), *self._end(TENSOR, "chunk")]
+
+    def _matrices(self) -> list[str]:
+        """Loops over matrices, their rows, and the neighbouring elements of a row."""
+        sees = {place(p.axes, self.layout) for p in self._narrow()}
+        rows = "matrix * at->height + at->{}"
+        body = [
+            *self._vectors(MATRIX, "matrix"), *self._clear(),
+            *block(
+                f"for (int64_t line = {rows.format('top')}; line < {rows.format('bottom')}; line++)",
+                [
+                    *["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
+                    * (COL in sees),
+                    *self._vectors(ROW, "line"), *self._begin(ROW),
+                    *self._loop("line * at->width + at->left", "line * at->width + at->right"),
+                    *self._end(ROW, "line"),
+                ],
+            ),
+        ]  # fmt: skip
+        loop = block("for (int64_t matrix = at->first; matrix < at->last; matrix++)", body)
+        return [*self._begin(TENSOR), *loop, *self._end(TENSOR, "chunk")]
+
+    def _narrow(self) -> list[Result]:
+        """What the stage reads and reduces that is not for each element."""
+        read = [self.program.result(name) for name in self.stage.reads]
+        return [*read, *self.stage.reduces]
+
+    def _vectors(self, where: str, index: str) -> list[str]:
+        """The values of a row or a matrix."""
+        return [
+            f"const {p.declaration} = {self._vector(p, index)};"
+            for p in self.write.parameters() if p.kind == "vector" and p.place == where
+        ]  # fmt: skip
+
+    def _vector(self, parameter: Parameter, index: str) -> str:
+        text = f"{self.write.at[parameter.of]}[{index}]"
+        return f"{text} != 0" if parameter.type == "bool" else text
+
+    def _clear(self) -> list[str]:
+        """A loop that empties the totals of a matrix's columns."""
+        lines = [f"{self.write.at[r.name]}[j] = {_JOINS[r.value.op][2]};" for r in self._totals(COL)]
+        column = "matrix * at->width + at->{}"
+        head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
+        return block(head, lines) if lines else []
+
+    def _loop(self, start: str, stop: str) -> list[str]:
+        """A loop over neighbouring elements: in steps of as many as there are lanes, where totals are taken in them."""
+        if not self._totals(ROW, TENSOR):
+            call = self.write.call(self._passed("i", ""))
+            return ["#pragma omp simd", *block(f"for (int64_t i = {start}; i < {stop}; i++)", call)]
+        return [
+            f"const int64_t stop = {stop};", f"int64_t i = {start};",
+            *block("for (; i + LANES <= stop; i += LANES)", [
+                "#pragma omp simd",
+                *block("for (int lane = 0; lane < LANES; lane++)",
+                       self.write.call(self._passed("i + lane", "lane"))),
+            ]),
+            *block("for (int lane = 0; i < stop; i++, lane++)", self.write.call(self._passed("i", "lane"))),
+        ]  # fmt: skip
+
+    def _passed(self, index: str, lane: str) -> dict[str, str]:
+        """What the element's function is given where that is not a variable of the parameter's name."""
+        found = {"i": index}
+        for parameter in self.write.parameters():
+            if parameter.kind == "vector" and parameter.place == COL:
+                found[parameter.name] = self._vector(parameter, f"{index} - back")
+            elif parameter.kind == "total":
+                in_column = any(r.name == parameter.of for r in self._totals(COL))
+                name = self.write.at[parameter.of] if in_column else parameter.name
+                found[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
+        return found

@@ -1,0 +1,126 @@
+"""Writes the header of a rule in C: what is called, what is passed, and what is kept."""
+
+from __future__ import annotations
+
+from rulec.language.node import Node
+from rulec.language.text import expression_text, number_text
+from rulec.standalone.prose import title
+
+from .standalone import STATUSES, CFile, move_parameters
+from .standalone_text import signature
+from .standalone_words import literal
+from .text import comment, indented
+
+
+def header_text(file: CFile) -> str:
+    """The whole header."""
+    guard = f"{file.upper}_H"
+    lines = [
+        *comment([*_introduction(file)]), f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>",
+        "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "", *_hyper(file), "",
+        *_statuses(file),
+        "", *_functions(file), "#ifdef __cplusplus", "}", "#endif", "", "#endif",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _introduction(file: CFile) -> list[str]:
+    size = "ndim, shape" if file.shaped else "count"
+    lines = [
+        title(file.rule), "",
+        f"SPDX-License-Identifier: MIT. Printed by rulec; {file.name}.c has the notice, the mathematics and the paper.",
+        "",
+        "For each tensor of parameters (a layer's weights), once:", "",
+        f"    void *state = malloc({file.name}_state_bytes({size}));",
+        f"    {file.name}_init(state, param, {size}, NULL);", "",
+        "and after each backward pass:", "",
+        f"    {file.name}_step(param, grad, state, {size}, {''.join(f'{key}, ' for key, _ in file.inputs)}&hyper);", "",
+        f"param and grad are {file.real}, contiguous, and do not overlap; param is updated in place.",
+    ]  # fmt: skip
+    if file.shaped:
+        lines += [
+            "shape has ndim extents, the last the fastest in memory: those of a Fortran or Julia array are reversed.",
+            "A tensor of more than two dimensions is a batch of matrices, its last two."
+            if file.family.rule.view.get("flatten") != "rest"
+            else "A tensor of more than two dimensions is a matrix: all but the first are its columns.",
+        ]
+    else:
+        lines.append("count is the number of elements, whatever their shape.")
+    lines += [
+        "The state block is plain bytes without pointers: copy or save it as it is to keep a checkpoint. It counts the",
+        "steps itself. malloc's alignment is enough; 64 bytes are best. Blocks of different tensors may be used from",
+        "different threads at the same time. With OpenMP several threads update a large tensor; their number",
+        "changes no bit of a result.", "",
+        "Compile with -O3 -fno-math-errno -fno-trapping-math: these change no bit, and let compilers use vectors.",
+        "", "What returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
+    ]  # fmt: skip
+    wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
+    if wide:
+        shared = " and ".join(dict.fromkeys(wide))
+        told = "among tensors; here each has its own, which is the same where all take every step."
+        lines += ["", f"The rule shares {shared}", told]
+    if file.family.applies is not None:
+        lines += [
+            "",
+            f"The rule applies where {expression_text(file.family.applies)}: give other tensors another rule.",
+        ]
+    return lines
+
+
+def _hyper(file: CFile) -> list[str]:
+    family, defaults = file.family, file.defaults
+    fields = []
+    for (field, value), key in zip(defaults, file.hyper, strict=True):
+        h = family.rule.hyper[key]
+        text = number_text(value)
+        if isinstance(h.default, Node):
+            text = f"{expression_text(h.default)}, {text}"
+        range_text = h.range_text()
+        fields.append(f"double {field}; /* {text}{'; ' + range_text if range_text else ''} */")
+    fixed = [f"{key} = {number_text(v)}" for key, v in family.static.items()]
+    lines = ["/* Hyper-parameters, with their defaults and ranges. They may change from step to step. */"]
+    lines += [f"/* Fixed when this file was printed: {', '.join(fixed)}. */"] if fixed else []
+    values = ", ".join(literal(value) for _, value in defaults) or "0.0"
+    return [
+        *lines, "typedef struct {",
+        *indented(fields or ["double none; /* the rule has none */"]), f"}} {file.name}_hyper;",
+        "", f"/* {file.name}_hyper hyper = {file.upper}_DEFAULTS; */", f"#define {file.upper}_DEFAULTS \\",
+        f"    {{{values}}}",
+    ]  # fmt: skip
+
+
+def _statuses(file: CFile) -> list[str]:
+    return [
+        "enum {",
+        *indented([f"{file.upper}_{key} = {i}, /* {text} */" for i, (key, text) in enumerate(STATUSES[:-1])]),
+        *indented([f"{file.upper}_{key} = {len(STATUSES) - 1} /* {text} */" for key, text in STATUSES[-1:]]),
+        "};",
+    ]
+
+
+def _functions(file: CFile) -> list[str]:
+    name = file.name
+    found: list[tuple[str, str, list[str]]] = [
+        ("The defaults, for languages that cannot read the macro.", f"{name}_hyper {name}_defaults", []),
+        ("The bytes of the state block of a tensor; 0 where there is no such tensor.", f"size_t {name}_state_bytes",
+         file.extents),
+        ("Begins: the first values of the states, and no steps. A hyper of NULL stands for the defaults.",
+         f"int {name}_init", file.init_parameters),
+        ("One step: updates param and state. A hyper of NULL stands for the defaults.", f"int {name}_step",
+         file.step_parameters),
+    ]  # fmt: skip
+    if file.rule.evaluate is not None:
+        found += [
+            ("Moves param to where the model is to be evaluated, between steps.", f"int {name}_to_evaluation",
+             move_parameters(file)),
+            ("Moves param back to where it is trained, before the next step.", f"int {name}_to_training",
+             move_parameters(file)),
+        ]  # fmt: skip
+    found += [
+        ("The steps so far; -1 where the block was not initialised.", f"int64_t {name}_steps", ["const void *state"]),
+        ("What a status means.", f"const char *{name}_message", ["int status"]),
+    ]
+    lines = []
+    for told, head, parameters in found:
+        lines += [f"/* {told} */", *signature(head, parameters, ";"), ""]
+    return lines

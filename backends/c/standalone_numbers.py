@@ -1,0 +1,215 @@
+"""Prints what is worked out outside of a stage's loops: numbers, and values of rows, columns and matrices, in double.
+
+Values are put into segments: lines of numbers, loops over one kind of vector, and reductions of vectors. A value joins
+the first segment of its kind after those that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rulec.backend.printer import unique_name
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Program
+from rulec.language.node import Kind, Node, Op, is_boolean, walk
+
+from .standalone_text import loop
+from .standalone_words import NOTHING, NumberPrinter
+
+#: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
+LOOPS: Mapping[str, tuple[str, str, str]] = {
+    "b": ("matrix", "batch", "matrices"),
+    "bi": ("line", "batch * rows", "rows"),
+    "bj": ("column", "batch * cols", "cols"),
+}
+
+
+@dataclass
+class _Segment:
+    """Values printed together: numbers where `letters` is empty, else a loop; alone where one is a reduction."""
+
+    letters: str
+    alone: bool
+    members: list[Node] = field(default_factory=list)
+
+
+class Numbers:
+    """The values of one function, which knows its `leaf`s: hyper-parameters, `t`, shape facts, states, reductions.
+
+    `leaf(value, index)` gives the text of one; `index` is the place in its vector, empty for a number. `roots` are all
+    values that are wanted at any time, with the names that they should have. `work` collects the arrays that are made:
+    name and size.
+    """
+
+    def __init__(
+        self, program: Program, roots: Mapping[Node, str], leaf: Callable[[Node, str], str], taken: set[str]
+    ) -> None:
+        self.program, self.roots, self.leaf, self.taken = program, roots, leaf, taken
+        self.inference = AxisInference(program)
+        self.named: dict[Node, str] = {}
+        self.arrays: dict[Node, str] = {}
+        self.work: list[tuple[str, str]] = []
+        self._order = list(walk(roots))
+        self._users: dict[Node, list[Node]] = {}
+        for value in self._order:
+            for operand in dict.fromkeys(value.args):
+                self._users.setdefault(operand, []).append(value)
+
+    def letters(self, value: Node) -> str:
+        """The letters of the vector that a value is, empty for a number."""
+        return "".join(c for c in self.inference.axes(value).letters if c in "bij")
+
+    # What is printed by itself
+
+    def _is_named(self, value: Node) -> bool:
+        """Whether a value has a line of its own: one that is wanted, has a name or several users, or stands alone."""
+        if value.op.kind is Kind.LEAF:
+            return value in self.roots and value.op is not Op.CONST
+        users = self._users.get(value, [])
+        apart = any(self.letters(u) != self.letters(value) or u.op.kind is Kind.REDUCE for u in users)
+        several = len(users) > 1 or any(u.args.count(value) > 1 for u in users)
+        return value in self.roots or value in self.program.labels or several or apart or value.op.kind is Kind.REDUCE
+
+    def lines(self, wanted: Iterable[Node]) -> list[str]:
+        """The statements that work out these values, and what they need that is not there yet."""
+        done = self.named.keys() | self.arrays.keys()
+        members = [v for v in walk(wanted, done) if self._is_named(v)]
+        segments: list[_Segment] = []
+        place: dict[Node, int] = {}
+        for value in members:
+            self._place(value, segments, place)
+        here = {v: place[v] for v in members}
+        return [line for index, s in enumerate(segments) for line in self._segment(s, index, here)]
+
+    def _place(self, value: Node, segments: list[_Segment], place: dict[Node, int]) -> None:
+        reduces = value.op.kind is Kind.REDUCE and bool(self.letters(value.args[0]))
+        letters = self.letters(value)
+        first = 0
+        for operand in self._needs(value):
+            if operand in place:
+                own = segments[place[operand]]
+                together = not reduces and not own.alone and own.letters == letters
+                first = max(first, place[operand] + (not together))
+        fitting = (i for i, s in enumerate(segments) if i >= first and s.letters == letters and not s.alone)
+        index = len(segments) if reduces else next(fitting, len(segments))
+        if index == len(segments):
+            segments.append(_Segment(letters, reduces))
+        segments[index].members.append(value)
+        place[value] = index
+
+    def _needs(self, value: Node) -> list[Node]:
+        """The named values that a value is made of, through those written in its own line."""
+        found: list[Node] = []
+        stack = list(value.args)
+        while stack:
+            operand = stack.pop()
+            if self._is_named(operand):
+                found.append(operand)
+            else:
+                stack.extend(operand.args)
+        return found
+
+    # Segments
+
+    def _segment(self, segment: _Segment, index: int, place: Mapping[Node, int]) -> list[str]:
+        if segment.alone:
+            return self._reduction(segment.members[0])
+        if not segment.letters:
+            return [self._number(v) for v in segment.members]
+        variable, size, _ = LOOPS[segment.letters]
+        body = [line for v in segment.members for line in self._in_loop(v, index, place)]
+        for value in segment.members:
+            self.named.pop(value, None)  # a local of the loop
+        if segment.letters != "b" and any("[matrix]" in line for line in body):
+            side = "rows" if segment.letters == "bi" else "cols"
+            body.insert(0, f"const int64_t matrix = {variable} / {side};")
+        return loop(variable, "0", size, body)
+
+    def _number(self, value: Node) -> str:
+        text = self._text(value, "", defining=True)
+        self.named[value] = unique_name(self._name(value), self.taken)
+        return f"const {'bool' if is_boolean(value) else 'double'} {self.named[value]} = {text};"
+
+    def _in_loop(self, value: Node, index: int, place: Mapping[Node, int]) -> list[str]:
+        letters = self.letters(value)
+        text = self._text(value, letters, defining=True)
+        users = self._users.get(value, [])
+        local = any(self._printed_in(u, index, place) for u in users)
+        kept = value in self.roots or any(not self._printed_in(u, index, place) for u in users)
+        lines = []
+        name = self._name(value)
+        if local:
+            self.named[value] = unique_name(name, self.taken)
+            lines = [f"const {'bool' if is_boolean(value) else 'double'} {self.named[value]} = {text};"]
+            text = self.named[value]
+        if kept:
+            variable, size, kind = LOOPS[letters]
+            self.arrays[value] = unique_name(f"{name}_{kind}", self.taken)
+            self.work.append((self.arrays[value], size))
+            lines.append(f"{self.arrays[value]}[{variable}] = {text};")
+        return lines
+
+    def _printed_in(self, value: Node, index: int, place: Mapping[Node, int]) -> bool:
+        """Whether a user of a value stands in this segment, itself or within a line of it."""
+        if value in place:
+            return place[value] == index
+        users = self._users.get(value, [])
+        return not self._is_named(value) and any(self._printed_in(u, index, place) for u in users)
+
+    def _reduction(self, value: Node) -> list[str]:
+        (operand,) = value.args
+        have, keep = self.letters(operand), self.letters(value)
+        name = unique_name(self._name(value), self.taken)
+        if not keep:
+            self.named[value] = name
+            variable, size, _ = LOOPS[have]
+            body = [_taken_in(value.op, name, self._text(operand, have))]
+            return [f"double {name} = {NOTHING[value.op]};", *loop(variable, "0", size, body)]
+        side = {"bi": "rows", "bj": "cols"}[have]
+        at = self._text(operand, have).replace(f"[{LOOPS[have][0]}]", f"[matrix * {side} + k]")
+        self.arrays[value] = unique_name(f"{name}_matrices", self.taken)
+        self.work.append((self.arrays[value], "batch"))
+        inner = loop("k", "0", side, [_taken_in(value.op, name, at)])
+        body = [f"double {name} = {NOTHING[value.op]};", *inner, f"{self.arrays[value]}[matrix] = {name};"]
+        return loop("matrix", "0", "batch", body)
+
+    # Text
+
+    def _name(self, value: Node) -> str:
+        return self.roots.get(value) or self.program.labels.get(value) or f"{value.op.name.lower()}_{len(self.taken)}"
+
+    def text(self, value: Node, letters: str = "") -> str:
+        """A value as an expression, in a loop over vectors of these letters."""
+        return self._text(value, letters)
+
+    def _text(self, value: Node, letters: str, defining: bool = False) -> str:
+        def known(part: Node) -> str | None:
+            return None if defining and part is value and part.op.kind is not Kind.LEAF else self._known(part, letters)
+
+        return NumberPrinter(self.program, known).text(value)
+
+    def _known(self, value: Node, letters: str) -> str | None:
+        """The text of a value that is there already; None where it must be written out."""
+        if value in self.named:
+            return self.named[value]
+        own = self.letters(value)
+        index = LOOPS[own][0] if own else ""
+        if value in self.arrays:
+            return f"{self.arrays[value]}[{index}]"
+        if value.op.kind is Kind.LEAF:
+            return self.leaf(value, index)
+        # A reduction of a number: there is nothing to reduce.
+        return self._text(value.args[0], letters) if value.op.kind is Kind.REDUCE else None
+
+
+def _taken_in(op: Op, total: str, text: str) -> str:
+    if op is Op.SUM:
+        return f"{total} += {text};"
+    return f"{total} = {'minimum' if op is Op.MIN else 'maximum'}({total}, {text});"
+
+
+def used(lines: Sequence[str], name: str) -> bool:
+    """Whether any line names an identifier."""
+    return any(re.search(rf"\b{re.escape(name)}\b", line) for line in lines)

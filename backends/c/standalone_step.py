@@ -1,0 +1,372 @@
+"""Prints one version of a program as a C function that updates one tensor, and the functions of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rulec.backend.printer import unique_name
+from rulec.compiler.ir import Buffer, Result
+from rulec.language.node import Node, Op, walk
+from rulec.runtime.plan import Plan
+from rulec.standalone.cases import Family, Version
+
+from ..plan import COL, ROW, TENSOR, is_shaped, place
+from .print import Parameter
+from .standalone_matrix import WRITTEN, matrix_words
+from .standalone_numbers import LOOPS, Numbers, used
+from .standalone_stage import StageText
+from .standalone_text import block, branch, loop, signature
+from .standalone_words import RESERVED, TYPES, literal, narrowed, widened
+
+#: The machine epsilon of a parameter, which rules may name.
+_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+class StepText:
+    """The function `function` for one version of a family printed under `name`.
+
+    It takes what `parameters` declares, and counts one more step where `counts`; else it is no step, and `t` is the
+    number of those so far.
+    """
+
+    def __init__(
+        self, family: Family, version: Version, name: str, function: str, parameters: Sequence[str], counts: bool = True
+    ) -> None:
+        self.family, self.version, self.name, self.function = family, version, name, function
+        self.parameters, self.counts = parameters, counts
+        self.program, self.layout = version.program, version.layout
+        self.plan: Plan = version.plan
+        several = len(self.program.stages) > 1
+        self.stages = [
+            StageText(version, i, f"{function}_stage_{i}" if several else f"{function}_elements")
+            for i in range(len(self.program.stages))
+        ]
+        self.taken = set(RESERVED) | {"t"}
+        self.states = state_names(family)
+        self.pointers = self._pointers()
+        #: The results of matrix functions, which have the parameter's shape.
+        self.found = {v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise}
+        self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
+        #: Arrays of double for one step: name and size.
+        self.work: list[tuple[str, str]] = []
+        self.reduced: dict[str, str] = {}
+
+    # Names
+
+    def _pointers(self) -> dict[str, str]:
+        names = {"p": "param", "g": "grad"}
+        self.taken |= {b.name for b in self.program.buffers if b.role == "input"}
+        for b in self.program.buffers:
+            if b.name not in names:
+                names[b.name] = b.name if b.role == "input" else unique_name(b.name, self.taken)
+        return names
+
+    def _columns(self) -> list[int]:
+        """The columns of the scalar table that anything reads."""
+        values = [
+            *(root for s in self.program.stages for root in s.roots),
+            *(v for g in self.plan.gaps for v in g.values),
+        ]
+        return sorted({int(n.arg) for n in walk(values) if n.op is Op.SCALAR})  # type: ignore[call-overload]
+
+    def _roots(self) -> dict[Node, str]:
+        program = self.program
+        roots = {program.columns[i].value: program.columns[i].name for i in self._columns()}
+        for result in program.vectors:
+            roots.setdefault(result.value, result.name)
+        for store in (*program.finish, *program.scalars.stores):
+            roots.setdefault(store.value, f"{store.buffer}_new")
+        if program.skip is not None:
+            roots.setdefault(program.skip, "skipped")
+        return roots
+
+    def _leaf(self, value: Node, index: str) -> str:
+        if value.op in (Op.HYPER, Op.MODEL_HYPER):
+            own = str(value.arg)
+            static = self.family.static
+            return literal(static[own], "float64") if own in static else f"hyper->{hyper_names(self.family)[own]}"
+        if value.op is Op.STEP:
+            return "t"
+        if value.op is Op.FACT:
+            return fact(str(value.arg), self.layout.dtype("p"))
+        if value.op is Op.SCALAR:
+            return self.numbers.text(self.program.columns[int(value.arg)].value)  # type: ignore[call-overload]
+        if value.op is Op.RESULT:
+            return self._result(str(value.arg), index)
+        return self._loaded(self.program.buffer(str(value.arg)), index)
+
+    def _result(self, name: str, index: str) -> str:
+        if name in self.reduced:
+            return f"{self.reduced[name]}[{index}]" if index else self.reduced[name]
+        return self.numbers.text(self.program.result(name).value, self._letters(self.program.result(name)))
+
+    def _loaded(self, buffer: Buffer, index: str) -> str:
+        if index:
+            return widened(f"{self.pointers[buffer.name]}[{index}]", self.layout.dtype(buffer.name))
+        return self.pointers[buffer.name] if buffer.role == "input" else f"head->{self.states[buffer.name]}"
+
+    @staticmethod
+    def _letters(result: Result) -> str:
+        return "".join(c for c in result.axes.letters if c in "bij")
+
+    # The function
+
+    def text(self) -> str:
+        """The functions of the stages, then the one that calls them."""
+        body = self._body()
+        unused = [p.split()[-1].lstrip("*") for p in self.parameters]
+        silent = [f"(void){p};" for p in unused if not used(body, p)]
+        head = signature(f"static int {self.function}", self.parameters)
+        step = "\n".join([*head, *block([*silent, *body])]) + "\n"
+        return "\n".join([*(s.text() for s in self.stages), step])
+
+    def _body(self) -> list[str]:
+        program = self.program
+        scalars = [program.columns[i].value for i in self._columns() if i < len(program.scalars.columns)]
+        stored = [s.value for s in program.scalars.stores]
+        lines = self.numbers.lines([*scalars, *stored])
+        for index in range(len(program.stages)):
+            gap = self.plan.gaps[index].values
+            lines += self.numbers.lines([v for v in gap if v.op not in WRITTEN])
+            lines += [line for v in gap if v.op in WRITTEN for line in self._matrix(v)]
+            if index == len(program.stages) - 1 and program.skip is not None:
+                lines += branch(
+                    self.numbers.text(program.skip), ["free(work);"] * bool(self._has_work()) + ["return 0;"]
+                )
+            lines += self._pass(index)
+        lines += self.numbers.lines(self.plan.gaps[-1].values)
+        lines += self._finish()
+        lines += ["free(work);"] * self._has_work() + ["head->steps += 1;"] * self.counts + ["return 0;"]
+        sizes = self._sizes()
+        work = self._work()
+        return [*self._begin([*sizes, *work, *lines]), *sizes, *work, *lines]
+
+    def _begin(self, lines: Sequence[str]) -> list[str]:
+        """What names the parts of the state block and the view that the other lines use."""
+        states = [b for b in self.program.states if {"b", "i", "j"} & set(b.axes.letters)]
+        read = [b for b in states if used(lines, self.pointers[b.name])]
+        found = []
+        if read:
+            found.append(
+                f"const {self.name}_places at = {self.name}_find({'view' if self.family.shaped else 'count'});"
+            )
+        for b in read:
+            kind = TYPES[self.layout.dtype(b.name)]
+            text = f"({kind} *)((char *)state + at.{self.states[b.name]})"
+            found.append(f"{kind} *const {self.pointers[b.name]} = {text};")
+        t = [
+            "const double t = (double)head->steps;"
+            if not self.counts
+            else "const double t = (double)(head->steps + 1);"
+        ]
+        t = t if used(lines, "t") else []
+        if used([*lines, *t], "head"):
+            found.insert(0, f"{self.name}_head *const head = state;")
+        if self.family.shaped:
+            needed = [*lines, *found]
+            found = [
+                f"const int64_t {x} = view->{x};" for x in ("ndim", "count", "batch", "rows", "cols") if used(needed, x)
+            ] + found
+        return [*found, *t]
+
+    # Passes over the tensor
+
+    def _sizes(self) -> list[str]:
+        shaped = [is_shaped(self.program, s, self.layout) for s in self.program.stages]
+        lines = []
+        if any(shaped) or self._matrices():
+            height, width = ("cols", "rows") if self.version.turned else ("rows", "cols")
+            lines += [f"const int64_t height = {height};", f"const int64_t width = {width};"]
+        if any(shaped):
+            lines += [
+                "/* Tiles of the matrices: their size follows from the shape, never from the number of threads. */",
+                "const int64_t tall = height > 4096 ? (height + 63) / 64 : 64;",
+                "const int64_t down = (height + tall - 1) / tall;",
+                f"const int64_t across = (width + {self.name.upper()}_TILE - 1) / {self.name.upper()}_TILE;",
+            ]  # fmt: skip
+        if not all(shaped):
+            chunk = f"{self.name.upper()}_CHUNK"
+            lines.append(f"const int64_t chunks = (count + {chunk} - 1) / {chunk};")
+        return lines
+
+    def _pass(self, index: int) -> list[str]:
+        stage = self.stages[index]
+        lines = self._tiles(stage) if stage.shaped else self._chunks(stage)
+        for reduction in stage.stage.reduces:
+            lines += self._folded(reduction, stage)
+        return lines
+
+    def _chunks(self, stage: StageText) -> list[str]:
+        chunk = f"{self.name.upper()}_CHUNK"
+        body = [
+            f"const int64_t start = chunk * {chunk};",
+            f"const int64_t stop = start + {chunk} < count ? start + {chunk} : count;",
+            *signature(stage.name, ["start", "stop", *self._arguments(stage)], ";"),
+        ]
+        return [*_parallel("chunks"), *loop("chunk", "0", "chunks", body)]
+
+    def _tiles(self, stage: StageText) -> list[str]:
+        wide = f"{self.name.upper()}_TILE"
+        places = ["matrix", "top", "bottom", "left", "right", "height", "width"]
+        body = [
+            "const int64_t aside = tile % across, below = tile / across % down, matrix = tile / across / down;",
+            "const int64_t top = below * tall, bottom = top + tall < height ? top + tall : height;",
+            f"const int64_t left = aside * {wide}, right = left + {wide} < width ? left + {wide} : width;",
+            *signature(stage.name, [*places, *self._arguments(stage)], ";"),
+        ]
+        return [*_parallel("batch * down * across"), *loop("tile", "0", "batch * down * across", body)]
+
+    def _arguments(self, stage: StageText) -> list[str]:
+        return [self._argument(p, stage) for p in stage.passed()]
+
+    def _argument(self, parameter: Parameter, stage: StageText) -> str:
+        if parameter.kind == "buffer":
+            return self.pointers[parameter.of]
+        if parameter.kind == "vector":
+            result = self.program.result(parameter.of)
+            if parameter.of in self.found:
+                return self.found[parameter.of]
+            letters = self._letters(result)
+            return self.numbers.text(result.value, letters).removesuffix(f"[{LOOPS[letters][0]}]")
+        if parameter.kind == "scalar":
+            value = self.program.columns[int(parameter.of)].value
+            text = self.numbers.text(value)
+            return text if parameter.type == "bool" else narrowed(text, self.layout.compute)
+        return self._slots(self.program.result(parameter.of), stage)
+
+    def _slots(self, reduction: Result, stage: StageText) -> str:
+        """Where a chunk or tile leaves its part of a reduction."""
+        where = place(reduction.axes, self.layout)
+        kind = LOOPS[self._letters(reduction)][2] if self._letters(reduction) else "parts"
+        if reduction.name not in self.reduced:
+            self.reduced[reduction.name] = unique_name(f"{reduction.name}_{kind}", self.taken)
+            tiles = "batch * down * across" if stage.shaped else "chunks"
+            size = {ROW: "across * batch * height", COL: "down * batch * width", TENSOR: tiles}[where]
+            self.work.append((self.reduced[reduction.name], size))
+        own = {ROW: "aside * batch * height", COL: "below * batch * width"}
+        offset = own.get(where) or ("tile" if stage.shaped else "chunk")
+        return f"{self.reduced[reduction.name]} + {offset}"
+
+    def _folded(self, reduction: Result, stage: StageText) -> list[str]:
+        """The statements that finish a reduction, in an order that never changes."""
+        where, name = place(reduction.axes, self.layout), self.reduced[reduction.name]
+        word = {Op.SUM: "fold_sum", Op.MIN: "fold_min", Op.MAX: "fold_max"}[reduction.value.op]
+        if where == ROW:
+            return [f"{word}({name}, across, batch * height);"]
+        if where == COL:
+            return [f"{word}({name}, down, batch * width);"]
+        count = "batch * down * across" if stage.shaped else "chunks"
+        self.reduced[reduction.name] = unique_name(reduction.name, self.taken)
+        return [f"{word}({name}, {count}, 1);", f"const double {self.reduced[reduction.name]} = {name}[0];"]
+
+    # What is narrower than the parameter
+
+    def _finish(self) -> list[str]:
+        lines = []
+        for store in self.program.finish:
+            buffer = self.program.buffer(store.buffer)
+            letters = "".join(c for c in buffer.axes.letters if c in "bij")
+            if not letters:
+                lines.append(f"head->{self.states[buffer.name]} = {self.numbers.text(store.value)};")
+                continue
+            variable, size, _ = LOOPS[letters]
+            text = narrowed(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
+            body = [f"{self.pointers[buffer.name]}[{variable}] = {text};"]
+            if letters != "b" and "[matrix]" in text:
+                body.insert(0, f"const int64_t matrix = {variable} / {'rows' if letters == 'bi' else 'cols'};")
+            lines += loop(variable, "0", size, body)
+        stores = self.program.scalars.stores
+        return lines + [f"head->{self.states[s.buffer]} = {self.numbers.text(s.value)};" for s in stores]
+
+    # Matrix functions
+
+    def _matrix(self, value: Node) -> list[str]:
+        """The statements that work out a matrix function, matrix by matrix."""
+        operand, steps = value.args
+        source = self.pointers[str(operand.arg)]
+        (name,) = [self.found[v.name] for v in self.program.vectors if v.value is value]
+        at = "matrix * height * width"
+        passed = [f"{source} + {at}", f"{name} + {at}", "room", "height", "width"]
+        passed.append(f"(int64_t){self.numbers.text(steps)}")
+        return loop("matrix", "0", "batch", signature("newton_schulz", passed, ";"))
+
+    def _matrices(self) -> list[Node]:
+        return [v for gap in self.plan.gaps for v in gap.values if v.op in WRITTEN]
+
+    def words(self) -> str:
+        """The matrix functions that the step calls."""
+        dtypes = {str(v.arg) for v in self._matrices()}
+        return "".join(matrix_words(TYPES[self.layout.compute], self._inner(dtype)) for dtype in sorted(dtypes))
+
+    def _inner(self, dtype: str) -> str:
+        """The type that a matrix function is computed in: that of arithmetic where 16 bits are asked for."""
+        return TYPES[dtype if dtype in ("float32", "float64") else self.layout.compute]
+
+    # Memory for one step
+
+    def _scratch(self) -> list[Buffer]:
+        return [b for b in self.program.buffers if b.role == "scratch"]
+
+    def _arrays(self) -> list[tuple[str, str]]:
+        return [*self.work, *self.numbers.work]
+
+    def _wide(self) -> list[tuple[str, str, str]]:
+        """Arrays of the parameter's shape, and what matrix functions work in: name, type, and size in doubles."""
+        real = TYPES[self.layout.compute]
+        each = "count" if real == "double" else "(count + 1) / 2"
+        names = [*(self.pointers[b.name] for b in self._scratch()), *self.found.values()]
+        rooms = {self._inner(str(v.arg)) for v in self._matrices()}
+        lesser = "(height < width ? height * height : width * width)"
+        room = [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(rooms)]
+        return [*((name, real, each) for name in names), *room]
+
+    def _has_work(self) -> bool:
+        return bool(self._arrays() or self._wide()) or any(s.reduces for s in self.program.stages)
+
+    def _work(self) -> list[str]:
+        arrays, wide = self._arrays(), self._wide()
+        if not arrays and not wide:
+            return []
+        total = " + ".join([*(size for _, size in arrays), *(size for _, _, size in wide)])
+        lines = [
+            f"double *const work = calloc((size_t)({total}), sizeof(double));",
+            *branch("work == NULL", [f"return {self.name.upper()}_NO_MEMORY;"]),
+        ]
+        at = "work"
+        for name, size in arrays:
+            lines.append(f"double *const {name} = {at};")
+            at = f"{name} + {size}"
+        for name, real, size in wide:
+            lines.append(f"{real} *const {name} = {at if real == 'double' else f'({real} *)({at})'};")
+            at = f"{at} + {size}"
+        return lines
+
+
+def _parallel(count: str) -> list[str]:
+    return ["#ifdef _OPENMP", f"#pragma omp parallel for schedule(static) if ({count} > 1)", "#endif"]
+
+
+def fact(name: str, dtype: str) -> str:
+    """A shape fact as a double, from what is known of a view."""
+    if name == "machine_eps":
+        return literal(_EPSILON[dtype], "float64")
+    return f"(double){'count' if name == 'numel' else name}"
+
+
+def state_names(family: Family) -> dict[str, str]:
+    """The name of each state in the head of a block, or of its place."""
+    taken = {"magic", "steps", "bytes", *RESERVED}
+    states = dict.fromkeys(b.name for case in family.cases for b in case.program.states)
+    return {state: unique_name(state, taken) for state in states}
+
+
+def hyper_names(family: Family) -> dict[str, str]:
+    """The field of each hyper-parameter that is no static one; Fortran takes capitals for small letters."""
+    taken = set(RESERVED)
+    found: dict[str, str] = {}
+    for key in (k for k, h in family.rule.hyper.items() if not h.static):
+        name = unique_name(key, taken)
+        while name.lower() in {other.lower() for other in found.values()}:
+            name += "_"
+        found[key] = name
+    return found

@@ -1,0 +1,53 @@
+"""Lines of C: how they are wrapped and put into loops."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from .text import indented
+
+_WIDTH = 110
+
+
+def block(lines: Sequence[str]) -> list[str]:
+    """Lines in braces."""
+    return ["{", *indented(lines), "}"]
+
+
+def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
+    """A loop over whole numbers."""
+    return [f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{", *indented(body), "}"]
+
+
+def branch(condition: str, body: Sequence[str]) -> list[str]:
+    """What is done where a condition holds."""
+    return [f"if ({condition}) {{", *indented(body), "}"]
+
+
+def signature(head: str, parameters: Sequence[str], end: str = "") -> list[str]:
+    """`head(parameters)end` on as many lines as it needs."""
+    line = f"{head}({', '.join(parameters) or 'void'}){end}"
+    if len(line) <= _WIDTH:
+        return [line]
+    lines = [""]
+    for parameter in parameters:
+        if lines[-1] and len(lines[-1]) + len(parameter) > _WIDTH - 7:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{parameter},"
+    return [f"{head}(", *(f"    {x}" for x in lines[:-1]), f"    {lines[-1][:-1]}){end}"]
+
+
+def wrapped(line: str) -> list[str]:
+    """A line of code on as many lines as it needs; what follows the first is two levels further in."""
+    stripped = line.lstrip(" ")
+    if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", "//", 'return "')):
+        return [line]
+    indent = " " * (len(line) - len(stripped))
+    code, slashes, told = stripped.partition("  // ")
+    if slashes:
+        return [f"{indent}// {told}", *wrapped(f"{indent}{code}")]
+    return textwrap.wrap(
+        stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

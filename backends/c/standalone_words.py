@@ -1,0 +1,120 @@
+"""What the written C shares with the c backend, and what it needs besides: casts, and folds of what blocks left.
+
+Operators and functions are `backends/c/print.py`'s and `c_words.py`'s: the same text, computed with the same care.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from rulec.compiler.ir import Program, Stage
+from rulec.language.node import Kind, Node, Op
+
+from . import words as c_words
+from .dialect import Dialect
+from .print import STORAGE, ElementPrinter
+
+#: The C type of each storage dtype; the 16-bit formats are moved as integers.
+TYPES: Mapping[str, str] = STORAGE
+
+_NAMES = """
+    malloc calloc free t fold_sum fold_min fold_max newton_schulz dot room
+    i j k line column matrix chunk chunks tile tiles start stop top bottom left right height width batch rows cols
+    count ndim shape param grad state head found view hyper work status bytes blocks parts at base end block aside
+    below tall down across values element grad_scale
+"""
+
+#: What no value of a rule is called: also words of Fortran's and Julia's that a hyper-parameter would be printed as.
+RESERVED = (
+    c_words.RESERVED | frozenset(_NAMES.split()) | {"end", "function", "module", "begin", "let", "global", "local"}
+)
+
+#: The language, for the c backend's printer.
+C99 = Dialect("c", function="static inline", reserved=RESERVED)
+
+#: What reducing nothing gives, as C.
+NOTHING: Mapping[Op, str] = {Op.SUM: "0.0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
+
+_FOLD = """\
+/* <what>: `parts` is blocks times count, and the result replaces its first block. */
+static void <name>(double *parts, int64_t blocks, int64_t count)
+{
+    for (int64_t block = 1; block < blocks; block++) {
+        for (int64_t i = 0; i < count; i++) {
+            parts[i] = <folded>;
+        }
+    }
+}
+"""
+
+_OTHER = "parts[block * count + i]"
+_FOLDS: Mapping[str, tuple[str, str]] = {
+    "fold_sum": ("Adds up what blocks left, in their order", f"parts[i] + {_OTHER}"),
+    "fold_min": ("The least of what blocks left", f"minimum(parts[i], {_OTHER})"),
+    "fold_max": ("The greatest of what blocks left", f"maximum(parts[i], {_OTHER})"),
+}
+
+
+def words_used(text: str) -> str:
+    """The source of every function that a printed text calls without defining it, each before its use."""
+    folds = [
+        _FOLD.replace("<name>", name).replace("<what>", what).replace("<folded>", folded)
+        for name, (what, folded) in _FOLDS.items()
+        if re.search(rf"\b{name}\(", text)
+    ]
+    words = c_words.words_used("\n".join([*folds, text]), C99)
+    return "".join(f"{word.rstrip()}\n\n" for word in [*words, *folds])
+
+
+def literal(value: float, dtype: str = "float64") -> str:
+    """A float64 constant as C has it, of the type that a dtype is computed in."""
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    text = repr(value)
+    return text if dtype == "float64" else f"{text}f"
+
+
+def widened(text: str, dtype: str) -> str:
+    """A stored element as a double."""
+    if dtype in ("bfloat16", "float16"):
+        return f"from_{dtype}({text})"
+    return text
+
+
+def narrowed(text: str, dtype: str) -> str:
+    """A double as what is stored, rounded once."""
+    if dtype == "float64":
+        return text
+    if dtype == "float32":
+        return (
+            f"(float){text}"
+            if re.fullmatch(r"[\w.>\[\]-]+|\w+\(.*\)", text) and "-" not in text[:1]
+            else f"(float)({text})"
+        )
+    return f"to_{dtype}(to_odd({text}))"
+
+
+class NumberPrinter(ElementPrinter):
+    """Expressions in double. `known(value)` is the text of what has one: leaves, and values that have a name."""
+
+    def __init__(self, program: Program, known: Callable[[Node], str | None]) -> None:
+        super().__init__("c", program, Stage(), {}, literal)
+        self.known = known
+
+    def _piece(self, value: Node, defining: bool = False) -> tuple[str, int]:
+        if value.op is Op.CONST:
+            return super()._piece(value)
+        text = None if defining and value.op.kind is not Kind.LEAF else self.known(value)
+        if text is None:
+            return super()._piece(value, defining=True)
+        atom, unary = 9, 8
+        return text, unary if text.startswith(("-", "(")) else atom
+
+
+def expression(program: Program, value: Node, leaf: Callable[[Node], str]) -> str:
+    """An expression of numbers in full, in double."""
+    return NumberPrinter(program, lambda n: leaf(n) if n.op.kind is Kind.LEAF else None).text(value)

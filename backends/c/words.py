@@ -1,0 +1,205 @@
+"""Functions that C's library lacks, as text that is both C99 and CUDA C, for float and double.
+
+Everything else that a printed source calls is C99's math.h: sqrt, cbrt, exp, log, pow, tanh, erf, floor, fabs, fmod and
+copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's on x86-64 as
+tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide says.
+
+              glibc              CUDA, without fast-math options
+              float    double    float    double
+    exp       1        1         1        1
+    log       1        1         1        1
+    pow       1        1         4        2
+    cbrt      1        4         1        1
+    erf       1        1         2        2
+    tanh      2.2      2.2       2        2
+
+The other seven are exact or correctly rounded in both. No formula here depends on a fused multiply-add: sources are
+compiled without contraction, so that C and CUDA C give the same bits for + - * / and the square root.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .dialect import Dialect
+
+#: Templates: `REAL` is the type, and a name followed by `F` has the type's suffix.
+_TYPED: Mapping[str, str] = {
+    "sign": """\
+/* 1, -1 or 0 by the sign of x; NaN of NaN. */
+FUNCTION REAL signF(REAL x)
+{
+    return x > 0 ? ONE : x < 0 ? -ONE : fabsF(x);
+}
+""",
+    "minimum": """\
+/* The smaller; NaN where either is. */
+FUNCTION REAL minimumF(REAL a, REAL b)
+{
+    const REAL less = a < b ? a : b;
+    return a != a ? a : less;
+}
+""",
+    "maximum": """\
+/* The larger; NaN where either is. */
+FUNCTION REAL maximumF(REAL a, REAL b)
+{
+    const REAL more = a > b ? a : b;
+    return a != a ? a : more;
+}
+""",
+    "sigmoid": """\
+/* 1/(1 + exp(-x)) without overflow: exp only sees what is not positive. */
+FUNCTION REAL sigmoidF(REAL x)
+{
+    const REAL small = expF(-fabsF(x));
+    return (x < 0 ? small : ONE) / (small + ONE);
+}
+""",
+    "modulo": """\
+/* a - b*floor(a/b) without rounding, with the sign of b. */
+FUNCTION REAL moduloF(REAL a, REAL b)
+{
+    const REAL rest = fmodF(a, b);
+    if (rest == 0)
+        return copysignF(rest, b);
+    return (rest < 0) != (b < 0) ? rest + b : rest;
+}
+""",
+    "inverse_square": """\
+/* x**-2; the inverse comes first, for the square of a large or small x would leave the range. */
+FUNCTION REAL inverse_squareF(REAL x)
+{
+    const REAL once = ONE / x;
+    return once * once;
+}
+""",
+    "root": """\
+/* x**0.5 as C's pow has it: unlike the square root, +0 at -0 and infinite at -infinity. */
+FUNCTION REAL rootF(REAL x)
+{
+    return x == -INFINITY ? INFINITY : sqrtF(x) + 0;
+}
+""",
+}
+
+_PLAIN: Mapping[str, str] = {
+    "float_of": """\
+/* The float that has these bits. */
+FUNCTION float float_of(uint32_t bits)
+{
+    const union { uint32_t bits; float value; } both = {bits};
+    return both.value;
+}
+""",
+    "bits_of": """\
+/* The bits of a float. */
+FUNCTION uint32_t bits_of(float value)
+{
+    const union { float value; uint32_t bits; } both = {value};
+    return both.bits;
+}
+""",
+    "to_odd": """\
+/* The next float towards zero, its last bit set where x lies beyond it: rounded once more, to 16 bits, that gives
+ * what rounding x at once would. A NaN is the one that has only its highest fraction bit set. */
+FUNCTION float to_odd(double x)
+{
+    const float near = (float)x;
+    const double back = near;
+    const uint32_t toward_zero = bits_of(near) - (fabs(back) > fabs(x) ? 1 : 0);
+    return float_of(x != x ? 0x7fc00000 : toward_zero | (back < x || back > x ? 1 : 0));
+}
+""",
+    "from_bfloat16": """\
+/* The number that a bfloat16 is. */
+FUNCTION float from_bfloat16(uint16_t bits)
+{
+    return float_of((uint32_t)bits << 16);
+}
+""",
+    "to_bfloat16": """\
+/* The nearest bfloat16, halves to even. */
+FUNCTION uint16_t to_bfloat16(float x)
+{
+    const uint32_t bits = bits_of(x);
+    const uint32_t near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)(x != x ? 0x7fc0 : near);
+}
+""",
+    "from_float16": """\
+/* The number that a float16 is: its exponent lies 112 lower than a float's; that of infinities and NaN is the highest
+ * of either. */
+FUNCTION float from_float16(uint16_t half)
+{
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    const uint32_t size = (uint32_t)(half & 0x7fff) << 13;
+    const float finite = float_of(size) * 5192296858534827628530496329220096.0f;
+    return float_of(sign | (size < 0x0f800000 ? bits_of(finite) : size | 0x7f800000));
+}
+""",
+    "to_float16": """\
+/* The nearest float16, halves to even. Below the normal numbers, adding 0.5 rounds to what their last bit counts. */
+FUNCTION uint16_t to_float16(float x)
+{
+    const uint32_t sign = bits_of(x) >> 16 & 0x8000;
+    const uint32_t size = bits_of(x) & 0x7fffffff;
+    const uint32_t tiny = bits_of(float_of(size) + 0.5f) - 0x3f000000;
+    const uint32_t near = (size - 0x38000000 + 0x0fff + (size >> 13 & 1)) >> 13;
+    const uint32_t beyond = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+    return (uint16_t)(sign | (size < 0x38800000 ? tiny : size < 0x47800000 ? near : beyond));
+}
+""",
+}
+
+
+def _typed(template: str, suffix: str) -> str:
+    real, one = ("float", "1.0f") if suffix else ("double", "1.0")
+    return re.sub(r"\b(\w+)F\b", rf"\1{suffix}", template.replace("REAL", real).replace("ONE", one))
+
+
+#: The text of each function by its name, those it calls before it.
+WORDS: Mapping[str, str] = {
+    **{name + suffix: _typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
+    **_PLAIN,
+}
+
+#: Functions of math.h that a printed source calls, in both types.
+LIBRARY = frozenset(
+    f"{name}{suffix}"
+    for name in ("sqrt", "cbrt", "exp", "log", "pow", "tanh", "erf", "floor", "fabs", "fmod", "copysign")
+    for suffix in ("", "f")
+)
+
+_KEYWORDS = """
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t intptr_t uintptr_t
+    INFINITY NAN NULL HUGE_VAL HUGE_VALF HUGE_VALL RULEC_FUNCTION assert linux unix main
+    isfinite isinf isnan isnormal signbit fpclassify isgreater isgreaterequal isless islessequal islessgreater
+    isunordered
+    auto bool break case char const continue default do double else enum extern false float for goto if inline int long
+    register restrict return short signed sizeof static struct switch true typedef union unsigned void volatile while
+    alignas alignof and and_eq asm bitand bitor catch char8_t char16_t char32_t class co_await co_return co_yield compl
+    concept const_cast consteval constexpr constinit decltype delete dynamic_cast explicit export friend mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires
+    static_assert static_cast template this thread_local throw try typeid typename using virtual wchar_t xor xor_eq
+"""
+
+#: What no value of a rule may be called: functions that are called, types, macros, and the words of C and C++. Any
+#: other function of a library may be hidden by a value of its name.
+RESERVED = frozenset(WORDS) | LIBRARY | frozenset(_KEYWORDS.split())
+
+
+def words_used(text: str, dialect: Dialect) -> list[str]:
+    """The text of every word that `text` calls, and that those call, in an order that defines before use."""
+    found: list[str] = []
+    code = [_without_comments(text)]
+    for name, plain in reversed(list(WORDS.items())):
+        if any(re.search(rf"\b{name}\(", used) for used in code):
+            found.insert(0, dialect.words.get(name) or plain.replace("FUNCTION", dialect.function))
+            code.append(_without_comments(found[0]))
+    return found
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -1,0 +1,129 @@
+"""The cpu backend: one kernel runs all tensors of a bucket in one call, over their memory as it lies.
+
+A kernel reads addresses from a table (buffers x tensors), takes chunks of elements from a list, and updates each
+element in one pass: every parameter, gradient and state is read once and what changes is written once. Chunks start at
+each tensor's own start and have one length, so the bits of a result depend neither on the other tensors nor on threads.
+A program of several stages makes as many passes; each leaves partial reductions, one for each chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rulec.backend import cache
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+
+from ..plan import address_lines, moving_lines
+from .call import ElementwiseCall
+from .machine import Machine, architecture, compile_text, emit_object
+from .print import kernel_source
+
+if TYPE_CHECKING:
+    from .staged import StagedCall
+
+
+class CpuBackend:
+    """Kernels for tensors in main memory: NumPy arrays, and PyTorch tensors on the CPU."""
+
+    name = "cpu"
+
+    def unavailable_reason(self) -> str | None:
+        """None: where Numba is not installed, the one line that says so."""
+        missing = [package for package in ("numba", "llvmlite") if importlib.util.find_spec(package) is None]
+        return f"{missing[0]} is not installed: pip install numba" if missing else None
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """The source of the kernel, all its stages."""
+        return kernel_source(program, layout)
+
+    def build(self, program: Program, layout: Layout, source: str) -> CpuKernel:
+        """The kernel of a source text: from the cache, or compiled into it."""
+        return CpuKernel(program, layout, _machine(program.name, source))
+
+
+def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
+    """A kernel that moves the same bytes as the program's own and computes nothing: the yardstick of `rulec bench`.
+
+    Every number stays as it was; what stages reduce to means nothing.
+    """
+    from .limit import limit_source
+
+    return CpuKernel(program, layout, _machine(f"{program.name}_limit", limit_source(program, layout)), flat=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _machine(name: str, source: str) -> Machine:
+    """The machine code of a source, loaded: from the cache where it is whole, else compiled under its lock."""
+    key = cache.cache_key(source, *_facts())
+    folder = cache.entry("cpu", key)
+    file = folder / "kernel.o"
+    found = _read(file)
+    if found is None:
+        with cache.locked(folder):
+            found = _read(file)
+            if found is None:
+                cache.discard(folder)
+                found = _compile(cache.source_file("cpu", key, f"{_file_name(name)}.py", source), source)
+                cache.write_atomically(file, hashlib.sha256(found).digest() + found)
+    return Machine(found)
+
+
+def _compile(path: Path, source: str) -> bytes:
+    return emit_object(compile_text(source, path))
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.lower())[:60] or "kernel"
+
+
+def _read(file: Path) -> bytes | None:
+    """The object file behind its digest; None where it is missing or not what was written."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    digest, found = content[:32], content[32:]
+    return found if hashlib.sha256(found).digest() == digest else None
+
+
+#: The modules that define the words of a source and make machine code of them; what others say is in the source.
+_WORDS = ("words", "math", "tables", "lanes", "storage", "machine")
+
+
+@functools.cache
+def _facts() -> tuple[str, ...]:
+    """What machine code depends on beside the source: the compilers, the words' definitions, the processor."""
+    here = Path(__file__).parent
+    words = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in _WORDS))
+    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
+    return (*versions, words.hexdigest(), architecture())
+
+
+class CpuKernel:
+    """Compiled code for one program and layout; `flat` where it takes elements alike in every stage."""
+
+    def __init__(self, program: Program, layout: Layout, machine: Machine, flat: bool = False) -> None:
+        self.program, self.layout, self.machine, self.flat = program, layout, machine, flat
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> ElementwiseCall | StagedCall:
+        """A call over these tensors, whose addresses are read now.
+
+        Parameters and states are NumPy arrays or PyTorch tensors, contiguous, of the layout's dtypes; none may overlap
+        another, nor a gradient, nor what comes with a call.
+        """
+        if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
+            return ElementwiseCall(self.machine, address_lines(self.program), params, states)
+        # Imported by who needs it: most programs are elementwise, and a process should start soon.
+        from .staged import StagedCall
+
+        return StagedCall(self.machine, self.program, self.layout, params, states, views, self.flat)

@@ -1,0 +1,59 @@
+"""A kernel of one elementwise stage bound to tensors: the way of most steps, with nothing that they do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows, Scratch, Written
+
+from . import threads as cpu_threads
+from .address import address_of, array_address, element_count
+from .chunks import Table, flat_chunks
+from .machine import Machine
+from .threads import Job
+
+
+class ElementwiseCall:
+    """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
+
+    def __init__(
+        self, machine: Machine, buffers: Sequence[str], params: Sequence[Any], states: Sequence[dict[str, Any]]
+    ) -> None:
+        self._machine = machine
+        self._written = Written(params, states)
+        self._address = address_of(params)
+        self._pointers = np.zeros((len(buffers), len(params)), np.int64)
+        for line, name in zip(self._pointers, buffers, strict=True):
+            if name != "g":
+                line[:] = [self._address(x) for x in (params if name == "p" else [s[name] for s in states])]
+        self._gradients = self._pointers[buffers.index("g")]
+        self._chunks = flat_chunks([element_count(p) for p in params])
+        everything = tuple(range(len(params)))
+        self._spans = self._chunks.spans(everything)
+        self._part: tuple[tuple[int, ...], Table] = (everything, self._spans)
+        self._tables = [array_address(t) for t in (self._spans, self._chunks.table, self._pointers)]
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
+        spans, (spans_at, chunks_at, pointers_at) = self._spans, self._tables
+        if tensors is None:
+            self._gradients[:] = [*map(self._address, moving)]
+        else:
+            self._gradients[list(tensors)] = [*map(self._address, moving)]
+            if self._part[0] != (fired := tuple(tensors)):
+                self._part = (fired, self._chunks.spans(fired))
+            spans = self._part[1]
+            spans_at = array_address(spans)
+        job = Job()
+        job[cpu_threads.SPANS :] = [
+            len(spans), spans_at, chunks_at, pointers_at,
+            len(self._gradients), array_address(rows.index), array_address(rows.table), 0,
+        ]  # fmt: skip
+        cpu_threads.run(self._machine.run, self._machine.address, job)
+        return self._written

@@ -1,0 +1,148 @@
+"""How a bucket is cut into chunks, the units of a kernel's loop, and chunks are joined to spans for threads.
+
+A chunk lies in one tensor, and where it begins and ends follows from that tensor's shape alone: so the bits of a result
+depend neither on the other tensors nor on threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import threads as cpu_threads
+from .plan import CHUNK_COLUMNS
+
+Table = np.ndarray[Any, np.dtype[np.int64]]
+
+#: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
+CHUNK = 32768
+#: Columns in a chunk of a matrix of many rows whose columns are reduced: sums of so many stay in a near cache.
+WIDEST = 16384
+#: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
+LEAST_ROWS = 64
+#: Chunks one above the other in one matrix, at most, for the same reason.
+MOST_PIECES = 128
+#: Spans for each thread, where there is work enough. A span is what a thread takes from a job at once: neighbouring
+#: chunks, for starting to stream at a new place costs about a microsecond.
+SPANS_PER_THREAD = 32
+#: Elements in a span, at least: fewer are not worth taking.
+SMALLEST_SPAN = 32768
+
+
+class Chunks:
+    """The chunks of a bucket: `table` has a row for each, those of a tensor one after the other.
+
+    The chunks of tensor i are `first[i]` to `first[i + 1]`; `lengths` are their elements.
+    """
+
+    def __init__(self, table: Table, first: Sequence[int], lengths: Sequence[int]) -> None:
+        self.table, self.first, self.lengths = table, first, lengths
+        self._least = max(SMALLEST_SPAN, sum(lengths) // (SPANS_PER_THREAD * cpu_threads.thread_count()))
+
+    def spans(self, tensors: Iterable[int]) -> Table:
+        """Rows (first chunk, last chunk + 1) over the chunks of these tensors."""
+        spans: list[list[int]] = []
+        held = self._least
+        for tensor in tensors:
+            for chunk in range(self.first[tensor], self.first[tensor + 1]):
+                if held >= self._least or spans[-1][1] != chunk:
+                    spans.append([chunk, chunk])
+                    held = 0
+                spans[-1][1] = chunk + 1
+                held += self.lengths[chunk]
+        return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def flat_chunks(sizes: Sequence[int], columns: int = 3) -> Chunks:
+    """Chunks of tensors of so many elements, as rows (tensor, start, stop) in a table of so many columns."""
+    size = np.asarray(sizes, np.int64)
+    count = -(-size // CHUNK)
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
+    tensor = np.repeat(np.arange(len(size)), count)
+    start = (np.arange(first[-1]) - first[tensor]) * CHUNK
+    stop = np.minimum(start + CHUNK, size[tensor])
+    table = np.zeros((len(tensor), columns), np.int64)
+    table[:, :3] = np.stack([tensor, start, stop], axis=1)
+    return Chunks(table, first.tolist(), (stop - start).tolist())
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A tensor as it lies in memory: `batch` matrices of `height` rows, `width` neighbouring elements each.
+
+    A chunk has several whole matrices, or `lines` rows of one of them, `block` columns of each. Chunks are `tall` for a
+    stage that reduces columns.
+    """
+
+    batch: int
+    height: int
+    width: int
+    tall: bool = True
+
+    @property
+    def size(self) -> int:
+        return self.batch * self.height * self.width
+
+    @property
+    def block(self) -> int:
+        """The columns of a chunk."""
+        most = max(WIDEST, CHUNK // max(self.height, 1)) if self.tall else CHUNK
+        return self.width if self.width <= most else _even(self.width, most, 64)
+
+    @property
+    def lines(self) -> int:
+        """The rows of a chunk."""
+        enough = CHUNK // max(self.block, 1)
+        if self.tall:
+            enough = max(enough, LEAST_ROWS, -(-self.height // MOST_PIECES))
+        return self.height if self.height <= enough else _even(self.height, enough, 1)
+
+    @property
+    def blocks(self) -> int:
+        """How many chunks lie side by side in a matrix; 1 where there is nothing to cut."""
+        return max(1, -(-self.width // max(self.block, 1)))
+
+    @property
+    def pieces(self) -> int:
+        """How many chunks lie one above the other in a matrix; 1 where there is nothing to cut."""
+        return max(1, -(-self.height // max(self.lines, 1)))
+
+    def chunks(self) -> list[tuple[int, ...]]:
+        """The `CHUNK_COLUMNS` of each chunk, but for the tensor."""
+        if not self.size:
+            return []
+        batch, height, width, lines, block = self.batch, self.height, self.width, self.lines, self.block
+        if self.blocks == self.pieces == 1:
+            step = max(1, CHUNK // (height * width))
+            return [
+                (first, min(first + step, batch), height, width, 0, height, 0, width, 0, 0)
+                for first in range(0, batch, step)
+            ]
+        return [
+            (
+                matrix, matrix + 1, height, width, top, min(top + lines, height), left, min(left + block, width),
+                left // block * batch * height, top // lines * batch * width,
+            )
+            for matrix in range(batch) for top in range(0, height, lines) for left in range(0, width, block)
+        ]  # fmt: skip
+
+
+def matrix_chunks(tensors: Sequence[Matrices]) -> Chunks:
+    """Chunks of tensors seen as matrices, as rows of `CHUNK_COLUMNS`."""
+    rows: list[tuple[int, ...]] = []
+    first = [0]
+    for index, tensor in enumerate(tensors):
+        rows += [(index, *chunk) for chunk in tensor.chunks()]
+        first.append(len(rows))
+    table = np.array(rows, np.int64).reshape(-1, len(CHUNK_COLUMNS))
+    _, start, stop, _, _, top, bottom, left, right, _, _ = table.T
+    return Chunks(table, first, ((stop - start) * (bottom - top) * (right - left)).tolist())
+
+
+def _even(length: int, most: int, multiple: int) -> int:
+    """How long the parts of a length are: about `most`, all but the last alike, and of a multiple."""
+    part = -(-length // -(-length // most))
+    return -(-part // multiple) * multiple

@@ -1,0 +1,60 @@
+"""Prints kernels that move what a program's kernel moves and compute nothing: the most that memory allows.
+
+They store what they loaded, so that kernels timed beside them meet the same numbers. A mask that is always zero, which
+LLVM cannot know, mixes every load into every store, so that none of them is left out; what a stage only reads is mixed
+into a zero in the slot of a reduction. Values of rows and columns are few beside elements, and left out.
+"""
+
+from __future__ import annotations
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+
+from ..plan import TENSOR, place
+from .plan import chunk_columns
+from .print import ELEMENTS
+from .source import elements_source, loop, stages_source
+from .stage import StageWriter
+
+_MASK = "mask = tensor >> 62"
+
+
+def limit_source(program: Program, layout: Layout) -> str:
+    """The source of a program's limit kernel, whose chunks are elements alike in every stage."""
+    title = f"{program.name}: the memory traffic of its cpu kernel for {layout.text()}, alone"
+    if program.elementwise:
+        write = StageWriter(program, layout, program.stages[0])
+        body = [*write.load_bits_lines(), f"others = ({_mixed(write)}) & mask", *_store_lines(write)]
+        return elements_source(title, [*write.address_lines(), _MASK], body, 0)
+    stages = [_stage_lines(StageWriter(program, layout, stage)) for stage in program.stages]
+    return stages_source(title, stages, 8 * chunk_columns(program, layout), 0)
+
+
+def _stage_lines(write: StageWriter) -> list[str]:
+    """The body of a stage's function."""
+    if not write.stage.roots:
+        return []
+    loads, mixed = write.load_bits_lines(), _mixed(write)
+    used = [*write.moved(), *(s.buffer for s in write.stage.stores), *(r.name for r in write.stage.reduces[:1])]
+    before = [ELEMENTS, *write.addresses(used), _MASK]
+    if write.stage.stores:
+        body = [*loads, f"others = ({mixed}) & mask", *_store_lines(write)]
+        return [*before, *loop("i", "start", "stop", body)]
+    slot = write.stage.reduces[0]
+    index = "chunk" if place(slot.axes, write.layout) == TENSOR else "0"
+    return [
+        *before, "others = 0", *loop("i", "start", "stop", [*loads, f"others = others ^ {mixed}"]),
+        write.store_zero(slot.name, index, "others & mask"),
+    ]  # fmt: skip
+
+
+def _mixed(write: StageWriter) -> str:
+    return " ^ ".join(write.names[name] for name in write.moved()) or "0"
+
+
+def _store_lines(write: StageWriter) -> list[str]:
+    moved = write.moved()
+    return [
+        write.store_bits(s.buffer, f"{write.names[s.buffer]} ^ others" if s.buffer in moved else "others")
+        for s in write.stage.stores
+    ]

@@ -1,0 +1,213 @@
+"""Prints one stage of a program: the names of what it reads and writes, and the words that load and store them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.printer import OpTable, StagePrinter, bare, unique_name
+from rulec.compiler.ir import Program, Result, Stage
+from rulec.language.node import Node, Op, is_boolean
+
+from ..plan import COL, ELEMENT, MATRIX, ROW, address_lines, place, vectors
+from .plan import CHUNK_COLUMNS
+from .words import NAMES
+
+OPS: OpTable = {
+    Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",
+    Op.POW: "power({}, {})", Op.MOD: "remainder({}, {})", Op.FLOORDIV: "floor({} / {})",
+    Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
+    Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "(not {})", Op.WHERE: "where({}, {}, {})",
+    Op.SQRT: "sqrt({})", Op.RSQRT: "rsqrt({})", Op.CBRT: "cbrt({})", Op.ABS: "magnitude({})", Op.SIGN: "sign({})",
+    Op.EXP: "exp({})", Op.LOG: "log({})", Op.TANH: "tanh({})", Op.SIGMOID: "sigmoid({})", Op.ERF: "erf({})",
+    Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
+}  # fmt: skip
+
+#: Exponents with a word of their own: faster than `power`, and as accurate. Small whole ones are products already.
+_POWERS = {-1.0: "inverse", -2.0: "inverse_square", 0.5: "root", -0.5: "inverse_root"}
+
+#: The word that takes one more number into a reduction, and what reducing nothing gives.
+_REDUCTIONS = {Op.SUM: ("accumulate", "0.0"), Op.MIN: ("lowest", "inf"), Op.MAX: ("highest", "-inf")}
+
+#: Where among its like the value of a row, column or matrix is, in the loops of a stage that sees matrices.
+INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
+
+_LOCALS = {
+    "i", "j", "inf", "nan", "range", "elements", "kernel", "mask", "others", "mixed", "float", "pointers", "tensors",
+    "row", "start", "stop", "place", "chunk", "matrix", "line", "back", *CHUNK_COLUMNS,
+}  # fmt: skip
+
+
+class StageWriter:
+    """The names of one stage's buffers, vectors, reductions and addresses, and the words that load and store them.
+
+    `names` are buffers' old values, vectors, and what is reduced so far; `at` are their addresses. Nothing of a rule is
+    called as a word of the kernel.
+    """
+
+    def __init__(self, program: Program, layout: Layout, stage: Stage) -> None:
+        self.program, self.layout, self.stage = program, layout, stage
+        self.lines = address_lines(program)
+        taken = set(NAMES) | _LOCALS | {f"stage_{i}" for i in range(len(program.stages))}
+        self.names = {name: unique_name(name, taken) for name in self.lines}
+        self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in self.lines}
+        # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
+        self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
+        self.printer = _Printer(
+            "cpu", program, stage, OPS, self._constant, self.names.__getitem__, frozenset(taken), self.names.__getitem__
+        )
+
+    def _constant(self, value: float) -> str:
+        text = repr(value) if math.isfinite(value) else ("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+        return f"{self.layout.compute}({text})"
+
+    # Lines before the loops
+
+    def address_lines(self) -> list[str]:
+        """Where lies what the stage reads and writes: the table has a line of all tensors for each name."""
+        return self.addresses({*self.buffers(), *self.stage.reads, *(r.name for r in self.stage.reduces)})
+
+    def addresses(self, names: Collection[str]) -> list[str]:
+        """Where these lie."""
+        return [f"{self.at[name]} = {self._address(name)}" for name in self.lines if name in names]
+
+    def _address(self, name: str) -> str:
+        index = self.lines.index(name)
+        start = ("tensor", "tensors + tensor")[index] if index < 2 else f"{index} * tensors + tensor"
+        column = {ROW: "row_slots", COL: "col_slots"}.get(self._slots(name))
+        return f"word(pointers, {start})" + (f" + 8 * word(place, {CHUNK_COLUMNS.index(column)})" if column else "")
+
+    def _slots(self, name: str) -> str:
+        """Which slots of a chunk's own a reduction has, by its place."""
+        return next((place(r.axes, self.layout) for r in self.stage.reduces if r.name == name), "")
+
+    def scalar_lines(self) -> list[str]:
+        """Each column of the scalar table that the stage reads, under its name."""
+        return [f"{self.printer.column(i)} = {self._scalar(i)}" for i in self.printer.columns_used()]
+
+    def _scalar(self, column: int) -> str:
+        """A column of the table, where truth is 1 and 0, in the compute dtype or as true or false."""
+        number = f"number(row, {column})"
+        if is_boolean(self.program.columns[column].value):
+            return f"{number} != 0.0"
+        return self._tamed(f"{self.layout.compute}({number})")
+
+    def _tamed(self, text: str) -> str:
+        return f"ordinary({text})" if self.tame else text
+
+    # Values of the parameter's shape
+
+    def buffers(self) -> list[str]:
+        """The buffers that the stage loads or stores, as the address table has them."""
+        used = {*self.printer.loads(), *(s.buffer for s in self.stage.stores)}
+        return [b.name for b in kernel_buffers(self.program) if b.name in used]
+
+    def load_lines(self) -> list[str]:
+        """Each buffer's element before this step, in the compute dtype, under its name."""
+        return [f"{self.names[b]} = {self._load(b)}" for b in self.printer.loads()]
+
+    def _load(self, buffer: str) -> str:
+        storage = self.layout.dtype(buffer)
+        text = f"load_{storage}({self._element(buffer)})"
+        if self.layout.compute == "float64" and storage != "float64":
+            text = f"float64({text})"
+        if storage != "bfloat16":
+            text = self._tamed(text)
+        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+
+    def value_lines(self) -> list[str]:
+        """Each named value."""
+        return [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
+
+    def store_lines(self) -> list[str]:
+        """The statements that store elements."""
+        return [
+            f"store_{self.layout.dtype(s.buffer)}({self._element(s.buffer)}, {bare(self.printer.text(s.value))})"
+            for s in self.stage.stores
+        ]
+
+    def _element(self, name: str, index: str = "i") -> str:
+        """Address, index, and the number by which LLVM is told that what has different numbers does not overlap."""
+        return f"{self.at[name]}, {index}, {self.lines.index(name)}"
+
+    # Bits of the same elements, for the limit
+
+    def moved(self) -> list[str]:
+        """The buffers and vectors of which the stage loads every element."""
+        found = vectors(self.program, self.stage)
+        return [*self.printer.loads(), *(v.name for v in found if place(v.axes, self.layout) == ELEMENT)]
+
+    def load_bits_lines(self) -> list[str]:
+        """The bits of the elements that the stage loads, under their names."""
+        return [f"{self.names[n]} = load_bits_{self._storage(n)}({self._element(n)})" for n in self.moved()]
+
+    def store_bits(self, buffer: str, bits: str) -> str:
+        """The statement that stores the low bits as an element."""
+        return f"store_bits_{self._storage(buffer)}({self._element(buffer)}, {bits})"
+
+    def store_zero(self, reduction: str, index: str, bits: str) -> str:
+        """The statement that stores bits, which are zero, in a slot."""
+        return f"store_bits_float64({self._element(reduction, index)}, {bits})"
+
+    def _storage(self, name: str) -> str:
+        return self.layout.compute if name in self.stage.reads else self.layout.dtype(name)
+
+    # Vectors
+
+    def vector_lines(self, *places: str) -> list[str]:
+        """Each vector that has its values at one of these places, under its name."""
+        found = [(v, place(v.axes, self.layout)) for v in vectors(self.program, self.stage)]
+        return [f"{self.names[v.name]} = {self._vector(v, INDEX[where])}" for v, where in found if where in places]
+
+    def _vector(self, vector: Result, index: str) -> str:
+        text = f"load_{self.layout.compute}({self._element(vector.name, index)})"
+        return f"{text} != 0.0" if is_boolean(vector.value) else self._tamed(text)
+
+    # Reductions
+
+    def reduced(self, where: str) -> list[Result]:
+        """The reductions of which one value for each row, column or tensor remains."""
+        return [r for r in self.stage.reduces if place(r.axes, self.layout) == where]
+
+    def begin_lines(self, where: str) -> list[str]:
+        """Reductions that a loop keeps in variables, before it."""
+        return [f"{self.names[r.name]} = {self._nothing(r)}" for r in self.reduced(where)]
+
+    def _nothing(self, reduction: Result) -> str:
+        nothing = _REDUCTIONS[reduction.value.op][1]
+        return nothing if reduction.value.op is Op.SUM else f"{self.layout.compute}({nothing})"
+
+    def reduce_lines(self, *places: str) -> list[str]:
+        """The statements that take one element into reductions that are kept in variables."""
+        found = [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
+        return [f"{self.names[r.name]} = {self._taken_in(r, self.names[r.name])}" for r in found]
+
+    def _taken_in(self, reduction: Result, so_far: str) -> str:
+        return f"{_REDUCTIONS[reduction.value.op][0]}({so_far}, {bare(self.printer.text(reduction.value.args[0]))})"
+
+    def end_lines(self, where: str, index: str) -> list[str]:
+        """The statements that leave reductions kept in variables in a slot."""
+        found = self.reduced(where)
+        return [f"store_float64({self._element(r.name, index)}, {self.names[r.name]})" for r in found]
+
+    def clear_lines(self) -> list[str]:
+        """The statements that empty the slots of a column."""
+        found = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in self.reduced(COL)]
+        return [f"store_float64({slot}, float64({nothing}))" for slot, nothing in found]
+
+    def column_lines(self) -> list[str]:
+        """The statements that take one element into the slots of its column."""
+        found = [(r, self._element(r.name, "j")) for r in self.reduced(COL)]
+        return [f"store_float64({slot}, {self._taken_in(r, f'load_float64({slot})')})" for r, slot in found]
+
+
+class _Printer(StagePrinter):
+    """The shared printer, with words for some constant exponents."""
+
+    def text(self, value: Node, defining: bool = False) -> str:
+        if value.op is Op.POW and value.args[1].op is Op.CONST and (defining or value not in self.names):
+            word = _POWERS.get(float(value.args[1].arg))  # type: ignore[arg-type]
+            if word is not None:
+                return f"{word}({self.text(value.args[0])})"
+        return super().text(value, defining)

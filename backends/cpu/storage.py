@@ -1,0 +1,81 @@
+"""How a number lies in memory: float64, float32, and the two 16-bit formats that are computed with in float32.
+
+Widening is exact. Narrowing rounds once, to nearest and halves to even, whatever the width it starts from; what is too
+large becomes infinite. A NaN stays a NaN, in bfloat16 if the lower half of its bits is zero: so are those of NaNs that
+were loaded as bfloat16 or that arithmetic makes, and of `ordinary` ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
+
+STORAGES = ("float64", "float32", "float16", "bfloat16")
+
+
+def memory_type(storage: str) -> Any:
+    """The LLVM type of an element; bfloat16 is moved as an integer, for no instruction computes with it."""
+    from llvmlite import ir
+
+    types = {
+        "float64": ir.DoubleType(),
+        "float32": ir.FloatType(),
+        "float16": ir.HalfType(),
+        "bfloat16": ir.IntType(16),
+    }
+    return types[storage]
+
+
+def widen(builder: Any, value: Any, storage: str) -> Any:
+    """The LLVM value of an element just loaded, as a double where it is one and else as a float."""
+    from llvmlite import ir
+
+    if storage == "float16":
+        return builder.fpext(value, ir.FloatType())
+    if storage == "bfloat16":
+        bits = builder.zext(value, ir.IntType(32))
+        return builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+    return value
+
+
+def narrow(value: Real, storage: str) -> Any:
+    """The LLVM value to store for a computed value."""
+    builder, element = value.unit.builder, memory_type(storage)
+    wide = value.unit.form is DOUBLE
+    if storage == "float64":
+        return value.value if wide else builder.fpext(value.value, element)
+    if storage == "float32":
+        return builder.fptrunc(value.value, element) if wide else value.value
+    single = _to_odd_single(ordinary(value)) if wide else value
+    if storage == "float16":
+        return builder.fptrunc(single.value, element)
+    return builder.trunc(_brain_bits(single).value, element)
+
+
+def ordinary(value: Real) -> Real:
+    """The value; any NaN as the one NaN that has only its highest fraction bit set."""
+    return where(value.is_nan(), math.nan, value)
+
+
+def _to_odd_single(value: Real) -> Real:
+    """A double as a float, rounded to odd: rounding that once more to 16 bits gives what one rounding gives."""
+    from llvmlite import ir
+
+    builder = value.unit.builder
+    unit = Unit(builder, SINGLE)
+    near = Real(unit, builder.fptrunc(value.value, ir.FloatType()))
+    back = Real(value.unit, builder.fpext(near.value, ir.DoubleType()))
+    # Where rounding went away from zero, step back: the bits of a float and its magnitude grow together.
+    too_far = builder.zext((abs(back) > abs(value)).value, unit.whole_type)
+    toward_zero = near.bits() - Whole(unit, too_far)
+    # Ordered comparisons: a NaN is neither too far nor inexact, and stays as it is.
+    inexact = (back < value) | (back > value)
+    return (toward_zero | Whole(unit, builder.zext(inexact.value, unit.whole_type))).as_real()
+
+
+def _brain_bits(value: Real) -> Whole:
+    """The bits of a float rounded to bfloat16, in the low half; the rounding bits must not carry through a NaN."""
+    bits = value.bits()
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -1,0 +1,285 @@
+"""The words that a printed kernel is written in, as Numba intrinsics: loads, stores, elementary functions, atomics.
+
+Numba is imported inside the functions below, which run when a kernel is compiled and never when one is printed or
+loaded from the cache. Addresses are int64 throughout, because Numba adds int64 and uint64 to a float.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from . import lanes as cpu_lanes
+from . import math as cpu_math
+from . import storage as cpu_storage
+from .lanes import DOUBLE, SINGLE, Real, Truth, Unit
+
+#: Functions of reals of one format, by the name they have in a kernel.
+FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
+    "sqrt": cpu_lanes.sqrt,
+    "rsqrt": cpu_math.rsqrt,
+    "cbrt": cpu_math.cbrt,
+    "magnitude": abs,
+    "exp": cpu_math.exp,
+    "log": cpu_math.log,
+    "tanh": cpu_math.tanh,
+    "sigmoid": cpu_math.sigmoid,
+    "erf": cpu_math.erf,
+    "floor": cpu_lanes.floor,
+    "sign": cpu_math.sign,
+    "isfinite": cpu_math.isfinite,
+    "ordinary": cpu_storage.ordinary,
+    "inverse": cpu_math.inverse,
+    "inverse_square": cpu_math.inverse_square,
+    "root": cpu_math.root,
+    "inverse_root": cpu_math.inverse_root,
+    "power": cpu_math.power,
+    "minimum": cpu_math.minimum,
+    "maximum": cpu_math.maximum,
+    "remainder": cpu_math.remainder,
+}
+_BINARY = ("power", "minimum", "maximum", "remainder")
+#: Words that take one more number into a reduction, with LLVM's names for those that are an intrinsic.
+_EXTREMES = {"lowest": "minimum", "highest": "maximum"}
+
+#: Every word, so that printing needs no Numba.
+NAMES = (
+    frozenset(FUNCTIONS)
+    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add", "accumulate", *_EXTREMES}
+    | {f"{way}_{storage}" for way in ("load", "store", "load_bits", "store_bits") for storage in cpu_storage.STORAGES}
+)
+
+_Signature = Callable[..., Any]  # the types of the arguments -> the type of the result, or None where they do not fit
+_Generate = Callable[..., Any]  # the builder, the types and the LLVM values of the arguments -> the LLVM value
+
+
+def __getattr__(name: str) -> Any:
+    """A word of a kernel, made at its first import: `from rulec_backends.cpu.words import exp`."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return words()[name]
+
+
+@functools.cache
+def words() -> dict[str, Any]:
+    """Every name a printed kernel uses."""
+    from numba import float32, float64, njit
+
+    # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
+    compiled = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+    found = {"compiled": compiled, "float32": float32, "float64": float64}
+    found |= {"where": _where(), "fetch_add": _fetch_add()}
+    found |= {name: _function(formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()}
+    found |= {"word": _peek("int64"), "number": _peek("float64"), "accumulate": _accumulate()}
+    found |= {name: _extreme(intrinsic) for name, intrinsic in _EXTREMES.items()}
+    for storage in cpu_storage.STORAGES:
+        found |= {f"load_{storage}": _load(storage), f"store_{storage}": _store(storage)}
+        found |= {f"load_bits_{storage}": _load_bits(storage), f"store_bits_{storage}": _store_bits(storage)}
+    return found
+
+
+def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
+    """A word of so many arguments."""
+    from numba.core.typing.templates import Signature
+    from numba.extending import intrinsic
+
+    def define(*types: Any) -> Any:
+        result = signature(*types)
+        if result is None:
+            return None
+
+        def emit(context: Any, builder: Any, _: Any, values: Any) -> Any:
+            value = generate(builder, types, values)
+            return context.get_dummy_value() if value is None else value
+
+        return Signature(result, types, None), emit  # type: ignore[no-untyped-call]
+
+    # Numba reads the number of arguments from the function it is given.
+    shapes: dict[int, Callable[..., Any]] = {
+        1: lambda context, a: define(a),
+        2: lambda context, a, b: define(a, b),
+        3: lambda context, a, b, c: define(a, b, c),
+        4: lambda context, a, b, c, d: define(a, b, c, d),
+    }
+    return intrinsic(prefer_literal=True)(shapes[arity])
+
+
+def _function(formula: Callable[..., Real | Truth], arity: int) -> Any:
+    from numba import types
+
+    def signature(*given: Any) -> Any:
+        if not isinstance(given[0], types.Float) or len(set(given)) != 1:
+            return None
+        return types.boolean if formula is cpu_math.isfinite else given[0]
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        unit = Unit(builder, SINGLE if given[0].bitwidth == 32 else DOUBLE)
+        return formula(*(Real(unit, v) for v in values)).value
+
+    return _intrinsic(arity, signature, generate)
+
+
+def _where() -> Any:
+    from numba import types
+
+    def signature(condition: Any, a: Any, b: Any) -> Any:
+        return a if condition == types.boolean and a == b else None
+
+    return _intrinsic(3, signature, lambda builder, _, values: builder.select(*values))
+
+
+def _pointer(builder: Any, address: Any, index: Any, element: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, element.as_pointer()), [index], inbounds=True)
+
+
+def _peek(name: str) -> Any:
+    """`word(at, i)` and `number(at, i)`: entry i of a table of int64 or float64."""
+    from llvmlite import ir
+    from numba import types
+
+    element = ir.IntType(64) if name == "int64" else ir.DoubleType()
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        return builder.load(_pointer(builder, values[0], values[1], element))
+
+    return _intrinsic(2, lambda at, index: getattr(types, name), generate)
+
+
+def _accumulate() -> Any:
+    """`accumulate(total, x)`: a float64 sum and one number more, in whatever order makes a loop of them vectors.
+
+    The one operation that LLVM may reassociate: which partial sums a loop has depends on its length alone.
+    """
+    from llvmlite import ir
+    from numba import types
+
+    def signature(total: Any, value: Any) -> Any:
+        return total if total == types.float64 and isinstance(value, types.Float) else None
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        wide = values[1] if given[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
+        return builder.fadd(values[0], wide, flags=("reassoc",))
+
+    return _intrinsic(2, signature, generate)
+
+
+def _extreme(name: str) -> Any:
+    """`lowest(best, x)` and `highest(best, x)`: the better of two, NaN where either is; as wide as `best`."""
+    from llvmlite import ir
+    from numba import types
+
+    def signature(best: Any, value: Any) -> Any:
+        floats = isinstance(best, types.Float) and isinstance(value, types.Float)
+        return best if floats and value.bitwidth <= best.bitwidth else None
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        best, value = values
+        kind = best.type
+        if given[0] != given[1]:
+            value = builder.fpext(value, kind)
+        function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, [best, value])
+
+    return _intrinsic(2, signature, generate)
+
+
+def _fetch_add() -> Any:
+    """`fetch_add(at, n)`: the int64 at an address, which grows by n in the same instant."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        pointer = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, values[1], "seq_cst")
+
+    return _intrinsic(2, lambda at, count: types.int64, generate)
+
+
+def _load(storage: str) -> Any:
+    """`load_<storage>(at, i, buffer)`: element i as float64 where it is stored so, else float32."""
+    from numba import types
+
+    def signature(at: Any, index: Any, buffer: Any) -> Any:
+        return types.float64 if storage == "float64" else types.float32
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        pointer = _pointer(builder, values[0], values[1], cpu_storage.memory_type(storage))
+        found = builder.load(pointer, align=1)
+        _tell_apart(builder, found, given[2].literal_value)
+        return cpu_storage.widen(builder, found, storage)
+
+    return _intrinsic(3, signature, generate)
+
+
+def _store(storage: str) -> Any:
+    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, as cpu_storage says."""
+    from numba import types
+
+    def signature(at: Any, index: Any, buffer: Any, value: Any) -> Any:
+        return types.void if isinstance(value, types.Float) else None
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        unit = Unit(builder, SINGLE if given[3].bitwidth == 32 else DOUBLE)
+        narrow = cpu_storage.narrow(Real(unit, values[3]), storage)
+        pointer = _pointer(builder, values[0], values[1], cpu_storage.memory_type(storage))
+        _tell_apart(builder, builder.store(narrow, pointer, align=1), given[2].literal_value)
+
+    return _intrinsic(4, signature, generate)
+
+
+def _bits_type(storage: str) -> Any:
+    from llvmlite import ir
+
+    return ir.IntType({"float64": 64, "float32": 32}.get(storage, 16))
+
+
+def _load_bits(storage: str) -> Any:
+    """`load_bits_<storage>(at, i, buffer)`: the bits of element i as an int64."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        found = builder.load(_pointer(builder, values[0], values[1], _bits_type(storage)), align=1)
+        _tell_apart(builder, found, given[2].literal_value)
+        return builder.zext(found, ir.IntType(64))
+
+    return _intrinsic(3, lambda at, index, buffer: types.int64, generate)
+
+
+def _store_bits(storage: str) -> Any:
+    """`store_bits_<storage>(at, i, buffer, bits)`: element i becomes the low bits."""
+    from numba import types
+
+    def generate(builder: Any, given: Any, values: Any) -> Any:
+        element = _bits_type(storage)
+        pointer = _pointer(builder, values[0], values[1], element)
+        stored = builder.store(builder.trunc(values[3], element), pointer, align=1)
+        _tell_apart(builder, stored, given[2].literal_value)
+
+    return _intrinsic(4, lambda at, index, buffer, bits: types.void, generate)
+
+
+#: Buffers of one kernel that LLVM is told do not overlap; what is beyond is checked while it runs.
+_TOLD_APART = 32
+
+
+def _tell_apart(builder: Any, access: Any, buffer: int) -> None:
+    """Promise LLVM that buffers of different numbers do not overlap, so that the loop vectorises without checks."""
+    module = builder.module
+    if not hasattr(module, "rulec_scopes"):
+        module.rulec_scopes = _scopes(module)
+    if buffer < _TOLD_APART:
+        own, others = module.rulec_scopes[buffer]
+        access.set_metadata("alias.scope", own)
+        access.set_metadata("noalias", others)
+
+
+def _scopes(module: Any) -> list[tuple[Any, Any]]:
+    from llvmlite import ir
+
+    domain = module.add_metadata([ir.MetaDataString(module, "rulec")])
+    scopes = [module.add_metadata([ir.MetaDataString(module, f"buffer {i}"), domain]) for i in range(_TOLD_APART)]
+    return [
+        (module.add_metadata([scope]), module.add_metadata([s for s in scopes if s is not scope])) for scope in scopes
+    ]

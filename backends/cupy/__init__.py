@@ -1,0 +1,136 @@
+"""The cupy backend: CUDA C, compiled by NVRTC through CuPy, over CuPy arrays and PyTorch's CUDA tensors.
+
+One launch runs a stage over all tensors of a bucket: a block takes a chunk of one tensor, and finds its addresses in
+tables on the device. Elements are moved by 16 bytes where addresses allow it. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnavailable
+
+from .call import CudaCall
+from .memory import memory_of, used
+from .plan import THREADS
+from .print import kernel_source
+
+#: The oldest GPUs that kernels are compiled for: earlier ones have no instruction that rounds to bfloat16.
+OLDEST = 80
+
+#: What NVRTC is told: nothing is contracted, so that results are those of the other backends.
+OPTIONS = ("--fmad=false", "-std=c++17")
+
+
+class CupyBackend:
+    """Kernels in CUDA C, for CuPy arrays and PyTorch tensors on NVIDIA's GPUs; `threads` run a block."""
+
+    name = "cupy"
+    on_device = True
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self.threads = threads
+
+    def unavailable_reason(self) -> str | None:
+        """None where there is a GPU that will do; else what is missing."""
+        if importlib.util.find_spec("cupy") is None:
+            return "cupy is not installed: pip install cupy-cuda13x, or the wheel for your CUDA, such as cupy-cuda12x"
+        try:
+            import cupy
+
+            if cupy.cuda.runtime.is_hip:
+                return "CuPy is here for AMD's GPUs, and these kernels are for NVIDIA's: use backend 'triton'"
+            count = cupy.cuda.runtime.getDeviceCount()
+        except Exception as error:  # noqa: BLE001 - whatever CuPy finds wrong with a driver or a library
+            return f"CuPy finds no GPU ({_first_line(error)}): install NVIDIA's driver, or use another backend"
+        return None if count else "CuPy finds no GPU: install NVIDIA's driver, or use another backend"
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """The source of the kernels: one for each stage, one that finishes reductions, one for the scalar program."""
+        return kernel_source(program, layout)
+
+    def build(self, program: Program, layout: Layout, source: str) -> CupyKernel:
+        """The kernel of a source text; compiled for a device when first bound there, and kept in CuPy's own cache."""
+        return CupyKernel(program, layout, _modules(source), self.threads)
+
+
+class CupyKernel:
+    """The kernels of one program and layout."""
+
+    def __init__(self, program: Program, layout: Layout, modules: Modules, threads: int) -> None:
+        self.program, self.layout, self.modules, self.threads = program, layout, modules, threads
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> CudaCall:
+        """A call over these tensors: contiguous, of the layout's dtypes, all on one GPU; addresses are read now.
+
+        TensorError for arrays that are elsewhere, BackendUnavailable where the GPU is too old or NVRTC fails.
+        """
+        memory = memory_of(params, f"the parameters of {self.program.name}")
+        with used(memory):
+            self.modules.compiled(self.program.name, memory.device)
+        return CudaCall(self.program, self.layout, self.modules.function, self.threads, memory, params, states, views)
+
+
+class Modules:
+    """A source text as CuPy compiles it, for each device when first used there."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._module: Any = None
+        self._devices: set[int] = set()
+        self._functions: dict[str, Any] = {}
+
+    def compiled(self, name: str, device: int) -> None:
+        """Compiles for the current device, once; BackendUnavailable where it is too old, or with NVRTC's first line."""
+        if device in self._devices:
+            return
+        import cupy
+
+        _check_age(device)
+        try:
+            self._module = self._module or cupy.RawModule(code=self._source, options=OPTIONS)
+            self._module.compile()
+        except Exception as error:
+            raise BackendUnavailable(
+                f"NVRTC cannot compile the kernels of {name} ({_first_line(error)}): check that CuPy and CUDA fit "
+                f"together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
+            ) from error
+        self._devices.add(device)
+
+    def function(self, kernel: str) -> Any:
+        """A kernel by its name."""
+        found = self._functions.get(kernel)
+        if found is None:
+            found = self._functions[kernel] = self._module.get_function(kernel)
+        return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _modules(source: str) -> Modules:
+    return Modules(source)
+
+
+def _check_age(device: int) -> None:
+    import cupy
+
+    capability = str(cupy.cuda.Device(device).compute_capability)
+    if int(capability) < OLDEST:
+        raise BackendUnavailable(
+            f"GPU {device} has compute capability {int(capability) / 10:.1f}, and the cupy backend needs "
+            f"{OLDEST / 10:.1f} or later: use another backend"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of a message that says something: of NVRTC's, that with the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+    return found.rstrip(".")

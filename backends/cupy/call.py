@@ -1,0 +1,145 @@
+"""A kernel of CUDA C bound to tensors: its tables on the device, and its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.protocol import Rows, Scalars, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+
+from .chunks import Table
+from .memory import Memory, Ring, used
+from .plan import GIVEN, bound_lines, given_lines
+from .scalars import Argument, scalar_arguments
+from .tables import DeviceTable, GivenTable
+from .work import Planner, Work
+
+#: How many sets of tensors that fire together a call remembers the tables of.
+_PARTS = 256
+
+#: Gives a kernel by its name.
+Functions = Callable[[str], Any]
+
+
+class CudaCall:
+    """A kernel bound to the parameters and states of one bucket, for blocks of so many threads.
+
+    One thread of the host at a time may call it.
+    """
+
+    def __init__(
+        self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
+        params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
+    ) -> None:  # fmt: skip
+        self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
+        self._params, self._states = params, states
+        self._everything = tuple(range(len(params)))
+        lines = len(GIVEN) + len(given_lines(program))
+        self._ring = Ring(len(program.stages), 8 * (lines + len(program.columns)) * len(params))
+        self._gradients = len(GIVEN) + given_lines(program).index("g")
+        with used(memory) as stream:
+            planner = Planner(program, layout, [_count(p) for p in params], views, memory)
+            self._works = [planner.work(i) for i in range(len(program.stages))]
+            bound = self._addresses()
+            self._low = [np.bitwise_or.reduce(bound[:, w.bound], axis=1) if w else bound[:, 0] for w in self._works]
+            self._bound = DeviceTable(bound, self._ring, stream)
+            self._whole = {i: self._tables(w, self._everything, stream) for i, w in enumerate(self._works) if w}
+            self._given = GivenTable(len(params), len(given_lines(program)))
+            # From here on these may be used in any stream.
+            stream.synchronize()
+        self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
+
+    def _addresses(self) -> Table:
+        """What does not move: for each tensor the addresses of its parameter, states and slots."""
+        lines = bound_lines(self._program)
+        slots = {name: own for work in self._works if work for name, own in work.slots.items()}
+        found = np.zeros((len(self._params), len(lines)), np.int64)
+        for column, name in enumerate(lines):
+            if name in slots:
+                found[:, column] = slots[name].addresses()
+            else:
+                arrays = self._params if name == "p" else [s[name] for s in self._states]
+                found[:, column] = [self._memory.address(x) for x in arrays]
+        return found
+
+    def _tables(self, work: Work, fired: Sequence[int], stream: Any) -> tuple[DeviceTable, DeviceTable]:
+        """The chunks of these tensors on the device, and what joins their totals."""
+        chunks, finish = work.tables(fired)
+        return DeviceTable(chunks, self._ring, stream), DeviceTable(finish, self._ring, stream)
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Runs a stage over every tensor of the bucket, or `tensors` of it, in place, in `stream` or the current one.
+
+        Reductions hold until their tensor's next pass through the stage; those of tensors that stay mean nothing.
+        """
+        work = self._works[stage]
+        if work is None:
+            return Written(self._params, self._states)
+        fired = self._everything if tensors is None else tuple(tensors)
+        with used(self._memory, stream) as current:
+            chunks, finish = self._whole[stage] if tensors is None else self._part(stage, work, fired, current)
+            if chunks.count:
+                self._point(work, moving, scratch or {}, None if tensors is None else list(fired))
+                self._given.fill(work, self._low[stage], rows)
+                table = self._given.send(rows, self._memory, self._ring, current)
+                scale, stays = (0 if x is None else self._memory.address(x) for x in (rows.scale, rows.stays))
+                given = (chunks.at, self._bound.at, self._given.at, table, stays, scale)
+                self._launch(work.kernel, chunks.count, given)
+            if finish.count:
+                self._launch("finish", finish.count, (finish.at,))
+        reduced = {name: slots.results(fired) for name, slots in work.slots.items()}
+        return Written(self._params, self._states, reduced)
+
+    def _part(self, stage: int, work: Work, fired: tuple[int, ...], stream: Any) -> tuple[DeviceTable, DeviceTable]:
+        """The tables for some of the tensors, kept for the next time."""
+        key = stage, fired, stream.ptr
+        if key not in self._parts:
+            if len(self._parts) >= _PARTS:
+                self._parts.clear()
+            self._parts[key] = self._tables(work, fired, stream)
+        return self._parts[key]
+
+    def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: list[int] | None) -> None:
+        """Fills in the addresses that come with a call."""
+        at: Any = slice(None) if fired is None else fired
+        words, address = self._given.words, self._memory.address
+        words[at, self._gradients] = np.fromiter(map(address, moving), np.int64, len(moving))
+        for line in work.moving:
+            arrays = line.take(scratch, self._everything if fired is None else fired)
+            words[at, len(GIVEN) + line.column] = np.fromiter(map(address, arrays), np.int64, len(arrays))
+
+    def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:
+        self._functions(kernel)((blocks,), (self._threads,), arguments)
+
+    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """The scalar table, a row for each tensor of the bucket, and the new values of scalar states, in one launch."""
+        count, program, address = len(self._params), self._program, self._memory.address
+        with used(self._memory):
+            table = self._memory.zeros(count, len(program.columns))
+            new = {s.buffer: self._memory.empty(count) for s in program.scalars.stores}
+            if program.scalars.columns or new:
+                arrays = [address(_chosen(a, known, new)) for a in scalar_arguments(program)]
+                narrow = int(known.counts.itemsize == 4)
+                given = (count, address(known.counts), narrow, address(known.groups), address(known.hyper))
+                groups = int(known.hyper.shape[1])
+                self._launch("scalars", -(-count // self._threads), (*given, groups, *arrays, address(table)))
+        return table, new
+
+
+def _chosen(argument: Argument, known: Scalars, new: Mapping[str, Any]) -> Any:
+    """The array that a kernel is given for one of its arguments."""
+    kinds = {"fact": known.facts, "state": known.states, "level": known.levels, "stored": new}
+    return kinds[argument.kind][argument.key]
+
+
+def _count(array: Any) -> int:
+    """How many elements a CuPy array or a PyTorch tensor has."""
+    return int(array.numel() if hasattr(array, "numel") else array.size)

@@ -1,0 +1,66 @@
+"""What printed CUDA C and the code that launches it agree on: kernels, the words of their tables, widths."""
+
+from __future__ import annotations
+
+from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
+from rulec.compiler.ir import Program, Stage
+from rulec.language.node import Op, walk
+
+from ..plan import COL, ELEMENT, place, vectors
+
+#: Threads in a block, at most; always a multiple of 32.
+THREADS = 256
+#: Bytes that a thread moves at once.
+PACK = 16
+
+#: What a block of a stage that sees no rows or columns has: elements `start` to `stop` of one tensor. `slot` is where
+#: it leaves what a tensor is reduced to.
+CHUNK = ("tensor", "start", "stop", "slot")
+
+#: What a block of a stage that sees matrices has: of the lines (rows in memory, of all matrices of one tensor, one
+#: after the other) `top` to `bottom` the columns `left` to `right`. `lanes` threads, a power of two and at most 32,
+#: share a line. `row_slots` and `col_slots` are where its slots of rows and columns begin.
+TILE = (
+    "tensor", "matrix", "width", "top", "bottom", "left", "right", "lanes", "row_slots", "col_slots", "slot",
+)  # fmt: skip
+
+#: The words that come for each tensor with each call, before its addresses: its row in the scalar table, and whether
+#: all its addresses, and all lines, begin at multiples of 16 bytes.
+GIVEN = ("row", "wide")
+
+#: What a block of a finish joins: `count` neighbouring totals from each of `terms` lines, `stride` totals apart.
+FINISH = ("source", "target", "count", "stride", "terms", "kind")
+
+#: How totals are joined.
+KINDS = {Op.SUM: 0, Op.MIN: 1, Op.MAX: 2}
+
+
+def bound_lines(program: Program) -> list[str]:
+    """What has the same address at every call, for each tensor: parameter, states, and slots of reductions."""
+    kept = [b.name for b in kernel_buffers(program) if b.role in ("param", "state")]
+    return kept + [r.name for stage in program.stages for r in stage.reduces]
+
+
+def given_lines(program: Program) -> list[str]:
+    """What comes with each call, for each tensor: its gradient, scratch buffers, inputs and vectors."""
+    moving = [b.name for b in kernel_buffers(program) if b.role not in ("param", "state")]
+    return moving + [v.name for v in program.vectors]
+
+
+def used_buffers(program: Program, stage: Stage) -> list[str]:
+    """The buffers that a stage loads or stores, in the program's order."""
+    used = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD} | {s.buffer for s in stage.stores}
+    return [b.name for b in kernel_buffers(program) if b.name in used]
+
+
+def pack_width(program: Program, layout: Layout, stage: Stage) -> int:
+    """How many neighbouring elements a thread takes at once: enough for 16 bytes of the narrowest of them."""
+    sizes = [ITEM_SIZE[layout.dtype(name)] for name in used_buffers(program, stage)]
+    if any(place(v.axes, layout) in (ELEMENT, COL) for v in vectors(program, stage)):
+        sizes.append(ITEM_SIZE[layout.compute])
+    return PACK // min(sizes, default=ITEM_SIZE[layout.compute])
+
+
+def kernel_name(program: Program, index: int) -> str:
+    """The name of a stage's kernel."""
+    return "step" if len(program.stages) == 1 else f"stage_{index}"

@@ -1,0 +1,32 @@
+"""Prints a program as CUDA C: for each stage the function of an element, and the kernel that takes packs of them."""
+
+from __future__ import annotations
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+
+from ..c.comment import about
+from ..c.text import comment
+from ..c.words import words_used
+from .plan import kernel_name
+from .scalars import scalars_kernel
+from .stage import StageKernel
+from .words import DIALECT, FINISH_KERNEL, parts_used, types_used
+
+
+def kernel_source(program: Program, layout: Layout) -> str:
+    """The source of all kernels of a program; BackendUnsupported for an operation that CUDA C has no spelling for."""
+    kernels = []
+    for index, stage in enumerate(program.stages):
+        if stage.roots:
+            element = "element" if len(program.stages) == 1 else f"element_{index}"
+            kernels += StageKernel(program, layout, stage, kernel_name(program, index), element).texts()
+    if any(stage.reduces for stage in program.stages):
+        kernels.append(FINISH_KERNEL)
+    kernels += scalars_kernel(program)
+    parts = parts_used("\n".join(kernels))
+    words = words_used("\n".join([*parts, *kernels]), DIALECT)
+    types = types_used("\n".join([*words, *parts, *kernels]))
+    title = f"{program.name} by the cupy backend: {layout.text()}. Printed by rulec."
+    head = "\n".join([*comment([title, "", *about(program)]), "", *types])
+    return "\n\n".join(text.rstrip("\n") for text in [head, *words, *parts, *kernels]) + "\n"

@@ -1,0 +1,309 @@
+"""Prints one stage of a program as a kernel of CUDA C, around the function of its elements."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program, Result, Stage
+from rulec.language.node import Op
+
+from ..c.print import ElementWriter, Parameter
+from ..c.text import WIDTH, block, call_lines, indented
+from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
+from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
+from .words import DIALECT
+
+_KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
+_NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
+
+#: Blocks that a multiprocessor must have room for: told of no number, the compiler may move values to local memory to
+#: make room for more of them.
+_BLOCKS = 2
+
+#: What every kernel of a stage is given beside its chunks or tiles.
+_TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table", "const bool *stays",
+           "const float *scale")  # fmt: skip
+
+
+class StageKernel:
+    """The kernel `name` of a stage, and the function `element` that it calls for each element.
+
+    A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest of them at least.
+    """
+
+    def __init__(self, program: Program, layout: Layout, stage: Stage, name: str, element: str) -> None:
+        self.program, self.layout, self.stage, self.name = program, layout, stage, name
+        self.writer = ElementWriter(program, layout, stage, DIALECT, element, scaled=True)
+        self.parameters = self.writer.parameters()
+        self.wide = pack_width(program, layout, stage)
+        self.shaped = is_shaped(program, stage, layout)
+        self.bound, self.given = bound_lines(program), given_lines(program)
+
+    def texts(self) -> list[str]:
+        """The function and the kernel."""
+        body = self._shaped() if self.shaped else self._flat()
+        first = "const Tile *tiles" if self.shaped else "const Chunk *chunks"
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, {_BLOCKS}) {self.name}'
+        lines = call_lines(head, [[first, *_TABLES]], "")
+        return [self.writer.text(), "\n".join([*self._about(), *lines, "{", *indented(body), "}"])]
+
+    def _about(self) -> list[str]:
+        """What a block does, in a sentence."""
+        levels: dict[str, list[str]] = {}
+        for r in self.stage.reduces:
+            levels.setdefault(str(r.value.arg), []).append(r.name)
+        does = [f"stores {', '.join(self.writer.stored())}"] * bool(self.stage.stores)
+        does += [f"totals {', '.join(names)} per {level}" for level, names in levels.items()]
+        text = f"A block takes one {'tile' if self.shaped else 'chunk'} of one tensor: it {'; it '.join(does)}."
+        return textwrap.wrap(text, WIDTH, initial_indent="// ", subsequent_indent="// ")
+
+    # Lines before the loops
+
+    def _begin(self) -> list[str]:
+        """A block's part, and what lies in the tables for its tensor."""
+        part = "tile" if self.shaped else "chunk"
+        return [
+            f"const {part.title()} {part} = {part}s[blockIdx.x];",
+            f"bound += {len(self.bound)} * {part}.tensor;  // the tensor's own addresses",
+            f"given += {len(GIVEN) + len(self.given)} * {part}.tensor;  // what comes with each call",
+            "const int64_t place = given[0];  // its row of the table",
+            "const bool wide = given[1];  // whether all its addresses are multiples of 16",
+            *self._stays(),
+            *self._addresses(),
+            *self._scalars(),
+        ]
+
+    def _stays(self) -> list[str]:
+        """What is done where a tensor is to be left as it is: it is totalled all the same."""
+        if not self.stage.reduces:
+            return block("if (stays && stays[place])", ["return;"])
+        return ["const bool writes = !(stays && stays[place]);"] * bool(self.stage.stores)
+
+    def _addresses(self) -> list[str]:
+        kinds = {p.of: p.type for p in self.parameters if p.kind == "buffer"}
+        kinds |= dict.fromkeys(self.stage.reads, f"const {self.writer.real} *")
+        order = [*self.bound, *self.given]
+        return [
+            f"{kind}const {self.writer.at[name]} = at<{kind.removesuffix(' *')}>({self._word(name)});"
+            for name, kind in sorted(kinds.items(), key=lambda item: order.index(item[0]))
+        ]
+
+    def _slots(self, reduction: Result) -> str:
+        """Where a reduction's slots begin: read where they are used, for it is once, and registers are few."""
+        return f"at<double>({self._word(reduction.name)})"
+
+    def _word(self, name: str) -> str:
+        if name in self.bound:
+            return f"bound[{self.bound.index(name)}]"
+        return f"given[{len(GIVEN) + self.given.index(name)}]"
+
+    def _scalars(self) -> list[str]:
+        """Columns of the table under their names, and what gradients are multiplied by."""
+        found = []
+        columns = [p for p in self.parameters if p.kind == "scalar"]
+        if columns:
+            found.append(f"const double *const row = table + {len(self.program.columns)} * place;")
+        for p in columns:
+            text = f"row[{p.of}]"
+            text = f"{text} != 0" if p.type == "bool" else text if p.type == "double" else f"({p.type}){text}"
+            found.append(f"const {p.type} {p.name} = {text};")
+        scales = [p for p in self.parameters if p.kind == "scale"]
+        return found + [f"const {p.type} {p.name} = scale ? 1.0f / *scale : 1.0f;" for p in scales]
+
+    def _totals(self, *places: str) -> list[str]:
+        """The variables of reductions, before anything is taken into them."""
+        return [
+            f"double {self.writer.names[r.name]} = {_NOTHING[r.value.op]};" for r in self._reduced(*places)
+        ]  # fmt: skip
+
+    def _reduced(self, *places: str) -> list[Result]:
+        return [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
+
+    # Elements
+
+    def _packed(self, i: str, columns: str = "") -> list[str]:
+        """The statements that move whole packs of elements from `i` on; `columns` is where those of columns begin."""
+        wide, names, at = self.wide, self.writer.names, self.writer.at
+        stored = self.writer.stored()
+        arrays = [p for p in self.parameters if p.kind == "buffer" or p.place in (ELEMENT, COL)]
+        loads, given = [], {"i": "e"}
+        for p in arrays:
+            start = columns if p.place == COL else i
+            text = f"auto {names[p.of]} = pack<{wide}>({at[p.of]} + {start});"
+            if p.kind == "buffer" and p.of not in self.writer.printer.loads():
+                text = f"Pack<{p.type.removesuffix(' *')}, {wide}> {names[p.of]};"
+            loads.append(text)
+            given[p.name] = f"{names[p.of]}.at"
+            if p.place == COL:
+                given[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
+        loop = block(f"for (int e = 0; e < {wide}; ++e)", self._call(given))
+        stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.writer.buffers() if b in stored]
+        return [*loads, "#pragma unroll", *loop, *self._written(stores)]
+
+    def _written(self, stores: list[str]) -> list[str]:
+        """Stores, but where a tensor that is totalled is to be left as it is."""
+        return block("if (writes)", stores) if stores and self.stage.reduces else stores
+
+    def _single(self, i: str, column: str = "") -> list[str]:
+        """The statement for one element, `i`, in memory."""
+        given = {"i": i}
+        for p in self.parameters:
+            if p.place == COL:
+                given[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{column}]")
+        if not (self.stage.stores and self.stage.reduces):
+            return self._call(given)
+        # What is stored goes to a copy first.
+        stored = [p for p in self.parameters if p.kind == "buffer" and p.of in self.writer.stored()]
+        copies = [f"auto {self.writer.names[p.of]} = {p.name}[{i}];" for p in stored]
+        elements = [p for p in self.parameters if p.kind == "buffer" or p.place == ELEMENT]
+        given |= {p.name: f"{p.name} + {i}" for p in elements} | {p.name: f"&{self.writer.names[p.of]}" for p in stored}
+        stores = [f"{p.name}[{i}] = {self.writer.names[p.of]};" for p in stored]
+        return [*copies, *self._call(given | {"i": "0"}), *self._written(stores)]
+
+    def _call(self, given: dict[str, str]) -> list[str]:
+        for p in self.parameters:
+            if p.kind == "total":
+                column = any(r.name == p.of for r in self._reduced(COL))
+                given[p.name] = f"&{p.name}[e]" if column else f"&{p.name}"
+            elif p.place in (ROW, MATRIX):
+                index = "line" if p.place == ROW else "tile.matrix"
+                given[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{index}]")
+        return self.writer.call(given)
+
+    @staticmethod
+    def _truth(p: Parameter, text: str) -> str:
+        return f"{text} != 0" if p.type == "bool" else text
+
+    # Elements alike
+
+    def _flat(self) -> list[str]:
+        body = self._in_order() if self.stage.reduces else self._side_by_side()
+        return [*self._begin(), *self._totals(TENSOR), *body, *self._leave("chunk")]
+
+    def _side_by_side(self) -> list[str]:
+        """Packs as far as they go; then single elements, neighbours by neighbouring threads."""
+        wide = self.wide
+        whole = f"chunk.start + (chunk.stop - chunk.start) / {wide} * {wide}"
+        return [
+            "// Packs where addresses allow them, then single elements.",
+            f"const int64_t packed = wide ? {whole} : chunk.start;",
+            "#pragma unroll 1",
+            f"for (int64_t i = chunk.start + {wide} * threadIdx.x; i < packed; i += {wide} * blockDim.x) {{",
+            *indented(self._packed("i")), "}",
+            "#pragma unroll 1",
+            *block("for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x)", self._single("i")),
+        ]  # fmt: skip
+
+    def _in_order(self) -> list[str]:
+        """A thread takes the same elements in packs or one by one: what it totals has the same bits."""
+        wide = self.wide
+        return [
+            "// A thread takes the same elements in packs or one by one, so that its totals have the same bits.",
+            "#pragma unroll 1",
+            f"for (int64_t i = chunk.start + {wide} * threadIdx.x; i < chunk.stop; i += {wide} * blockDim.x) {{",
+            *indented([
+                f"if (wide && i + {wide} <= chunk.stop) {{",
+                *indented(self._packed("i")),
+                "} else {",
+                *indented([
+                    "#pragma unroll 1",
+                    *block(f"for (int64_t e = i; e < i + {wide} && e < chunk.stop; ++e)", self._single("e")),
+                ]),
+                "}",
+            ]),
+            "}",
+        ]  # fmt: skip
+
+    def _leave(self, part: str) -> list[str]:
+        """The totals of a tensor, joined over the block."""
+        found = []
+        for r in self._reduced(TENSOR):
+            name = self.writer.names[r.name]
+            found += [
+                f"{name} = over_block({_KIND[r.value.op]}, {name});",
+                *block("if (threadIdx.x == 0)", [f"{self._slots(r)}[{part}.slot] = {name};"]),
+            ]
+        return found
+
+    # Matrices
+
+    def _shaped(self) -> list[str]:
+        """Lines by groups of threads, and in a line packs by lanes.
+
+        Where there is something of columns, a tile is no wider than its lanes' packs: a thread has the same columns in
+        all lines.
+        """
+        wide = self.wide
+        columns = [f"double {self.writer.names[r.name]}[{wide}];" for r in self._reduced(COL)]
+        clear = [f"{self.writer.names[r.name]}[e] = {_NOTHING[r.value.op]};" for r in self._reduced(COL)]
+        begin = ["#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", clear)] if clear else []
+        return [
+            *self._begin(),
+            "const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;",
+            *self._totals(TENSOR), *columns, *begin,
+            "// Each group of lanes takes a line; those without one go along, for lanes wait for each other.",
+            "#pragma unroll 1",
+            "for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {",
+            *indented(self._line()),
+            "}",
+            *self._leave_columns(), *self._leave("tile"),
+        ]  # fmt: skip
+
+    def _line(self) -> list[str]:
+        """All threads run through it, also those whose line lies below the tile: lanes wait for each other."""
+        start, step = f"tile.left + {self.wide} * lane", f"{self.wide} * lanes"
+        return [
+            "const int64_t line = top + threadIdx.x / lanes;",
+            *self._totals(ROW),
+            "#pragma unroll 1",
+            f"for (int64_t j = {start}; line < tile.bottom && j < tile.right; j += {step}) {{",
+            *indented(self._columns()),
+            "}",
+            *self._leave_rows(),
+        ]  # fmt: skip
+
+    def _columns(self) -> list[str]:
+        wide = self.wide
+        has_columns = any(p.place == COL for p in self.parameters)
+        return [
+            "const int64_t i = line * tile.width + j;",
+            *["const int64_t column = tile.matrix * tile.width + j;"] * has_columns,
+            f"if (wide && j + {wide} <= tile.right) {{",
+            *indented(self._packed("i", "column")),
+            "} else {",
+            *indented(self._one_by_one()),
+            "}",
+        ]  # fmt: skip
+
+    def _one_by_one(self) -> list[str]:
+        """The elements of a pack that is no whole one."""
+        single = self._single("i + e", "column + e")
+        if self._reduced(COL):  # totals in registers have indices that the compiler knows
+            whole = block("if (j + e < tile.right)", single)
+            return ["#pragma unroll", *block(f"for (int e = 0; e < {self.wide}; ++e)", whole)]
+        return ["#pragma unroll 1", *block(f"for (int e = 0; e < {self.wide} && j + e < tile.right; ++e)", single)]
+
+    def _leave_rows(self) -> list[str]:
+        found = []
+        for r in self._reduced(ROW):
+            name = self.writer.names[r.name]
+            found += [
+                f"{name} = over_lanes({_KIND[r.value.op]}, {name}, lanes);",
+                *block(
+                    "if (lane == 0 && line < tile.bottom)",
+                    [f"{self._slots(r)}[tile.row_slots + line] = {name};"],
+                ),
+            ]
+        return found
+
+    def _leave_columns(self) -> list[str]:
+        found: list[str] = []
+        for r in self._reduced(COL):
+            name = self.writer.names[r.name]
+            first = f"tile.left + {self.wide} * lane"
+            target = f"{self._slots(r)} + tile.col_slots + tile.matrix * tile.width + {first}"
+            arguments: Sequence[Sequence[str]] = [[_KIND[r.value.op], name, "lanes", target, f"tile.right - ({first})"]]
+            found += call_lines("leave_columns", arguments, ";")
+        return found

@@ -1,0 +1,144 @@
+"""The numpy backend: readable array code, one statement for each named value. Nothing is fused and nothing compiled.
+
+It is what to read beside a rule, and it runs wherever NumPy does; it makes temporaries as large as the tensors, so it
+is not what to train with. The same code runs on the arrays of any library that follows the array API standard
+(`__array_namespace__`, 2023.12 or later) and lets its arrays be written; `cbrt` and `erf`, which the standard lacks,
+work where the library has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnsupported
+
+from ..array_print import print_file
+from ..printed import run_source
+from .print import DIALECT, NumpyFunction
+from .views import TensorViews
+
+
+class NumpyBackend:
+    """Array code for NumPy, and for libraries like it."""
+
+    name = "numpy"
+
+    def unavailable_reason(self) -> str | None:
+        """None: rulec needs NumPy itself."""
+        return None
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """A function for each stage, `step` or `stage_0` and so on, that does it for one tensor.
+
+        Raises BackendUnsupported for an operation that array libraries have no function for.
+        """
+        return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
+
+    def build(self, program: Program, layout: Layout, source: str) -> NumpyKernel:
+        """The kernel of a source text."""
+        return NumpyKernel(program, layout, source)
+
+
+def _functions(program: Program, layout: Layout) -> list[NumpyFunction]:
+    return [NumpyFunction(program, layout, index) for index in range(len(program.stages))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _printed(name: str, source: str) -> dict[str, Any]:
+    return run_source("numpy", name, source)
+
+
+class NumpyKernel:
+    """The functions of one program and layout."""
+
+    def __init__(self, program: Program, layout: Layout, source: str) -> None:
+        self.program, self.compute = program, layout.compute
+        self.functions = _functions(program, layout)
+        printed = _printed(program.name, source)
+        #: The Python function of each stage.
+        self.steps: list[Callable[..., dict[str, Any] | None]] = [printed[f.name] for f in self.functions]
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> NumpyCall:
+        """A call over these arrays, of the layout's dtypes, which must not share memory with each other.
+
+        Raises BackendUnsupported for arrays that cannot be written in place.
+        """
+        return NumpyCall(self, params, states, views)
+
+
+class NumpyCall:
+    """A kernel bound to the parameters and states of one bucket."""
+
+    def __init__(
+        self, kernel: NumpyKernel, params: Sequence[Any], states: Sequence[dict[str, Any]],
+        views: Sequence[MatrixView] = (),
+    ) -> None:  # fmt: skip
+        self._kernel, self._params, self._states = kernel, params, states
+        self._namespace: Any = _namespace(params[0], kernel.program.name) if params else np
+        self._real = functools.partial(self._namespace.asarray, dtype=getattr(self._namespace, kernel.compute))
+        self._tensors = [
+            TensorViews(self._namespace, {"p": param, **state}, view)
+            for param, state, view in zip(params, states, views or itertools.repeat(None, len(params)), strict=True)
+        ]
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Does a stage for every tensor of the bucket, or for `tensors` of it, in place."""
+        function, step = self._kernel.functions[stage], self._kernel.steps[stage]
+        columns = function.columns()
+        fired = range(len(self._tensors)) if tensors is None else tensors
+        scalars: dict[int, list[Any]] = {}
+        results: list[dict[str, Any]] = []
+        with np.errstate(all="ignore"):
+            for place, (tensor, gradient) in enumerate(zip(fired, moving, strict=True)):
+                row = int(rows.index[tensor])
+                if row not in scalars:
+                    scalars[row] = [self._real(x) for x in rows.table[row, columns].tolist()]
+                given = {name: arrays[place] for name, arrays in (scratch or {}).items()}
+                arrays = self._arrays(function, self._tensors[tensor], {"g": gradient, **given})
+                results.append(step(self._namespace, self._real, *arrays, *scalars[row]) or {})
+        return Written(self._params, self._states, _reduced(function, results))
+
+    def _arrays(self, function: NumpyFunction, tensor: TensorViews, given: Mapping[str, Any]) -> list[Any]:
+        """What the function of a stage takes: bound arrays, those `given` for this call, and vectors."""
+        viewed = function.sees_matrices
+        found = [tensor.given(given[b], viewed) if b in given else tensor.bound(b, viewed) for b in function.buffers]
+        axes = (self._kernel.program.result(name).axes for name in function.vectors)
+        return found + [tensor.vector(given[v], a, viewed) for v, a in zip(function.vectors, axes, strict=True)]
+
+
+def _reduced(function: NumpyFunction, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reductions of a stage: numbers per tensor in one array, rows and columns as they are."""
+    found: dict[str, Any] = {}
+    for reduction in function.stage.reduces:
+        values = [result[reduction.name] for result in results]
+        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+        found[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
+    return found
+
+
+def _namespace(array: Any, rule: str) -> Any:
+    """The array API namespace of an array that can be written."""
+    if not hasattr(array, "__array_namespace__"):
+        raise BackendUnsupported("numpy", f"arrays of type {type(array).__name__}", rule)
+    namespace = array.__array_namespace__()
+    probe = namespace.zeros((1,))
+    try:
+        probe[...] = probe
+    except TypeError:
+        fault = f"arrays of type {type(array).__name__}, which cannot be written,"
+        raise BackendUnsupported("numpy", fault, rule) from None
+    return namespace

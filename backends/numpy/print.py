@@ -1,0 +1,74 @@
+"""How the numpy backend spells a stage: values, then reductions, then what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rulec.backend.layout import Layout
+from rulec.backend.printer import bare
+from rulec.compiler.ir import Program, Result
+from rulec.language.node import Op
+
+from ..array_print import Dialect, StageFunction
+
+DIALECT = Dialect(
+    backend="numpy",
+    module="xp",
+    parameters=("xp", "real"),
+    imports=(),
+    functions={
+        name: f"from rulec_backends.numpy.words import {name}"
+        for name in ("cbrt", "erf", "greatest", "least", "power", "sigmoid")
+    },
+    cast="real({})",
+    number="real({})",
+    copy="xp.asarray({}, copy=True)",
+)
+
+#: The axis of the matrices that a reduction takes away, by the level that remains.
+_AXIS = {"row": "axis=2", "col": "axis=1"}
+
+
+class NumpyFunction(StageFunction):
+    """One stage as a function that writes into its arrays and returns its reductions, if it has any."""
+
+    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+        stores = program.stages[index].stores
+        written = {s.buffer for s in stores}
+        # A value that is a buffer as it was must be read before that buffer is written.
+        copied = [str(s.value.arg) for s in stores if s.value.op is Op.LOAD and s.value.arg in written]
+        super().__init__(DIALECT, program, layout, index, copied)
+        self.index = index
+
+    def text(self) -> str:
+        """The printed function."""
+        return self.source(self._summary(), self._ending)
+
+    def _summary(self) -> str:
+        count, compute = len(self.program.stages), self.layout.compute
+        what = "Update one tensor in place." if count == 1 else f"Stage {self.index} of {count} for one tensor."
+        shapes = "(batch, rows, cols) or less" if self.sees_matrices else "of one shape"
+        return (
+            f"{what} Arrays are {shapes}, scalars 0-d; computed in {compute}.\n\n"
+            f"    `xp` is the arrays' namespace, `real` makes {compute} of a number or an array.\n    "
+        )
+
+    def _ending(self, written: Mapping[str, str]) -> list[str]:
+        lines = [f"{self.reductions[r.name]} = {self._reduction(r)}" for r in self.stage.reduces]
+        lines += [f"{self.arrays[b]}[...] = {self._stored(b, text)}" for b, text in written.items()]
+        returned = ", ".join(f'"{name}": {local}' for name, local in self.reductions.items())
+        return [*lines, f"return {{{returned}}}"] if returned else lines
+
+    def _reduction(self, result: Result) -> str:
+        operand = bare(self.printer.text(result.value.args[0]))
+        axis = _AXIS.get(str(result.value.arg), "")
+        if result.value.op is Op.SUM:
+            kept = f", {axis}, keepdims=True" if axis else ""
+            return f"xp.sum({operand}{kept}, dtype=xp.float64)"
+        function = "least" if result.value.op is Op.MIN else "greatest"
+        return f"{function}({operand}{', ' if axis else ''}{axis})"
+
+    def _stored(self, buffer: str, text: str) -> str:
+        if self.layout.dtype(buffer) == self.layout.compute:
+            return text
+        return f"xp.asarray({text}, dtype={self.arrays[buffer]}.dtype)"

@@ -1,0 +1,112 @@
+"""The triton backend: one launch for a stage and bucket, on NVIDIA's and AMD's GPUs, over torch tensors.
+
+A program of the grid takes one chunk of one tensor. Addresses come from tables, so tensors may lie anywhere; those of
+gradients are read at every call. Without a GPU the same kernels run in Triton's interpreter (TRITON_INTERPRET=1, set
+before Triton is imported), slowly, on tensors in main memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnsupported, TensorError
+
+from ..printed import run_source
+from .print import program_source
+
+if TYPE_CHECKING:
+    from .call import TritonCall
+
+
+class TritonBackend:
+    """Kernels in Triton, for torch tensors on GPUs."""
+
+    name = "triton"
+    on_device = True
+
+    def unavailable_reason(self) -> str | None:
+        """None where there is a GPU or the interpreter; else what is missing."""
+        for package in ("triton", "torch"):
+            if importlib.util.find_spec(package) is None:
+                return f"{package} is not installed: pip install {package}"
+        if interpreted():
+            return None
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch finds no GPU: use another backend, or set TRITON_INTERPRET=1 to run Triton's interpreter"
+        return _driver_trouble()
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """The source of the kernels of all stages."""
+        return program_source(program, layout)
+
+    def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
+        """The kernel of a source text; Triton compiles it at the first call, and keeps it in its own cache."""
+        return TritonKernel(program, layout, _kernels(program.name, source))
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _driver_trouble() -> str | None:
+    """Why Triton does not run on the GPU that torch has found, in one line; None where it does."""
+    import triton
+
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except (RuntimeError, OSError, AttributeError, AssertionError) as error:
+        found = str(error).strip().splitlines() or [type(error).__name__]
+        return f"Triton does not find the driver of the GPU that torch finds ({found[0]}): install a triton of its kind"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernels(name: str, source: str) -> Mapping[str, Any]:
+    return run_source("triton", name, source)
+
+
+class TritonKernel:
+    """The kernels of one program and layout, by the name of the printed function."""
+
+    def __init__(self, program: Program, layout: Layout, kernels: Mapping[str, Any]) -> None:
+        self.program, self.layout, self.kernels = program, layout, kernels
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> TritonCall:
+        """A call over these tensors: contiguous, of the layout's dtypes, all on one device; addresses are read now.
+
+        TensorError where they are not on one device, or not on a GPU.
+        """
+        from .call import TritonCall
+
+        self._check(params, states)
+        return TritonCall(self.program, self.layout, self.kernels, params, states, views)
+
+    def _check(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
+        if any(not hasattr(p, "data_ptr") for p in params):
+            raise BackendUnsupported("triton", "an update of arrays other than PyTorch's", self.program.name)
+        places = [str(p.device) for p in params]
+        devices = {*places, *(str(x.device) for s in states for x in s.values() if hasattr(x, "device"))}
+        if "cpu" in devices and not interpreted():
+            which = f"parameter {places.index('cpu')}" if "cpu" in places else "a state"
+            raise TensorError(
+                f"{self.program.name}: {which} is in main memory, which the triton backend does not reach: move it to "
+                "a GPU, or choose the backend cpu"
+            )
+        if len(devices) > 1:
+            raise TensorError(
+                f"{self.program.name}: the triton backend updates tensors of one device at a time, and was given some "
+                f"on {' and '.join(sorted(devices))}: move them to one, or bind those of each device on their own"
+            )

@@ -1,0 +1,240 @@
+"""The names and lines of one stage as Triton writes them: what loops over blocks and over tiles have in common."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rulec.backend.layout import Layout
+from rulec.backend.printer import StagePrinter, bare, unique_name
+from rulec.compiler.ir import Program, Result, Stage
+from rulec.language.node import Op, is_boolean, walk
+
+from ..plan import ELEMENT, ROW, address_lines, place
+from .ops import constant, is_bare, operations
+from .plan import buffers_used, known_columns, moving_columns, wide_arrays
+from .words import WORDS
+
+#: Names that a printed file uses for itself.
+RESERVED = frozenset(
+    {
+        "tl", "triton", "float", "range", "None", "True", "False", "chunks", "known", "moving", "table", "stays",
+        "scale", "slots", "chunk", "tensor", "number", "row", "values", "size", "span", "first", "last", "whole",
+        "aligned", "block", "i", "inside", "writable", "write", "unscale", "matrix", "left", "top", "middle", "bottom",
+        "batch", "height", "width", "lines", "tile", "across", "deep", "piece", "start", "plane", "down", "along",
+        "line", "rows", "columns", "column", "beside", "below", "jobs", "results", "finish", "scalars",
+        "ALL", "BLOCK", "VECTOR", "MATRICES", "ROWS", "COLUMNS", "WIDE", "EMULATED",
+    }
+    | set(WORDS)
+)  # fmt: skip
+
+#: What a reduction begins with.
+NOTHING = {Op.SUM: "0.0", Op.MIN: 'float("inf")', Op.MAX: '-float("inf")'}
+
+_JOINED = {
+    Op.SUM: "{} + {}",
+    Op.MIN: "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    Op.MAX: "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+}
+_WHOLE = {Op.SUM: "tl.sum", Op.MIN: "lowest", Op.MAX: "highest"}
+
+
+class StageSource:
+    """The names of a stage's values, addresses and reductions, and the lines that load, compute, store and reduce.
+
+    `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots. `works_on`
+    says that a tensor that stays as it is is worked on all the same, and its stores left out.
+    """
+
+    works_on = False
+
+    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+        self.program, self.layout, self.index = program, layout, index
+        self.stage: Stage = program.stages[index]
+        self.compute = layout.compute
+        taken = set(RESERVED) | {f"stage_{i}{part}" for i in range(len(program.stages)) for part in PARTS}
+        lines = address_lines(program)
+        self.names = {name: unique_name(name, taken) for name in lines}
+        self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in lines}
+        self.rest = {r.name: unique_name(f"{self.names[r.name]}_rest", taken) for r in self.stage.reduces}
+        self.printer = StagePrinter(
+            "triton", program, self.stage, operations(self.compute), lambda v: constant(v, self.compute),
+            self.names.__getitem__, frozenset(taken), self.names.__getitem__,
+        )  # fmt: skip
+        self.scalars = {self.printer.column(i): i for i in self.printer.columns_used()}
+        self.known, self.moving = known_columns(program, self.stage, layout), moving_columns(program, self.stage)
+        self.buffers = buffers_used(program, self.stage)
+        self.arrays = [*self.buffers, *self.stage.reads]
+        self.scaled = "g" in self.printer.loads()
+        kept = [s for s in self.stage.stores if program.buffer(s.buffer).role != "scratch"]
+        #: Whether a tensor that stays as it is still has work to do here, and stores to leave out.
+        self.guarded = bool(kept) and (self.works_on or bool(self.stage.reduces) or len(kept) < len(self.stage.stores))
+        self.emulates = any(layout.dtype(s.buffer) == "bfloat16" for s in self.stage.stores)
+
+    # The kernel's own lines
+
+    def about_lines(self) -> list[str]:
+        """What the kernel does and what it is given, as its docstring."""
+        stores = [f"stores {', '.join(s.buffer for s in self.stage.stores)}"] * bool(self.stage.stores)
+        reduces = [f"reduces to {r.name} per {r.value.arg}" for r in self.stage.reduces]
+        done = textwrap.wrap(f"One chunk of one tensor: stage {self.index} {', '.join([*stores, *reduces])}.", 100)
+        return [
+            '"""' + done[0], *done[1:], "",
+            "`chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is",
+            "cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.",
+            '"""',
+        ]  # fmt: skip
+
+    def address_lines(self) -> list[str]:
+        """Addresses and where slots begin, from the lines of the two tables."""
+        reduced = [r.name for r in self.stage.reduces if place(r.axes, self.layout) != ROW]
+        fixed = [n for n in self.known if n in self.at and n not in reduced]
+        found = [f"{self.at[n]} = tl.load(known + {self.known.index(n)})" for n in fixed]
+        return found + [f"{self.at[n]} = tl.load(moving + {1 + i})" for i, n in enumerate(self.moving)]
+
+    def slots(self, reduction: Result) -> str:
+        """Where the slots of a reduction begin that a chunk leaves once: read when it does."""
+        return f"tl.load(known + {self.known.index(reduction.name)})"
+
+    def scalar_lines(self) -> list[str]:
+        """The columns of the scalar table that the stage reads."""
+        return [f"{name} = {self._scalar(column)}" for name, column in self.scalars.items()]
+
+    def _scalar(self, column: int) -> str:
+        text = f"tl.load(values + {column})"
+        truth = is_boolean(self.program.columns[column].value)
+        return self._true(text) if truth else f"{text}.to(tl.{self.compute})"
+
+    @staticmethod
+    def _true(text: str) -> str:
+        # Through an integer, for the interpreter takes the dtype of what is compared for that of the truth.
+        return f"{text}.to(tl.int32) != 0"
+
+    def aligned(self, arrays: Sequence[str]) -> str:
+        """Whether all of these lie at multiples of 16 bytes."""
+        return f"({' | '.join(self.at[a] for a in arrays)}) % 16 == 0"
+
+    # The lines of a loop
+
+    def pointer_lines(self) -> list[str]:
+        """Addresses as pointers, where ALL aligned ones to what is read side by side."""
+        wide = wide_arrays(self.program, self.stage, self.layout)
+        casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in self.arrays}
+        found = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
+        return [f"{self.at[a]} = {text}" for a, text in found.items()]
+
+    def _storage(self, name: str) -> str:
+        return self.compute if name in self.stage.reads else self.layout.dtype(name)
+
+    def before_lines(self) -> list[str]:
+        """What is read once for all elements: what gradients are multiplied by, and whether to store."""
+        found = []
+        if self.scaled:
+            found += ["if scale is not None:", "    unscale = tl.div_rn(1.0, tl.load(scale))"]
+        if self.guarded:
+            found += ["if stays is not None:", "    write = tl.load(stays + row) == 0"]
+        return found
+
+    def load_lines(self) -> list[str]:
+        """Each buffer's elements before this step, in the compute dtype, under its name."""
+        found = []
+        for buffer in self.printer.loads():
+            name = self.names[buffer]
+            found.append(f"{name} = {self._load(buffer)}")
+            if buffer == "g":
+                factor = "unscale" if self.compute == "float32" else f"unscale.to(tl.{self.compute})"
+                found += ["if scale is not None:", f"    {name} = {name} * {factor}"]
+        return found
+
+    def _load(self, buffer: str) -> str:
+        text = f"tl.load({self.at[buffer]} + start + i, mask=inside)"
+        if self.layout.dtype(buffer) != self.compute:
+            text += f".to(tl.{self.compute})"
+        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+
+    def vector_lines(self, where: str, index: str, mask: str) -> list[str]:
+        """Each vector that has its values at this place, under its name."""
+        found = [self.program.result(v) for v in self.stage.reads]
+        return [self._vector(v, index, mask) for v in found if place(v.axes, self.layout) == where]
+
+    def _vector(self, vector: Result, index: str, mask: str) -> str:
+        text = f"tl.load({self.at[vector.name]} + {index}, mask={mask})"
+        return f"{self.names[vector.name]} = {self._true(text) if is_boolean(vector.value) else text}"
+
+    def value_lines(self) -> list[str]:
+        """Each named value."""
+        return [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
+
+    def store_lines(self) -> list[str]:
+        """The statements that store elements: after all values, so that no store changes what another reads."""
+        found = []
+        if self.guarded:
+            found.append("writable = inside if stays is None else (write if ALL else inside & write)")
+        return found + [self._store(s.buffer, bare(self.printer.text(s.value))) for s in self.stage.stores]
+
+    def _store(self, buffer: str, value: str) -> str:
+        if self.layout.dtype(buffer) == "bfloat16" and not is_bare(value):
+            value = f"{value}.to(tl.float32)" if self.compute == "float64" else value
+            value = f"to_bfloat16({value}, EMULATED)"
+        kept = self.guarded and self.program.buffer(buffer).role != "scratch"
+        return f"tl.store({self.at[buffer]} + start + i, {value}, mask={'writable' if kept else 'inside'})"
+
+    # Reductions
+
+    def zero(self, reduction: Result, shape: str) -> str:
+        """What a reduction of so many elements begins with: a sum in float64, others in the compute dtype."""
+        dtype = "float64" if reduction.value.op is Op.SUM else self.compute
+        return f"{self.names[reduction.name]} = tl.full({shape}, {NOTHING[reduction.value.op]}, tl.{dtype})"
+
+    def taken_in(self, reduction: Result, shape: str) -> str:
+        """The statement that takes a block or tile of elements into a reduction."""
+        name = self.names[reduction.name]
+        return f"{name} = {bare(self.joined(reduction, name, self.operand(reduction, shape)))}"
+
+    def operand(self, reduction: Result, shape: str) -> str:
+        """What is reduced: nothing where `inside` is false, and a sum's in float64."""
+        operand, op = reduction.value.args[0], reduction.value.op
+        text = bare(self.printer.text(operand))
+        if not self._has_elements(reduction):
+            text = f"tl.full({shape}, 0.0, tl.{self.compute}) + {text}"
+        text = f"({text} if ALL else tl.where(inside, {text}, {NOTHING[op]}))"
+        return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text
+
+    def _has_elements(self, reduction: Result) -> bool:
+        """Whether the operand has a value for each element of a tile, and not for its rows or columns alone."""
+        elements = {v for v in self.stage.reads if place(self.program.result(v).axes, self.layout) == ELEMENT}
+        parts = walk(reduction.value.args)
+        return any(n.op is Op.LOAD or (n.op is Op.RESULT and str(n.arg) in elements) for n in parts)
+
+    @staticmethod
+    def joined(reduction: Result, a: str, b: str) -> str:
+        """Two parts of a reduction as one."""
+        return _JOINED[reduction.value.op].format(a, b)
+
+    @staticmethod
+    def total(reduction: Result, value: str, axis: str = "None") -> str:
+        """A block or tile reduced along an axis, or to one number."""
+        word = _WHOLE[reduction.value.op]
+        return f"{word}({value})" if axis == "None" else f"{word}({value}, {axis}, True)"
+
+
+#: What the names of a stage's functions end with.
+PARTS = ("", "_blocks", "_tiles", "_chunk")
+
+
+def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
+    """Lines inside a block."""
+    return ["    " * depth + line if line else line for line in lines]
+
+
+def call(function: str, arguments: Sequence[str], end: str = "") -> list[str]:
+    """`function(arguments)` on as many lines as it needs."""
+    line = f"{function}({', '.join(arguments)}){end}"
+    if len(line) <= 108:
+        return [line]
+    lines = [""]
+    for argument in arguments:
+        if len(lines[-1]) + len(argument) > 100:
+            lines.append("")
+        lines[-1] += f"{argument}, "
+    return [f"{function}(", *indented([x.rstrip() for x in lines]), f"){end}"]

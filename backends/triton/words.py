@@ -1,0 +1,89 @@
+"""What a printed Triton source may call: functions that Triton lacks, each printed where it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .functions import FUNCTIONS
+
+_TO_BFLOAT16 = '''\
+@triton.jit
+def to_bfloat16(x, EMULATED: tl.constexpr):
+    """A float32 rounded to bfloat16, halves to even; by hand in the interpreter, whose own rounding loses carries."""
+    if EMULATED:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        narrow = tl.where(x == x, rounded, (bits >> 16) | 0x40)
+        return narrow.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(tl.bfloat16)
+'''
+
+_LOWEST = '''\
+@triton.jit
+def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The minimum, NaN where there is one."""
+    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
+'''
+
+_HIGHEST = '''\
+@triton.jit
+def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The maximum, NaN where there is one."""
+    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
+'''
+
+_FINISH = '''\
+@triton.jit(do_not_specialize=["jobs", "slots", "results"])
+def finish(jobs, slots, results, LANES: tl.constexpr):
+    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
+
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
+    """
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
+    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
+    lane = tl.arange(0, LANES)
+    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
+    total = tl.full((LANES,), 0.0, tl.float64) + nothing
+    for done in range(0, rounds):
+        inside = done * one * LANES + lane < limit
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
+        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
+    if one == 0:
+        tl.store(results + to + lane, total, mask=lane < limit)
+    elif kind == 0:
+        tl.store(results + to, tl.sum(total))
+    elif kind == 1:
+        tl.store(results + to, lowest(total))
+    else:
+        tl.store(results + to, highest(total))
+'''
+
+_SIGN = '''\
+@triton.jit
+def sign(x):
+    """1, -1 or 0 by the sign of `x`; NaN of NaN."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+'''
+
+#: The text of each function by name, those it calls before it.
+WORDS: Mapping[str, str] = {
+    "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN, **FUNCTIONS,
+}  # fmt: skip
+
+
+def words_used(text: str) -> list[str]:
+    """The source of every function that `text` calls, and that those call, in an order that defines before use."""
+    found: list[str] = []
+    for name, source in reversed(list(WORDS.items())):
+        if any(re.search(rf"(?<![\w.]){name}\(", re.sub(r'""".*?"""', "", used)) for used in (text, *found)):
+            found.insert(0, source)
+    return found

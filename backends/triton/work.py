@@ -1,0 +1,203 @@
+"""What one stage of a program needs to run over a bucket: tables on the device, slots, options of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnavailable, InternalError
+
+from ..plan import COL, is_shaped, place
+from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
+from .cut import Cut, FlatCut, ShapedCut, Whole
+from .finish import Regions, chosen
+from .memory import Uploads
+from .plan import (
+    FINISHED,
+    known_columns,
+    moved,
+    moving_columns,
+    tile_shapes,
+    vector_width,
+)
+
+#: Tables of tensors fired without the others that are remembered.
+_REMEMBERED = 16
+
+_NOTHING: Any = None
+
+
+class Launch:
+    """The tables of a stage for some of the tensors: which chunks there are, and which reductions to finish.
+
+    `hosts` are what they were copied from: a captured copy reads it at every replay.
+    """
+
+    def __init__(self, chunks: Any, jobs: Any, reduced: Mapping[str, Any], hosts: Sequence[Any]) -> None:
+        self.chunks, self.jobs, self.reduced, self.hosts = chunks, jobs, reduced, hosts
+
+
+class StageWork:
+    """One stage over a bucket."""
+
+    def __init__(
+        self, program: Program, layout: Layout, index: int, kernels: Mapping[str, Any], sizes: Sequence[int],
+        views: Sequence[MatrixView], addresses: Mapping[str, Any], device: Any,
+    ) -> None:  # fmt: skip
+        """`addresses` are those of parameters and states, by name, for each tensor."""
+        stage = program.stages[index]
+        self._name = program.name
+        self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
+        self.moving = moving_columns(program, stage)
+        self.columns = len(program.columns)
+        self.device, self._count = device, len(sizes)
+        self._shaped = is_shaped(program, stage, layout)
+        self._vector = vector_width(program, stage, layout)
+        self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
+        self.cut = self._cut(program, layout, index, sizes, views)
+        self._regions = Regions(stage, layout, self.cut)
+        self.known, _ = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
+        self.slots, results = self._allocated(self._regions.slots), self._allocated(self._regions.results)
+        self._results, self._views = results, self._regions.views(results)
+        self.uploads = Uploads(len(sizes) * (1 + len(self.moving)) + 8 * self.columns, device)
+        self.options = self._options(any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores))
+        self.words: Whole = np.zeros(0, np.int64)
+        self._some: dict[tuple[int, ...], Launch] = {}
+        self._captured: list[Launch] = []
+        self.everything = self._launch(range(len(sizes)), together=True)
+
+    def _chosen(self, count: int, reduces: bool) -> Block:
+        """The block of a stage that moves so many bytes for an element."""
+        name = _device_name(self.device)
+        if self._shaped:
+            return tile_for(self._vector, name)
+        block = block_for(count, name)
+        return reducing(block) if reduces and name != INTERPRETER else block
+
+    def _cut(
+        self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]
+    ) -> Cut:
+        stage = program.stages[index]
+        if not self._shaped:
+            return FlatCut(sizes, self._block.elements, bool(stage.reduces))
+        if len(views) != len(sizes):
+            raise InternalError(f"{program.name} sees matrices: bind its triton kernel with a view of each tensor")
+        shapes = tile_shapes(self._block.elements, self._vector)
+        columns = any(place(r.axes, layout) == COL for r in stage.reduces)
+        return ShapedCut(views, layout.transposed, shapes, columns, bool(stage.reduces))
+
+    def _known(self, names: Sequence[str], addresses: Mapping[str, Any]) -> Whole:
+        """The table `known`."""
+        columns: dict[str, Any] = {**self._regions.starts(), **addresses}
+        own = self.cut.columns.shape[1]
+        found = np.zeros((self._count, len(names)), np.int64)
+        found[:, :own] = self.cut.columns
+        for place_, name in enumerate(names[own:]):
+            found[:, own + place_] = columns[name]
+        return found
+
+    def _options(self, emulates: bool) -> dict[str, Any]:
+        """The constants that the kernel is compiled for."""
+        shape = {"VECTOR": self._vector} if self._shaped else {}
+        emulated = {"EMULATED": self.device.type == "cpu"} if emulates else {}
+        warps = self._block.threads // _warp_size(self.device)
+        return {"BLOCK": self._block.elements, **shape, **emulated, "num_warps": warps, "enable_fp_fusion": False}
+
+    # Tables on the device
+
+    def _uploaded(self, table: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+        """A table on the device, and the memory that it is copied from, without waiting."""
+        import torch
+
+        host = torch.from_numpy(np.ascontiguousarray(table))
+        if self.device.type == "cpu":
+            return host, host
+        pinned = host.pin_memory()
+        return pinned.to(self.device, non_blocking=True), pinned
+
+    def _allocated(self, count: int) -> Any:
+        import torch
+
+        return torch.empty(count, dtype=torch.float64, device=self.device)
+
+    def launch(self, fired: tuple[int, ...] | None, capturing: bool = False) -> Launch:
+        """What to run for these tensors, or for all; kept for good where a graph is being captured."""
+        if fired is None:
+            return self.everything
+        found = self._found(fired)
+        if capturing:
+            self._captured.append(found)
+        return found
+
+    def _found(self, fired: tuple[int, ...]) -> Launch:
+        found = self._some.get(fired)
+        if found is None:
+            if len(self._some) >= _REMEMBERED:
+                self._some.pop(next(iter(self._some)))
+            found = self._some[fired] = self._launch(fired, together=False)
+        return found
+
+    def _launch(self, fired: Sequence[int], together: bool) -> Launch:
+        chunks, host = self._uploaded(self.cut.chunks(fired))
+        jobs, hosts = None, [host]
+        reduced: Mapping[str, Any] = {}
+        if self._regions.found:
+            jobs, host = self._uploaded(self._regions.jobs(np.asarray(fired, np.int64), together))
+            hosts.append(host)
+            reduced = self._views if together else chosen(self._views, fired)
+        return Launch(chunks, jobs, reduced, hosts)
+
+    # The launch
+
+    def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any) -> None:
+        """Runs the stage's kernel, and what finishes its reductions."""
+        reduces = [self.slots] * bool(self._regions.found)
+        if len(launch.chunks):
+            arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
+            try:
+                self.kernel[(len(launch.chunks),)](*arguments, **self.options)
+            except _compiler_errors() as error:
+                raise BackendUnavailable(_refusal(self._name, self.device, error)) from error
+        if launch.jobs is not None and len(launch.jobs):
+            self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
+
+
+def _compiler_errors() -> tuple[type[Exception], ...]:
+    """What Triton raises for a kernel that it cannot compile, or that a GPU has not the room for."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return (CompilationError, OutOfResources, PTXASError)
+
+
+def _refusal(rule: str, device: Any, error: Exception) -> str:
+    """The same in one sentence."""
+    import torch
+
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    place = _device_name(device)
+    if device.type != "cpu":
+        place = "{} (compute capability {}.{})".format(place, *torch.cuda.get_device_capability(device))
+    return f"Triton cannot compile {rule} for {place}: {reason}: choose another backend (`rulec doctor` lists them)"
+
+
+def _warp_size(device: Any) -> int:
+    """The threads of a warp: 32 on NVIDIA's GPUs, 64 on most of AMD's."""
+    if device.type == "cpu":
+        return 32
+    import triton
+
+    return int(triton.runtime.driver.active.get_current_target().warp_size)
+
+
+def _device_name(device: Any) -> str:
+    if device.type == "cpu":
+        return INTERPRETER
+    import torch
+
+    return str(torch.cuda.get_device_name(device))
