@@ -125,7 +125,7 @@ def _tile(name: str, size: int, positive: bool) -> Array:
 
 def threads() -> int:
     """How many threads a kernel runs on in this process."""
-    of_python, torch = _cpu("cpu_threads"), sys.modules.get("torch")
+    of_python, torch = _cpu("cpu.threads"), sys.modules.get("torch")
     if torch is None or of_python.asked_for():
         return int(of_python.thread_count())
     return int(torch.get_num_threads())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec_backends import cpu_machine
+from rulec_backends.cpu import machine as cpu_machine
 
 Array = np.ndarray[Any, Any]
 

@@ -16,10 +16,12 @@ from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.language.node import Op, walk
 from rulec.testing import check_backend
-from rulec_backends import c_print, c_threads, cpu_chunks
 from rulec_backends.c import CBackend, CKernel
+from rulec_backends.c import print as c_print
+from rulec_backends.c import threads as c_threads
 from rulec_backends.c.call import CCall
 from rulec_backends.c.compile import FLAGS, compiler, processor
+from rulec_backends.cpu import chunks as cpu_chunks
 from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING

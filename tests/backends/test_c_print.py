@@ -11,7 +11,7 @@ import pytest
 from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
-from rulec_backends import c_print
+from rulec_backends.c import print as c_print
 from rulec_backends.c.dialect import Dialect
 from rulec_backends.c.print import ElementWriter
 from rulec_backends.c.words import WORDS, words_used

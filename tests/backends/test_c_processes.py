@@ -14,8 +14,8 @@ import pytest
 from rulec.backend import cache
 from rulec.backend.layout import layout_for
 from rulec.errors import BackendUnavailable
-from rulec_backends import c_compile
 from rulec_backends.c import CBackend, CKernel
+from rulec_backends.c import compile as c_compile
 from tests.backends.cpu_programs import bucket_of, program_of
 
 pytestmark = pytest.mark.skipif(CBackend().unavailable_reason() is not None, reason="there is no C compiler")

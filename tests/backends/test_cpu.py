@@ -14,8 +14,12 @@ from rulec.backend.layout import Layout, layout_for
 from rulec.backend.protocol import Rows
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
-from rulec_backends import cpu_chunks, cpu_limit, cpu_machine, cpu_stage, cpu_threads
 from rulec_backends.cpu import CpuBackend, limit_kernel
+from rulec_backends.cpu import chunks as cpu_chunks
+from rulec_backends.cpu import limit as cpu_limit
+from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu import stage as cpu_stage
+from rulec_backends.cpu import threads as cpu_threads
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
 
 SIZES = [1, 7, 16, 1000, 0, 33_000]

@@ -13,7 +13,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from rulec_backends import cpu_machine, cpu_math
+from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu import math as cpu_math
 from tests.backends.cpu_functions import Array, assembly_text, elementary, function
 
 #: The greatest error that the docstrings of cpu_math promise, in ulps, for float32 and float64.

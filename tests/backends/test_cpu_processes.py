@@ -15,8 +15,9 @@ import pytest
 
 from rulec.backend import cache
 from rulec.backend.layout import layout_for
-from rulec_backends import cpu, cpu_threads
+from rulec_backends import cpu
 from rulec_backends.cpu import CpuBackend
+from rulec_backends.cpu import threads as cpu_threads
 from tests.backends.cpu_programs import bucket_of, program_of
 
 #: One AdamW step of an array; prints the sum, the modules that matter, and how long `build` took.

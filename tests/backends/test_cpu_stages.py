@@ -20,8 +20,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.node import Op
-from rulec_backends import cpu_chunks, cpu_limit, cpu_machine
 from rulec_backends.cpu import CpuBackend, limit_kernel
+from rulec_backends.cpu import chunks as cpu_chunks
+from rulec_backends.cpu import limit as cpu_limit
+from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu.chunks import CHUNK, Matrices
 from rulec_backends.cpu.staged import StagedCall
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of

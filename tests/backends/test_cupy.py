@@ -24,8 +24,8 @@ from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, 
 from rulec.testing.conformance import check_mixed_dtypes, check_on_device, check_rule
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
-from rulec_backends import cupy_memory
 from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
 

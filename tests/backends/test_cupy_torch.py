@@ -14,8 +14,8 @@ from rulec.testing import IEEE, TorchKind
 from rulec.testing.cases import loaded
 from rulec.testing.trial import Subject
 from rulec.testing.whole import check_whole
-from rulec_backends import cupy_memory
 from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.call import CudaCall
 from tests.backends import cuda_stand_in
 

@@ -57,7 +57,7 @@ SHAPED = (
 def test_the_ends_of_blocks_and_tiles(blocks: str) -> None:
     """Also where a program takes several blocks, one after the other, and every second tensor is not aligned."""
     in_the_interpreter(
-        "from rulec_backends import triton_blocks, triton_cut, triton_work\n"
+        "from rulec_backends.triton import blocks as triton_blocks, cut as triton_cut, work as triton_work\n"
         f"triton_blocks.INTERPRETED = triton_blocks.{blocks}\n"
         f"if {blocks!r} == 'DEFAULT':\n"
         "    triton_work.tile_for = lambda vector, device: triton_blocks.tile_for(vector, 'some GPU')\n"
@@ -215,7 +215,7 @@ def test_numbers_keep_the_compute_dtype(value: float, compute: str, text: str) -
 
 
 def test_an_operation_without_a_word_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec_backends import triton_ops
+    from rulec_backends.triton import ops as triton_ops
 
     monkeypatch.delitem(triton_ops._WORDS, triton_ops.Op.CBRT)  # type: ignore[arg-type]
     program = compile(rulec.load("madgrad"))

@@ -15,7 +15,8 @@ from rulec.backend.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
-from rulec_backends import triton_blocks, triton_memory
+from rulec_backends.triton import blocks as triton_blocks
+from rulec_backends.triton import memory as triton_memory
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, FlatCut, ShapedCut
 from rulec_backends.triton.finish import Regions

@@ -207,7 +207,7 @@ def test_blocks_are_saved_for_the_device(crew: type[Crew], monkeypatch: pytest.M
 
 
 def test_the_table_is_read_by_the_triton_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec_backends import triton_blocks
+    from rulec_backends.triton import blocks as triton_blocks
 
     monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
     triton_blocks.saved.cache_clear()
@@ -221,7 +221,7 @@ def test_the_table_is_read_by_the_triton_backend(tmp_path: Path, monkeypatch: py
 
 
 def test_every_block_tried_is_one_that_kernels_may_have() -> None:
-    from rulec_backends import triton_blocks
+    from rulec_backends.triton import blocks as triton_blocks
 
     for block in gpu_tune.BLOCKS:
         triton_blocks.check(triton_blocks.Block(*block))
