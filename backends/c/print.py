@@ -20,8 +20,8 @@ from rulec.compiler.ir import Program, Result, Stage
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Kind, Node, Op, is_boolean
 
+from ..comment import line_comment
 from ..plan import ELEMENT, address_lines, place, vectors
-from .comment import line_comment
 from .dialect import Dialect
 from .text import WIDTH, call_lines, indented
 from .words import RESERVED

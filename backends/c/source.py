@@ -10,9 +10,9 @@ from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result
 from rulec.language.node import Op, is_boolean
 
+from ..comment import about, about_stage, column_formula
 from ..cpu.plan import chunk_columns
 from ..plan import COL, MATRIX, ROW, TENSOR, address_lines, is_shaped, place
-from .comment import about, about_stage, column_formula
 from .dialect import Dialect
 from .print import ElementWriter, Parameter
 from .text import WIDTH, block, comment, indented

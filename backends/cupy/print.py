@@ -5,9 +5,9 @@ from __future__ import annotations
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 
-from ..c.comment import about
 from ..c.text import comment
 from ..c.words import words_used
+from ..comment import about
 from .plan import kernel_name
 from .scalars import scalars_kernel
 from .stage import StageKernel

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 
+from ..comment import about
 from ..plan import is_shaped
 from .flat import FlatStage
 from .scalars import ScalarSource, has_scalars
@@ -14,15 +15,21 @@ from .words import words_used
 
 def program_source(program: Program, layout: Layout) -> str:
     """The whole file; BackendUnsupported for an operation that Triton has no word for."""
-    title = f"{program.name} by the triton backend: {layout.text()}. Printed by rulec."
-    functions = [
+    stages = [
         "\n".join(lines) for index in range(len(program.stages)) for lines in _stage_functions(program, layout, index)
     ]
-    if has_scalars(program):
-        functions.append("\n".join(ScalarSource(program).function()))
-    words = words_used("\n".join([*functions, *["finish("] * _reduces(program)]))
-    head = "\n".join([f'"""{title}"""', "", "import triton", "import triton.language as tl"])
-    return "\n\n\n".join([head, *(w.rstrip("\n") for w in words), *functions]) + "\n"
+    scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
+    first = words_used("\n".join(stages))
+    every = words_used("\n".join([*stages, *["finish("] * _reduces(program), *scalars]))
+    parts = [_head(program, layout), *first, *stages, *(w for w in every if w not in first), *scalars]
+    return "\n\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _head(program: Program, layout: Layout) -> str:
+    """What the file is, what it imports."""
+    title = f"{program.name} by the triton backend: {layout.text()}. Printed by rulec."
+    text = "\n".join([title, "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}\n"""\n\nimport triton\nimport triton.language as tl'
 
 
 def _stage_functions(program: Program, layout: Layout, index: int) -> list[list[str]]:

@@ -1,78 +1,21 @@
-"""AdamW by the triton backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
+"""AdamW by the triton backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec.
+
+AdamW: Adam with decoupled weight decay.
+Decoupled Weight Decay Regularization (Loshchilov, Hutter, 2019)
+https://arxiv.org/abs/1711.05101
+
+    m = beta1*m + (1 - beta1)*g
+    v = beta2*v + (1 - beta2)*g**2
+    m_hat = m/(1 - beta1**t)
+    v_hat = v/(1 - beta2**t)
+    adam.direction = m_hat/(sqrt(v_hat) + eps)
+    decay.direction = weight_decay*p
+    direction = adam.direction + decay.direction
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def power_of_any(x, y, result):
-    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
-    x, y = tl.broadcast(x, y)
-    whole = tl.floor(y) == y
-    odd = whole & (tl.floor(y * 0.5) * 2 != y)
-    negative = x.to(tl.int64, bitcast=True) < 0
-    result = tl.where(tl.abs(x) == 1, 1.0, result)
-    result = tl.where(negative & odd, -result, result)
-    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
-    result = tl.where((x != x) | (y != y), x + y, result)
-    return tl.where((x == 1) | (y == 0), 1.0, result)
-
-
-@triton.jit
-def exact_product(a, b):
-    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
-    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
-    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
-    a_low, b_low = a - a_high, b - b_high
-    product = a * b
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-@triton.jit
-def log_in_two(x):
-    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
-    tiny = x < 2.2250738585072014e-308
-    value = tl.where(tiny, x * 18014398509481984.0, x)
-    bits = value.to(tl.int64, bitcast=True)
-    shift = (bits - 4604544271217802189) >> 52
-    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
-    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
-    f = m - 1.0
-    d = m + 1.0
-    d_low = m - (d - 1.0)
-    s = f / d
-    p, e = exact_product(s, d)
-    s_low = (((f - p) - e) - s * d_low) / d
-    square, e = exact_product(s, s)
-    square_low = e + 2.0 * s * s_low
-    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
-    third = terms + 0.6666666666666666
-    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
-    cube, e = exact_product(square, third)
-    cube_low = e + square * third_low + square_low * third
-    rest, e = exact_product(s, cube)
-    rest_low = e + s * cube_low + s_low * cube
-    total = 2.0 * s + rest
-    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
-    large = k * 0.6931471803691238
-    near = large + total
-    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
-    high = near + low
-    return high, low - (high - near)
-
-
-@triton.jit
-def power_64(x, y):
-    """x**y as C99's pow, for float64."""
-    size = tl.abs(x)
-    ordinary = (size > 0) & (size < float("inf"))
-    high, low = log_in_two(tl.where(ordinary, size, 1.0))
-    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
-    product, rest = exact_product(y, high)
-    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
-    result = tl.exp(product)
-    result = tl.where(result < float("inf"), result + result * rest, result)
-    return power_of_any(x, y, result)
 
 
 @triton.jit
@@ -155,6 +98,77 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, False, BLOCK // 2,
     )
+
+
+@triton.jit
+def power_of_any(x, y, result):
+    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
+    x, y = tl.broadcast(x, y)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2 != y)
+    negative = x.to(tl.int64, bitcast=True) < 0
+    result = tl.where(tl.abs(x) == 1, 1.0, result)
+    result = tl.where(negative & odd, -result, result)
+    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
+    result = tl.where((x != x) | (y != y), x + y, result)
+    return tl.where((x == 1) | (y == 0), 1.0, result)
+
+
+@triton.jit
+def exact_product(a, b):
+    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
+    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    a_low, b_low = a - a_high, b - b_high
+    product = a * b
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@triton.jit
+def log_in_two(x):
+    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
+    tiny = x < 2.2250738585072014e-308
+    value = tl.where(tiny, x * 18014398509481984.0, x)
+    bits = value.to(tl.int64, bitcast=True)
+    shift = (bits - 4604544271217802189) >> 52
+    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
+    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
+    f = m - 1.0
+    d = m + 1.0
+    d_low = m - (d - 1.0)
+    s = f / d
+    p, e = exact_product(s, d)
+    s_low = (((f - p) - e) - s * d_low) / d
+    square, e = exact_product(s, s)
+    square_low = e + 2.0 * s * s_low
+    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
+    third = terms + 0.6666666666666666
+    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
+    cube, e = exact_product(square, third)
+    cube_low = e + square * third_low + square_low * third
+    rest, e = exact_product(s, cube)
+    rest_low = e + s * cube_low + s_low * cube
+    total = 2.0 * s + rest
+    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
+    large = k * 0.6931471803691238
+    near = large + total
+    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
+    high = near + low
+    return high, low - (high - near)
+
+
+@triton.jit
+def power_64(x, y):
+    """x**y as C99's pow, for float64."""
+    size = tl.abs(x)
+    ordinary = (size > 0) & (size < float("inf"))
+    high, low = log_in_two(tl.where(ordinary, size, 1.0))
+    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
+    product, rest = exact_product(y, high)
+    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
+    result = tl.exp(product)
+    result = tl.where(result < float("inf"), result + result * rest, result)
+    return power_of_any(x, y, result)
 
 
 @triton.jit(do_not_specialize=["counts", "groups", "hyper", "table", "new", "tensors", "kinds"])

@@ -1,122 +1,25 @@
-"""LAMB by the triton backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
+"""LAMB by the triton backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec.
+
+LAMB: AdamW with every tensor's step scaled to the norm of its parameter.
+Large Batch Optimization for Deep Learning: Training BERT in 76 minutes (You and others, 2020)
+https://arxiv.org/abs/1904.00962
+
+    m = beta1*m + (1 - beta1)*g
+    v = beta2*v + (1 - beta2)*g**2
+    m_hat = m/(1 - beta1**t)
+    v_hat = v/(1 - beta2**t)
+    adam.direction = m_hat/(sqrt(v_hat) + eps)
+    decay.direction = weight_decay*p
+    adamw.direction = adam.direction + decay.direction
+    a = norm(p, per="tensor")
+    b = norm(adamw.direction, per="tensor")
+    trust_ratio.direction = adamw.direction*where(a > 0 and b > 0, a/b, 1)
+    direction = trust_ratio.direction
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
-    """The minimum, NaN where there is one."""
-    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
-    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
-
-
-@triton.jit
-def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
-    """The maximum, NaN where there is one."""
-    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
-    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
-
-
-@triton.jit(do_not_specialize=["jobs", "slots", "results"])
-def finish(jobs, slots, results, LANES: tl.constexpr):
-    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
-
-    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
-    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
-    slots there are to one result, or results side by side.
-    """
-    job = jobs + 8 * tl.program_id(0).to(tl.int64)
-    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
-    lane = tl.arange(0, LANES)
-    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
-    total = tl.full((LANES,), 0.0, tl.float64) + nothing
-    for done in range(0, rounds):
-        inside = done * one * LANES + lane < limit
-        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
-        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
-        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
-        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
-    if one == 0:
-        tl.store(results + to + lane, total, mask=lane < limit)
-    elif kind == 0:
-        tl.store(results + to, tl.sum(total))
-    elif kind == 1:
-        tl.store(results + to, lowest(total))
-    else:
-        tl.store(results + to, highest(total))
-
-
-@triton.jit
-def power_of_any(x, y, result):
-    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
-    x, y = tl.broadcast(x, y)
-    whole = tl.floor(y) == y
-    odd = whole & (tl.floor(y * 0.5) * 2 != y)
-    negative = x.to(tl.int64, bitcast=True) < 0
-    result = tl.where(tl.abs(x) == 1, 1.0, result)
-    result = tl.where(negative & odd, -result, result)
-    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
-    result = tl.where((x != x) | (y != y), x + y, result)
-    return tl.where((x == 1) | (y == 0), 1.0, result)
-
-
-@triton.jit
-def exact_product(a, b):
-    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
-    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
-    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
-    a_low, b_low = a - a_high, b - b_high
-    product = a * b
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-@triton.jit
-def log_in_two(x):
-    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
-    tiny = x < 2.2250738585072014e-308
-    value = tl.where(tiny, x * 18014398509481984.0, x)
-    bits = value.to(tl.int64, bitcast=True)
-    shift = (bits - 4604544271217802189) >> 52
-    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
-    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
-    f = m - 1.0
-    d = m + 1.0
-    d_low = m - (d - 1.0)
-    s = f / d
-    p, e = exact_product(s, d)
-    s_low = (((f - p) - e) - s * d_low) / d
-    square, e = exact_product(s, s)
-    square_low = e + 2.0 * s * s_low
-    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
-    third = terms + 0.6666666666666666
-    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
-    cube, e = exact_product(square, third)
-    cube_low = e + square * third_low + square_low * third
-    rest, e = exact_product(s, cube)
-    rest_low = e + s * cube_low + s_low * cube
-    total = 2.0 * s + rest
-    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
-    large = k * 0.6931471803691238
-    near = large + total
-    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
-    high = near + low
-    return high, low - (high - near)
-
-
-@triton.jit
-def power_64(x, y):
-    """x**y as C99's pow, for float64."""
-    size = tl.abs(x)
-    ordinary = (size > 0) & (size < float("inf"))
-    high, low = log_in_two(tl.where(ordinary, size, 1.0))
-    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
-    product, rest = exact_product(y, high)
-    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
-    result = tl.exp(product)
-    result = tl.where(result < float("inf"), result + result * rest, result)
-    return power_of_any(x, y, result)
 
 
 @triton.jit
@@ -273,6 +176,121 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
         2 * whole, 2 * last, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay,
         lr, scalar_0, False, BLOCK // 2,
     )
+
+
+@triton.jit
+def lowest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The minimum, NaN where there is one."""
+    least = tl.min(tl.where(x == x, x, float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), least)
+
+
+@triton.jit
+def highest(x, axis: tl.constexpr = None, keep_dims: tl.constexpr = False):
+    """The maximum, NaN where there is one."""
+    most = tl.max(tl.where(x == x, x, -float("inf")), axis, keep_dims=keep_dims)
+    return tl.where(tl.max((x != x).to(tl.int32), axis, keep_dims=keep_dims) != 0, float("nan"), most)
+
+
+@triton.jit(do_not_specialize=["jobs", "slots", "results"])
+def finish(jobs, slots, results, LANES: tl.constexpr):
+    """Joins slots in a fixed order, round by round: to LANES results side by side, or to one.
+
+    A line of `jobs` says what the reduction is (0 sum, 1 minimum, 2 maximum), whether to one result, where the first
+    slot and the result are, how many rounds there are, how far apart these and the slots of a round are, and how many
+    slots there are to one result, or results side by side.
+    """
+    job = jobs + 8 * tl.program_id(0).to(tl.int64)
+    kind, one, at, to = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    rounds, apart, step, limit = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
+    lane = tl.arange(0, LANES)
+    nothing = tl.where(kind == 0, 0.0, tl.where(kind == 1, float("inf"), -float("inf"))).to(tl.float64)
+    total = tl.full((LANES,), 0.0, tl.float64) + nothing
+    for done in range(0, rounds):
+        inside = done * one * LANES + lane < limit
+        x = tl.where(inside, tl.load(slots + at + done * apart + lane * step, mask=inside), nothing)
+        least = tl.minimum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(total, x, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.where(kind == 0, total + x, tl.where(kind == 1, least, most))
+    if one == 0:
+        tl.store(results + to + lane, total, mask=lane < limit)
+    elif kind == 0:
+        tl.store(results + to, tl.sum(total))
+    elif kind == 1:
+        tl.store(results + to, lowest(total))
+    else:
+        tl.store(results + to, highest(total))
+
+
+@triton.jit
+def power_of_any(x, y, result):
+    """x**y for any numbers, in float64, from abs(x)**y: the cases of C99's Annex F."""
+    x, y = tl.broadcast(x, y)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2 != y)
+    negative = x.to(tl.int64, bitcast=True) < 0
+    result = tl.where(tl.abs(x) == 1, 1.0, result)
+    result = tl.where(negative & odd, -result, result)
+    result = tl.where((x < 0) & (x > float("-inf")) & (whole == 0), float("nan"), result)
+    result = tl.where((x != x) | (y != y), x + y, result)
+    return tl.where((x == 1) | (y == 0), 1.0, result)
+
+
+@triton.jit
+def exact_product(a, b):
+    """(p, e) with `p` the rounded product and `p + e` the exact one: Dekker's, of factors cut in two by their bits."""
+    a_high = (a.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    b_high = (b.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+    a_low, b_low = a - a_high, b - b_high
+    product = a * b
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@triton.jit
+def log_in_two(x):
+    """log(x) of a positive float64 as an unevaluated sum: k*log(2) + 2*atanh(s), its first terms in two words."""
+    tiny = x < 2.2250738585072014e-308
+    value = tl.where(tiny, x * 18014398509481984.0, x)
+    bits = value.to(tl.int64, bitcast=True)
+    shift = (bits - 4604544271217802189) >> 52
+    k = shift.to(tl.float64) - tl.where(tiny, 54.0, 0.0)
+    m = (bits - (shift << 52)).to(tl.float64, bitcast=True)
+    f = m - 1.0
+    d = m + 1.0
+    d_low = m - (d - 1.0)
+    s = f / d
+    p, e = exact_product(s, d)
+    s_low = (((f - p) - e) - s * d_low) / d
+    square, e = exact_product(s, s)
+    square_low = e + 2.0 * s * s_low
+    terms = square * (0.4 + square * (0.2857142857142857 + square * (0.2222222222222222 + square * (0.18181818181818182 + square * (0.15384615384615385 + square * (0.13333333333333333 + square * (0.11764705882352941 + square * (0.10526315789473684 + square * (0.09523809523809523 + square * (0.08695652173913043 + square * (0.08 + square * 0.07407407407407407)))))))))))
+    third = terms + 0.6666666666666666
+    third_low = (terms - (third - 0.6666666666666666)) + 3.700743415417188e-17
+    cube, e = exact_product(square, third)
+    cube_low = e + square * third_low + square_low * third
+    rest, e = exact_product(s, cube)
+    rest_low = e + s * cube_low + s_low * cube
+    total = 2.0 * s + rest
+    total_low = (rest - (total - 2.0 * s)) + (2.0 * s_low + rest_low)
+    large = k * 0.6931471803691238
+    near = large + total
+    low = (total - (near - large)) + (k * 1.9082149292705877e-10 + total_low)
+    high = near + low
+    return high, low - (high - near)
+
+
+@triton.jit
+def power_64(x, y):
+    """x**y as C99's pow, for float64."""
+    size = tl.abs(x)
+    ordinary = (size > 0) & (size < float("inf"))
+    high, low = log_in_two(tl.where(ordinary, size, 1.0))
+    high = tl.where(ordinary, high, tl.where(size == 0, float("-inf"), size))
+    product, rest = exact_product(y, high)
+    rest = tl.where(tl.abs(product) < 1000, rest + y * low, 0.0)
+    result = tl.exp(product)
+    result = tl.where(result < float("inf"), result + result * rest, result)
+    return power_of_any(x, y, result)
 
 
 @triton.jit(do_not_specialize=["counts", "groups", "hyper", "table", "new", "tensors", "kinds"])

@@ -1,4 +1,14 @@
-"""Lion by the triton backend: p:bf16 g:bf16 m:f32. Printed by rulec."""
+"""Lion by the triton backend: p:bf16 g:bf16 m:f32. Printed by rulec.
+
+Lion: The sign of an interpolated momentum, with decoupled weight decay.
+Symbolic Discovery of Optimization Algorithms (Chen and others, 2023)
+https://arxiv.org/abs/2302.06675
+
+    c = beta1*m + (1 - beta1)*g
+    direction = sign(c) + weight_decay*p
+    m = beta2*m + (1 - beta2)*g
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,14 @@
-"""Muon by the triton backend: p:f32 g:f32 m:f32 operand:f32. Printed by rulec."""
+"""Muon by the triton backend: p:f32 g:f32 m:f32 operand:f32. Printed by rulec.
+
+Muon: Orthogonalized Nesterov momentum for matrices, and AdamW for all else.
+Muon: An optimizer for hidden layers in neural networks (Jordan and others, 2024)
+https://kellerjordan.github.io/posts/muon/
+
+    m = momentum*m + (1 - momentum)*g
+    o = newton_schulz((1 - momentum)*g + momentum*m, steps=ns_steps, dtype="bfloat16")
+    direction = sqrt(maximum(1, rows/cols))*o + weight_decay*p
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl

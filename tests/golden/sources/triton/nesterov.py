@@ -1,4 +1,15 @@
-"""Nesterov by the triton backend: p:bf16 g:bf16 m:bf16. Printed by rulec."""
+"""Nesterov by the triton backend: p:bf16 g:bf16 m:bf16. Printed by rulec.
+
+Nesterov: Gradient descent with Nesterov momentum.
+On the importance of initialization and momentum in deep learning (Sutskever, Martens, Dahl, Hinton, 2013)
+https://proceedings.mlr.press/v28/sutskever13.html
+
+    sgd.direction = g
+    m = momentum*m + sgd.direction
+    nesterov_momentum.direction = sgd.direction + momentum*m
+    direction = nesterov_momentum.direction
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,15 @@
-"""Rprop by the triton backend: p:f16 g:f16 prev:f32 delta:f32. Printed by rulec."""
+"""Rprop by the triton backend: p:f16 g:f16 prev:f32 delta:f32. Printed by rulec.
+
+Rprop: Steps of a size of their own for every element, grown while its gradient keeps its sign.
+A direct adaptive method for faster backpropagation learning: the RPROP algorithm (Riedmiller, Braun, 1993)
+https://doi.org/10.1109/ICNN.1993.298623
+
+    s = g*prev
+    eta = where(s > 0, eta_plus, where(s < 0, eta_minus, 1))
+    delta = minimum(maximum(delta*eta, step_min), step_max)
+    prev = where(s < 0, 0, g)
+    p = p - sign(prev)*delta
+"""
 
 import triton
 import triton.language as tl

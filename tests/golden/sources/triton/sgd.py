@@ -1,4 +1,12 @@
-"""SGD by the triton backend: p:f32 g:f32. Printed by rulec."""
+"""SGD by the triton backend: p:f32 g:f32. Printed by rulec.
+
+SGD: Stochastic gradient descent, one step down the gradient.
+A Stochastic Approximation Method (Robbins, Monro, 1951)
+https://doi.org/10.1214/aoms/1177729586
+
+    direction = g
+    p = p - lr*direction
+"""
 
 import triton
 import triton.language as tl
