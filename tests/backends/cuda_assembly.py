@@ -44,14 +44,22 @@ def compiled(source: str, architecture: str) -> bytes:
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
     options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    log = _written_by(nvrtc.nvrtcGetProgramLog, program, _checked(nvrtc.nvrtcGetProgramLogSize(program)))
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(log.decode())
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    code = _written_by(nvrtc.nvrtcGetCUBIN, program, _checked(nvrtc.nvrtcGetCUBINSize(program)))
     _checked(nvrtc.nvrtcDestroyProgram(program))
     return code
+
+
+def _written_by(function: Any, program: Any, size: int) -> bytes:
+    """What the library writes, which it does into the bytes it is given.
+
+    Python has one object for each string of a single byte: an empty log, which is one zero, would change it for all.
+    """
+    found = bytes(size + 1)
+    _checked(function(program, found))
+    return found[:size]
 
 
 def _checked(result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,12 @@ def check_machine_code(name: str, dtype: str, architecture: str) -> int:
             assert all(r <= wide * read and w == wide * written for r, w in code.wide_accesses()), title
             count += 1
     return count
+
+
+@needs_nvrtc
+def test_compiling_leaves_the_bytes_of_python_as_they_are() -> None:
+    compiled('extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = 1; }', "sm_90")
+    assert io.BytesIO(bytes([32])).read(1)[0] == 32
 
 
 @needs_nvrtc
