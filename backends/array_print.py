@@ -30,7 +30,8 @@ class Dialect:
 
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
     `functions` gives, for those that libraries lack or compute badly, the line that imports them. `cast` is a format
-    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array.
+    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array. A step that `writes` takes the
+    arrays that it only stores to.
     """
 
     backend: str
@@ -41,6 +42,7 @@ class Dialect:
     cast: str
     number: str
     copy: str
+    writes: bool = True
 
 
 #: What operators mean is the same in every array library.
@@ -97,7 +99,7 @@ class StageFunction:
             self.values.__getitem__, frozenset(taken), self.values.__getitem__,
         )  # fmt: skip
         stored = [s.buffer for s in self.stage.stores]
-        used = {*stored, *self.printer.loads()}
+        used = {*(stored if dialect.writes else ()), *self.printer.loads()}
         #: The buffers and vectors that the function takes, in the order of its parameters.
         self.buffers = [b.name for b in program.buffers if b.name in used]
         self.vectors = list(self.stage.reads)

@@ -35,6 +35,7 @@ DIALECT = Dialect(
     cast="{}.astype(jnp.{})",
     number="jnp.{1}({0})",
     copy="{}",
+    writes=False,
 )
 
 #: Names that the printed functions use.

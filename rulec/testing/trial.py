@@ -251,6 +251,9 @@ class Trial:
             if [*map(id, params)] != [*map(id, self.params)]:
                 raise AssertionError(f"{self.title()} returns other arrays than the mutable ones it was bound to")
         self.params, self.states = list(params), [dict(s) for s in states]
+        if not kind.mutable:
+            for name in self.passed:
+                drawn.arrays[name].update(zip(fired, scratch[name], strict=True))
         found: Mapping[str, Any] = rest[0] if rest else {}
         names = [r.name for r in stage.reduces]
         if sorted(found) != sorted(names):

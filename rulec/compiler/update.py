@@ -1,0 +1,49 @@
+"""A program that gives the change of its parameter in place of the new parameter.
+
+Transformations in the manner of optax return updates that are added later. What is subtracted from `p` is given as it
+is: `p` plus it, minus `p`, would keep only the digits that `p` has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rulec.compiler.ir import Program, Store
+from rulec.language.node import Node, Op, node
+
+_P = node(Op.LOAD, "p")
+
+
+def as_update(program: Program) -> Program:
+    """The same program, in which `p` takes the change of the parameter."""
+    stages = [replace(stage, stores=tuple(map(_changed, stage.stores))) for stage in program.stages]
+    values = {s.value: "update" for stage in stages for s in stage.stores if s.buffer == "p"}
+    return replace(program, stages=tuple(stages), labels={**program.labels, **values})
+
+
+def _changed(store: Store) -> Store:
+    return replace(store, value=_change(store.value)) if store.buffer == "p" else store
+
+
+def _change(value: Node) -> Node:
+    """`value - p`, without `p` where it is a sum that begins with `p`."""
+    found = _beside(value)
+    return node(Op.SUB, value, _P) if found is None else found
+
+
+def _beside(value: Node) -> Node | None:
+    """What a sum that begins with `p` has beside it; None where the value is no such sum."""
+    if value.op is Op.SUB:
+        first, second = value.args
+        if first is _P:
+            return node(Op.NEG, second)
+        rest = _beside(first)
+        return None if rest is None else node(Op.SUB, rest, second)
+    if value.op is Op.ADD:
+        for first, second in (value.args, value.args[::-1]):
+            if first is _P:
+                return second
+            rest = _beside(first)
+            if rest is not None:
+                return node(Op.ADD, rest, second)
+    return None

@@ -1,0 +1,75 @@
+"""A step that gives new parameters: the update and its addition in one traced function, arguments donated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rulec.compiler.routing import Router
+from rulec.errors import HyperError, TensorError
+from rulec.jax.machine import Settings, call, is_wide, machine
+from rulec.jax.matrix import is_traced
+from rulec.jax.recipe import Given, Recipe, recipe
+from rulec.jax.transform import options
+from rulec.language.rule import Rule
+
+
+def init(
+    rule: Rule | str | Path, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
+    **hyper: Given,
+) -> Any:  # fmt: skip
+    """The state of a rule before its first step, for a tree of parameters: what `step` takes.
+
+    `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`; only rules whose states begin
+    with something that follows from a hyper-parameter need any of these here.
+    """
+    made = recipe(rule, hyper, tags)
+    found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
+    return call(found.init, params, _numbers(made))
+
+
+def step(
+    rule: Rule | str | Path, params: Any, grads: Any, state: Any, *, maximize: bool = False, seed: int = 0,
+    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, **hyper: Given,
+) -> tuple[Any, Any]:  # fmt: skip
+    """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
+
+    `params` and `state` are donated: afterwards they cannot be used. With `donate=False`, and always inside of another
+    jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`. Neither another
+    number nor another step compiles anything again.
+
+    Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
+    """
+    rule = recipe(rule, {}, None).groups[0].rule
+    inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
+    made = recipe(rule, hyper, tags)
+    found = machine(made, Settings(options(None, maximize, seed), (), is_wide()))
+    _check_usable(params, state)
+    function = found.step if donate else found.step_keeping
+    new_params, new_state = call(function, params, grads, state, _numbers(made), inputs)
+    return new_params, new_state
+
+
+def _numbers(made: Recipe) -> list[dict[str, Any]]:
+    return [group.numbers() for group in made.groups]
+
+
+def _inputs(rule: Rule, given: Mapping[str, Any]) -> list[str]:
+    names = [name for found in Router(rule).rules for name in found.inputs]
+    for name in names:
+        if name not in given:
+            raise HyperError(f"{rule.name} needs {name}: give it to step as a keyword, {name}=...")
+    return list(dict.fromkeys(names))
+
+
+def _check_usable(params: Any, state: Any) -> None:
+    """TensorError where arrays were donated before."""
+    import jax
+
+    for array in (*jax.tree.leaves(params), *jax.tree.leaves(state)):
+        if not is_traced(array) and getattr(array, "is_deleted", bool)():
+            raise TensorError(
+                "an array of the parameters or the state was donated to an earlier step: go on with what that step "
+                "returned, or call step with donate=False"
+            )

@@ -1,0 +1,198 @@
+"""A rule made ready for the leaves of a tree: routed, compiled, and put in buckets, once for each set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rulec.backend import registry
+from rulec.backend.layout import Layout, layout_for, scheduled
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import Buffer, Program
+from rulec.compiler.pipeline import compile
+from rulec.compiler.routing import Router
+from rulec.compiler.scalars import ScalarTable
+from rulec.compiler.update import as_update
+from rulec.compiler.view import MatrixView, matrix_view
+from rulec.errors import BackendUnsupported, RuleError
+from rulec.jax.leaves import Leaf
+from rulec.language.node import Op, walk
+from rulec.language.rule import Rule
+from rulec.runtime.engine import EPS
+from rulec.runtime.plan import Plan
+from rulec.runtime.state import StateSpec, state_specs
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What updates a leaf: the rule, before it is routed, its group's index and static hyper-parameters, and its tags."""
+
+    rule: Rule
+    group: int = 0
+    tags: Collection[str] = ()
+    static: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a rule is compiled.
+
+    `state_dtype` gives the storage dtype of states by name, or by "" of all; with `update` what is computed is the
+    change of each parameter, not the new parameter.
+    """
+
+    update: bool = False
+    maximize: bool = False
+    seed: int = 0
+    state_dtype: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Leaves that one program updates, in one layout; `places` are theirs in the tree."""
+
+    program: Program
+    layout: Layout
+    kernel: Any
+    static: Mapping[str, float]
+    places: list[int] = field(default_factory=list)
+    views: list[MatrixView] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    facts: list[dict[str, float]] = field(default_factory=list)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What is worked out between the stages."""
+        return Plan(self.program)
+
+    @cached_property
+    def table(self) -> ScalarTable:
+        """The scalar program."""
+        return ScalarTable(self.program.scalars)
+
+    @cached_property
+    def own_rows(self) -> bool:
+        """Whether tensors of one group may have different scalars, their counts apart."""
+        states = {b.name for b in self.program.states if "n" in b.axes.letters}
+        return bool(self.table.facts) or bool(states & self.table.loads)
+
+    @cached_property
+    def specs(self) -> list[StateSpec]:
+        """The states that are arrays for each leaf."""
+        return state_specs(self.program, self.layout)
+
+    @cached_property
+    def group_at(self) -> np.ndarray[Any, Any]:
+        """The groups of the leaves."""
+        return np.array(self.groups, np.int64)
+
+
+class StepPlan:
+    """Everything about a step that follows from shapes and dtypes alone.
+
+    `arrays` are the names of the states that are arrays for each leaf, in order; `numbers` those that are numbers, with
+    their level (`tensor`, `group` or `model`); `having` the leaves that have a state, by its name.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], assigned: Sequence[Assignment], options: Options, groups: int) -> None:
+        self.leaves, self.options, self.groups = leaves, options, groups
+        self.rules = [self._route(leaf, own) for leaf, own in zip(leaves, assigned, strict=True)]
+        self.buckets: list[Bucket] = []
+        known: dict[Any, Bucket] = {}
+        for place, (leaf, rule, own) in enumerate(zip(leaves, self.rules, assigned, strict=True)):
+            self._place(known, place, leaf, rule, own)
+        self.arrays: dict[str, None] = {}
+        self.numbers: dict[str, str] = {}
+        self.having: dict[str, list[int]] = {}
+        self._note_states()
+
+    @staticmethod
+    def _route(leaf: Leaf, own: Assignment) -> Rule:
+        return Router(own.rule).choose(leaf.shape, own.tags, leaf.name)
+
+    def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, own: Assignment) -> None:
+        view = matrix_view(leaf.shape, rule.view)
+        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
+        static = {name: own.static[name] for name, hyper in rule.hyper.items() if hyper.static}
+        program = compile(rule, facts, static)
+        states = self._state_dtypes(program, leaf)
+        layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
+        key = program, layout, tuple(sorted(static.items()))
+        if key not in known:
+            known[key] = self._bucket(program, layout, static)
+            self.buckets.append(known[key])
+        bucket = known[key]
+        bucket.places.append(place)
+        bucket.views.append(view)
+        bucket.groups.append(own.group)
+        bucket.facts.append(facts)
+
+    def _state_dtypes(self, program: Program, leaf: Leaf) -> dict[str, str]:
+        given = {"": leaf.dtype, **dict(self.options.state_dtype), **dict(leaf.states)}
+        return {b.name: given.get(b.name, given[""]) for b in program.states}
+
+    def _bucket(self, program: Program, layout: Layout, static: Mapping[str, float]) -> Bucket:
+        program, layout = scheduled(program, layout)
+        if self.options.update:
+            program = as_update(program)
+        backend = registry.usable("jax")
+        return Bucket(program, layout, backend.build(program, layout, backend.emit(program, layout)), static)
+
+    def _note_states(self) -> None:
+        for bucket in self.buckets:
+            for buffer in bucket.program.states:
+                level = _level(buffer)
+                if level == "array":
+                    self.arrays[buffer.name] = None
+                elif self.numbers.setdefault(buffer.name, level) != level:
+                    raise RuleError(
+                        f"{buffer.name} is kept per {self.numbers[buffer.name]} by one rule, and per {level}"
+                    )
+                self.having.setdefault(buffer.name, []).extend(bucket.places)
+        self.having = {name: sorted(places) for name, places in self.having.items()}
+        both = self.arrays.keys() & self.numbers.keys()
+        if both:
+            raise RuleError(f"{min(both)} is an array by one rule and a number by another: give one another name")
+
+    @cached_property
+    def own_counts(self) -> bool:
+        """Whether leaves may have been updated a different number of times: a rule skips the steps of some alone."""
+        found = any(self._skips_some(bucket.program) for bucket in self.buckets)
+        if found and {"group", "model"} & {*self.numbers.values()}:
+            raise BackendUnsupported("jax", "a skip of some tensors beside a state of groups or the model", self._name)
+        return found
+
+    @property
+    def _name(self) -> str:
+        return self.rules[0].name
+
+    def _skips_some(self, program: Program) -> bool:
+        if program.skip is None:
+            return False
+        return bool(AxisInference(program).axes(program.skip).letters) or len({id(r) for r in self.rules}) > 1
+
+    @cached_property
+    def reads_parameters(self) -> bool:
+        """Whether a step needs the parameters: to compute with, or to give new ones."""
+        return not self.options.update or any(_reads_p(bucket.program) for bucket in self.buckets)
+
+    def states_of(self, bucket: Bucket, level: str) -> list[str]:
+        """The states of a bucket at a level, by name."""
+        return [b.name for b in bucket.program.states if _level(b) == level]
+
+
+def _level(buffer: Buffer) -> str:
+    letters = set(buffer.axes.letters)
+    if letters & {"b", "i", "j"}:
+        return "array"
+    return "tensor" if "n" in letters else "group" if "k" in letters else "model"
+
+
+def _reads_p(program: Program) -> bool:
+    roots = [root for stage in program.stages for root in stage.roots]
+    roots += [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    return any(n.op is Op.LOAD and n.arg == "p" for n in walk(roots + ([program.skip] if program.skip else [])))

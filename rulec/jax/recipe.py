@@ -1,0 +1,144 @@
+"""What updates which leaf: rules with their hyper-parameters, each for one group of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from rulec.errors import HyperError
+from rulec.jax.matrix import is_traced
+from rulec.language.hyper import Hyper, number_of
+from rulec.language.library import load
+from rulec.language.node import Node, names_in
+from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
+
+#: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
+Given = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The leaves of one rule and its hyper-parameters."""
+
+    rule: Rule
+    hyper: Mapping[str, Given]
+
+    @property
+    def settings(self) -> Mapping[str, Hyper]:
+        """The hyper-parameters of the rule, and of those that it routes leaves to."""
+        return self.rule.standalone().all_hyper
+
+    def static(self) -> dict[str, float]:
+        """The hyper-parameters that are known when a step is traced; HyperError for one that is traced itself."""
+        found = {}
+        for name, setting in self.settings.items():
+            if setting.static:
+                found[name] = _python_number(name, self.hyper.get(name, setting.default), setting, self.rule.name)
+        return found
+
+    def check(self) -> None:
+        """HyperError for a name that the rule does not have, and for a number outside its range."""
+        settings = self.settings
+        for name, given in self.hyper.items():
+            if name not in settings:
+                raise HyperError(f"{self.rule.name} has no hyper-parameter {name!r}{did_you_mean(name, settings)}")
+            if not callable(given) and not is_traced(given):
+                settings[name].check(name, given, self.rule.name)
+
+    def numbers(self) -> dict[str, Given]:
+        """What is passed to a traced step: what was given, but for functions."""
+        return {name: given for name, given in self.hyper.items() if not callable(given)}
+
+    def resolved(self, numbers: Mapping[str, Any], machine_eps: float) -> dict[str, Any]:
+        """Every hyper-parameter's value: given by `numbers`, traced or not, or by default."""
+        values: dict[str, Any] = {"machine_eps": machine_eps, **numbers}
+        pending = {name: setting.default for name, setting in self.settings.items() if name not in self.hyper}
+        while pending:
+            ready = [k for k, v in pending.items() if not isinstance(v, Node) or {*names_in([v])} <= values.keys()]
+            if not ready:
+                raise HyperError(
+                    f"the defaults of {' and '.join(pending)} of {self.rule.name} depend on each other: give one"
+                )
+            for name in ready:
+                values[name] = self._default(name, pending.pop(name), values)
+        return {name: values[name] for name in self.settings}
+
+    def _default(self, name: str, default: float | Node | None, values: Mapping[str, Any]) -> Any:
+        if default is None:
+            raise HyperError(f"{name} of {self.rule.name} has no default: give it a value")
+        if not isinstance(default, Node):
+            return default
+        named = {n: values[n] for n in names_in([default])}
+        if all(isinstance(x, int | float) for x in named.values()):
+            return number_of(default, named)
+        from rulec.jax.step import evaluated
+
+        def leaf(value: Node) -> Any:
+            return jnp.asarray(value.arg if value.arg not in named else named[str(value.arg)], jnp.float64)
+
+        return evaluated([default], leaf)[default]
+
+
+def _python_number(name: str, given: Any, setting: Hyper, owner: str) -> float:
+    if is_traced(given) or callable(given):
+        raise HyperError(
+            f"{name} of {owner} decides what is compiled, so it must be a Python number, and is "
+            f"{'a function' if callable(given) else 'traced here'}: close over it, or name it among the static_args of "
+            f"optax.inject_hyperparams"
+        )
+    return setting.check(name, given, owner)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Groups, and which of them each leaf is in by its path and shape; `tags` gives leaves their words by path."""
+
+    groups: Sequence[Group]
+    choose: Callable[[str, tuple[int, ...]], int]
+    tags: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The rules' names."""
+        return ", ".join(dict.fromkeys(group.rule.name for group in self.groups))
+
+    @property
+    def key(self) -> Any:
+        """What decides what is compiled: recipes of equal keys share it."""
+        rules = tuple((_Same(g.rule), tuple(sorted(g.static().items())), _functions(g)) for g in self.groups)
+        tags = tuple(sorted((name, tuple(sorted(words))) for name, words in self.tags.items()))
+        return rules, self.choose, tags
+
+
+def _functions(group: Group) -> tuple[Any, ...]:
+    """The names given, those that are functions with them."""
+    return tuple((name, given if callable(given) else None) for name, given in sorted(group.hyper.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """A rule as part of a key."""
+
+    rule: Rule
+
+    def __hash__(self) -> int:
+        return id(self.rule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.rule is self.rule
+
+
+def recipe(rule: Rule | str | Path, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
+    """One rule for all leaves."""
+    group = Group(rule if isinstance(rule, Rule) else load(rule), dict(hyper))
+    group.check()
+    return Recipe([group], _all_in_one, dict(tags or {}))
+
+
+def _all_in_one(name: str, shape: tuple[int, ...]) -> int:
+    return 0

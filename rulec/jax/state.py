@@ -1,0 +1,109 @@
+"""The state of a rule as users see it: a named tuple of the step count, and a tree or a number for each state."""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.backend.printer import unique_name
+from rulec.errors import StateMismatch
+from rulec.jax.leaves import Tree
+from rulec.jax.step import Values
+from rulec.language.rule import Rule
+
+
+class State:
+    """What a rule remembers: `count`, how many steps were done, and its states by name.
+
+    A state of the leaves is a tree like the parameters, with None for a leaf that does not have it; one that is a
+    number is a vector over the leaves that have it or over the groups, or a single number of the whole model. It is a
+    named tuple, so a pytree of arrays; `count` is int32, and a vector where a rule may skip the steps of some leaves
+    alone.
+    """
+
+    __slots__ = ()
+
+
+@functools.cache
+def state_class(fields: tuple[str, ...]) -> Any:
+    """The class of states with these fields; the same for the same fields, so that structures are equal."""
+    base: Any = namedtuple("State", [*fields])  # type: ignore[misc]
+    body = {"__slots__": (), "__reduce__": _reduce, "__module__": __name__, "__doc__": State.__doc__}
+    return type("State", (State, base), body)
+
+
+def _reduce(self: Any) -> Any:
+    return _made, (self._fields, tuple(self))
+
+
+def _made(fields: tuple[str, ...], values: Sequence[Any]) -> Any:
+    return state_class(fields)(*values)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a state: for each state of a recipe's rules its field, those of trees and those of numbers."""
+
+    arrays: Mapping[str, str]
+    numbers: Mapping[str, str]
+
+    @property
+    def every(self) -> dict[str, str]:
+        """All of them."""
+        return {**self.arrays, **self.numbers}
+
+    def packed(self, values: Values, tree: Tree) -> Any:
+        """Values as users see them."""
+        places = range(len(tree.arrays))
+        found = {
+            field: tree.structure.unflatten([values.arrays.get(name, {}).get(place) for place in places])
+            for name, field in self.arrays.items()
+        }
+        found |= {field: values.numbers.get(name) for name, field in self.numbers.items()}
+        return state_class(("count", *self.every.values()))(count=values.count, **found)
+
+    def unpacked(self, state: Any, tree: Tree, title: str) -> Values:
+        """The values of a state; StateMismatch where it is not of these parameters and this rule."""
+        for field in ("count", *self.every.values()):
+            if not hasattr(state, field):
+                raise StateMismatch(
+                    f"the state is a {type(state).__name__} without {field!r}, which {title} needs: give what its init "
+                    f"returned"
+                )
+        values = Values(state.count)
+        for name, field in self.arrays.items():
+            values.arrays[name] = _by_place(getattr(state, field), field, tree, title)
+        for name, field in self.numbers.items():
+            if getattr(state, field) is not None:
+                values.numbers[name] = getattr(state, field)
+        return values
+
+
+def _by_place(found: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
+    try:
+        arrays = tree.structure.flatten_up_to(found)
+    except (ValueError, TypeError) as error:
+        raise StateMismatch(
+            f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
+            f"since init: {error}"
+        ) from error
+    return {place: array for place, array in enumerate(arrays) if array is not None}
+
+
+def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:
+    """The fields of the states of these rules: their names as identifiers, or those of `renamed`."""
+    taken = {"count", "index"}
+    levels = {name: state.per for rule in rules for name, state in rule.state.items() if state.shape is None}
+    names = {name: None for rule in rules for name in rule.state}
+    made = {name: unique_name(renamed.get(name, name), taken) for name in names}
+    return Fields(
+        {name: field for name, field in made.items() if levels.get(name) not in _NUMBERS},
+        {name: field for name, field in made.items() if levels.get(name) in _NUMBERS},
+    )
+
+
+#: The levels of states that are numbers.
+_NUMBERS = ("tensor", "group", "model")

@@ -1,0 +1,432 @@
+"""One step as a pure function: new parameters, or their changes, and a new state, out of old ones.
+
+It is traced as a whole, so that XLA sees every stage of every bucket at once. The loop is that of `rulec.runtime`: for
+each bucket its stages, and between them what is narrower than a parameter, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rulec.compiler.scalars import evaluate_once
+from rulec.jax.library import JaxLibrary
+from rulec.jax.plan import Bucket, StepPlan
+from rulec.language.node import Node, Op, walk
+from rulec.runtime.between import Between, Join, Joining, joined
+from rulec.runtime.device import known_number
+
+LIBRARY = JaxLibrary()
+
+#: Hyper-parameters of each group: numbers, or 0-d arrays.
+Hypers = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Values:
+    """A state's arrays, without the containers that users see.
+
+    `count` is how often the leaves were updated: one number, or one for each leaf. `arrays` has for each state the
+    arrays of those leaves that have it, by their places; `numbers` a vector over the leaves that have it, over the
+    groups, or one number.
+    """
+
+    count: Any
+    arrays: dict[str, dict[int, Any]] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def copied(self) -> Values:
+        """The same arrays in containers of their own."""
+        return Values(self.count, {k: dict(v) for k, v in self.arrays.items()}, dict(self.numbers))
+
+
+def evaluated(roots: Sequence[Node], leaf: Callable[[Node], Any]) -> dict[Node, Any]:
+    """The values of expressions and of all their parts."""
+    values: dict[Node, Any] = {}
+    for part in walk(roots):
+        values[part] = leaf(part) if not part.args else LIBRARY.arithmetic[part.op](*(values[a] for a in part.args))
+    return values
+
+
+# The first state
+
+
+def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:
+    """The state before the first step."""
+    count = jnp.zeros((len(plan.leaves),) if plan.own_counts else (), jnp.int32)
+    values = Values(count, {name: {} for name in plan.arrays})
+    numbers: dict[str, dict[int, Any]] = {name: {} for name in plan.numbers}
+    for bucket in plan.buckets:
+        for i, place in enumerate(bucket.places):
+            _first_of(plan, bucket, i, params[place], hyper[bucket.groups[i]], values, numbers)
+    for name, level in plan.numbers.items():
+        found = numbers[name]
+        if level == "tensor":
+            values.numbers[name] = jnp.stack([found[place] for place in plan.having[name]]).astype(number_dtype)
+            continue
+        by_group = {group: found[place] for place, group in _groups(plan, name)}
+        any_group = next(iter(by_group.values()))
+        whole = [by_group.get(group, any_group) for group in range(plan.groups if level == "group" else 1)]
+        made = jnp.stack(whole).astype(number_dtype)
+        values.numbers[name] = made if level == "group" else made[0]
+    return values
+
+
+def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
+    """The leaves that have a state, each with its group; of the model, one with group 0."""
+    found = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
+    return found if plan.numbers[name] == "group" else [(min(found)[0], 0)]
+
+
+def _first_of(
+    plan: StepPlan, bucket: Bucket, i: int, param: Any, hyper: Mapping[str, Any], values: Values,
+    numbers: Mapping[str, dict[int, Any]],
+) -> None:  # fmt: skip
+    place, facts = bucket.places[i], bucket.facts[i]
+    compute = bucket.layout.compute
+
+    def leaf(value: Node) -> Any:
+        if value.op is Op.LOAD:
+            return param.astype(compute)
+        return _leaf(value, hyper, facts)
+
+    for spec in bucket.specs:
+        shape = spec.shape(bucket.views[i], bucket.static, facts)
+        if spec.copies_parameter:
+            made = jnp.array(param, spec.dtype)
+        else:
+            made = evaluated([spec.init], leaf)[spec.init]
+            if spec.reads_parameter:
+                made = jnp.array(made, spec.dtype)
+            else:
+                # As wide as the parameter, so that where arrays are sharded its state is sharded alike.
+                like = param if spec.axes.elementwise else None
+                made = _full(like, shape, made, spec.dtype)
+        values.arrays[spec.name][place] = made
+    for level in ("tensor", "group", "model"):
+        for name in plan.states_of(bucket, level):
+            init = bucket.program.buffer(name).init
+            assert init is not None
+            numbers[name][place] = jnp.asarray(evaluated([init], leaf)[init], jnp.float64).reshape(())
+
+
+def _full(like: Any, shape: tuple[int, ...], number: Any, dtype: str) -> Any:
+    if like is None:
+        return jnp.full(shape, number, dtype)
+    return jnp.full_like(like, number, dtype)
+
+
+def _leaf(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, float]) -> Any:
+    if value.op is Op.CONST:
+        return LIBRARY.constant(float(value.arg))  # type: ignore[arg-type]
+    found = facts[str(value.arg)] if value.op is Op.FACT else hyper[str(value.arg)]
+    return jnp.asarray(found, jnp.float64)
+
+
+# A step
+
+
+def one_step(
+    plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
+    inputs: Mapping[str, Any],
+) -> tuple[list[Any], Values]:  # fmt: skip
+    """New parameters, or with `Options.update` their changes, in order, and the new state.
+
+    `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
+    """
+    step = _Step(plan, params, grads, values, hyper, inputs)
+    alone = [run for run in step.runs if run.bucket.plan.alone]
+    for run in alone:
+        for _ in run.steps():
+            raise AssertionError("a bucket that is alone waits for another")
+    _run_together([run for run in step.runs if not run.bucket.plan.alone])
+    return step.finished()
+
+
+def _run_together(runs: Sequence[_BucketStep]) -> None:
+    """Runs buckets that share reductions, each from one of these to the next."""
+    running = [run.steps() for run in runs]
+    waiting: list[Join | None] = [next(steps, None) for steps in running]
+    while any(waiting):
+        joins = [join for join in waiting if join is not None]
+        results = joined(joins)
+        waiting = [_next(steps, result) for steps, result in zip(running, results, strict=True)]
+
+
+def _next(steps: Joining, result: Any) -> Join | None:
+    try:
+        return steps.send(result)
+    except StopIteration:
+        return None
+
+
+class _Step:
+    """What the buckets of one step share."""
+
+    def __init__(
+        self, plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
+        inputs: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.plan, self.params, self.grads = plan, params, grads
+        self.old, self.new, self.hyper, self.inputs = values, values.copied(), hyper, inputs
+        self.results: dict[int, Any] = {}
+        self.t = jnp.asarray(values.count).astype(jnp.float64) + 1
+        self.stays: dict[int, Any] = {}
+        self.runs = [_BucketStep(self, bucket) for bucket in plan.buckets]
+
+    def finished(self) -> tuple[list[Any], Values]:
+        """The results of all leaves in order, and the new state."""
+        self.new.count = self._counted()
+        return [self.results[place] for place in range(len(self.plan.leaves))], self.new
+
+    def _counted(self) -> Any:
+        old = self.old.count
+        # It stays at the largest number there is rather than start again below zero.
+        more = jnp.where(old < np.iinfo(np.int32).max, old + 1, old)
+        if not self.stays:
+            return more
+        if not self.plan.own_counts:
+            return jnp.where(next(iter(self.stays.values())), old, more)
+        stays = [self.stays.get(place, False) for place in range(len(self.plan.leaves))]
+        return jnp.where(jnp.stack([jnp.asarray(x, bool) for x in stays]), old, more)
+
+
+class _BucketStep:
+    """One bucket's share of a step: the surroundings of what is worked out between its stages, and the loop over them.
+
+    Scalars are evaluated once for each row: for each group, or for each leaf where leaves may differ.
+    """
+
+    def __init__(self, step: _Step, bucket: Bucket) -> None:
+        self.step, self.bucket, self.program = step, bucket, bucket.program
+        self.library, self.compute = LIBRARY, bucket.layout.compute
+        self.seed, self.owner, self.groups = step.plan.options.seed, step, bucket.group_at
+        own = bucket.own_rows or (jnp.ndim(step.t) > 0 and len(bucket.places) > 1)
+        keep, row = np.unique(np.arange(len(self)) if own else self.groups, return_index=True, return_inverse=True)[1:]
+        #: The row of each leaf, and the leaf that each row is of.
+        self.row, self.kept = row, keep
+        self.table = evaluated([*bucket.table.columns, *(s.value for s in bucket.table.stores)], self._scalar)
+        self.between = Between(bucket.plan, self)
+        self.scratch: dict[str, list[Any]] = {}
+        self.vectors: dict[str, list[Any]] = {}
+        self.states = {name: step.old.arrays[name] for name in step.plan.states_of(bucket, "array")}
+        self._numbers: dict[tuple[int, int], Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.bucket.places)
+
+    # Scalars
+
+    def _scalar(self, value: Node) -> Any:
+        """A leaf of the scalar program: an array over rows, or one number."""
+        if value.op is Op.CONST:
+            return LIBRARY.constant(float(value.arg))  # type: ignore[arg-type]
+        if value.op is Op.STEP:
+            return self._of_rows(self.step.t)
+        if value.op in (Op.HYPER, Op.MODEL_HYPER):
+            return self._stacked([self.step.hyper[self.groups[i]][str(value.arg)] for i in self.kept])
+        if value.op is Op.FACT:
+            return self._stacked([self.bucket.facts[i][str(value.arg)] for i in self.kept])
+        return self._rows_of(self.numbers(str(value.arg)))
+
+    def _of_rows(self, t: Any) -> Any:
+        return t if not jnp.ndim(t) else self._rows_of(t[np.array(self.bucket.places)])
+
+    def _rows_of(self, numbers: Any) -> Any:
+        if not jnp.ndim(numbers):
+            return numbers
+        return numbers[0] if len(self.kept) == 1 else numbers[self.kept]
+
+    @staticmethod
+    def _stacked(numbers: Sequence[Any]) -> Any:
+        if all(x is numbers[0] for x in numbers) or len(numbers) == 1:
+            return jnp.asarray(numbers[0], jnp.float64)
+        return jnp.stack([jnp.asarray(x, jnp.float64) for x in numbers])
+
+    def _of_leaves(self, rows: Any) -> Any:
+        """Values of rows as values of leaves; one number stays one."""
+        return rows if not jnp.ndim(rows) else rows[self.row]
+
+    def column(self, index: int) -> Any:
+        """A column of the scalar table, for each leaf or one for all."""
+        return self._of_leaves(self.table[self.bucket.table.columns[index]])
+
+    def _kernel_scalar(self, index: int, i: int) -> Any:
+        """A column as a kernel takes it, for leaf i."""
+        known = len(self.bucket.table.columns)
+        late = index >= known
+        value = self.program.columns[index].value
+        found = self.between.values[value] if late else self.table[value]
+        at = (i if late else int(self.row[i])) if jnp.ndim(found) else 0
+        if (index, at) not in self._numbers:
+            self._numbers[index, at] = jnp.asarray(found[at] if jnp.ndim(found) else found).astype(self.compute)
+        return self._numbers[index, at]
+
+    # Where values between the stages come from
+
+    def known(self, value: Node, found: Any, i: int) -> Any:
+        """The number of leaf i: Python's where it follows from static hyper-parameters."""
+        static = self.bucket.static
+        expression = known_number(value, self.program, static, {})
+        return LIBRARY.at(found, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
+
+    def facts(self, i: int) -> Mapping[str, float]:
+        """The shape facts of a leaf."""
+        return self.bucket.facts[i]
+
+    def hyper(self, i: int) -> Mapping[str, float]:
+        """The hyper-parameters of a leaf that are known when the step is traced."""
+        return self.bucket.static
+
+    def tensor_number(self, i: int) -> int:
+        """What tells a leaf's random numbers from others'."""
+        return self.bucket.places[i]
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a buffer that is a number, for each leaf or one for all."""
+        plan, old = self.step.plan, self.step.old.numbers
+        if buffer in self.step.inputs:
+            return jnp.asarray(self.step.inputs[buffer], jnp.float64).reshape(())
+        found = old[buffer].astype(jnp.float64)
+        level = plan.numbers[buffer]
+        if level == "model":
+            return found
+        return found[self.groups if level == "group" else self._places_among(buffer)]
+
+    def _places_among(self, state: str) -> np.ndarray[Any, Any]:
+        """Where this bucket's leaves are among all that have a state."""
+        return np.searchsorted(np.array(self.step.plan.having[state]), np.array(self.bucket.places))
+
+    def matrices(self, buffer: str, i: int) -> Any:
+        """A buffer of a leaf as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
+        view, axes = self.bucket.views[i], self.program.buffer(buffer).axes
+        found = LIBRARY.read(self._stored(buffer, i))
+        found = -found if buffer == "g" and self.bucket.layout.maximize else found
+        found = view.matrices(found) if axes.elementwise else found.reshape(view.batch, *found.shape[-2:])
+        return LIBRARY.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+
+    def _stored(self, buffer: str, i: int) -> Any:
+        place = self.bucket.places[i]
+        if buffer == "g":
+            return self.step.grads[place]
+        if buffer == "p":
+            return self.step.params[place]
+        if buffer in self.scratch:
+            return self.scratch[buffer][i]
+        return self.states[buffer][place] if buffer in self.states else self.step.inputs[buffer][place]
+
+    # The loop
+
+    def steps(self) -> Joining:
+        """Works out everything. Yields where others must come as far."""
+        gaps, last = self.bucket.plan.gaps, len(self.program.stages) - 1
+        for index in range(last + 1):
+            yield from self.between.work_out(gaps[index])
+            for name in self.program.stages[index].vectors:
+                self.vectors[name] = self._vectors(name)
+            stays = self._stays() if index == last else None
+            self._stage(index, stays)
+        yield from self.between.work_out(gaps[-1])
+        self._finish(stays)
+
+    def _vectors(self, name: str) -> list[Any]:
+        """A result as kernels read it: that of a parameter's shape in the order of its elements in memory."""
+        result = self.program.result(name)
+        made = []
+        for array, view in zip(self.between.values[result.value], self.bucket.views, strict=True):
+            whole = LIBRARY.spread(array, self._extents(result.axes, view)).astype(self.compute)
+            made.append(view.tensor(whole) if result.axes.elementwise else whole)
+        return made
+
+    @staticmethod
+    def _extents(axes: Any, view: Any) -> tuple[int, int, int]:
+        return view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
+
+    def _stays(self) -> list[Any] | None:
+        """Which leaves are left as they are; None where the rule never skips a step."""
+        if self.program.skip is None:
+            return None
+        found = jnp.asarray(self.between.values[self.program.skip]) != 0
+        stays = [found[i] if found.ndim else found for i in range(len(self))]
+        self.step.stays.update(zip(self.bucket.places, stays, strict=True))
+        return stays
+
+    def _stage(self, index: int, stays: Sequence[Any] | None) -> None:
+        """One stage of every leaf; what it stores is taken over, and what it reduces."""
+        kernel, reduced = self.bucket.kernel, []
+        columns = kernel.columns(index)
+        made = []
+        for i in range(len(self)):
+            scalars = [self._kernel_scalar(column, i) for column in columns]
+            made.append(kernel.stage(index, self._arrays(i), scalars, self.bucket.views[i]))
+        for i, (new, found) in enumerate(made):
+            reduced.append(found)
+            for buffer, value in new.items():
+                self._keep(buffer, i, value, stays)
+        for reduction in self.program.stages[index].reduces:
+            each = [found[reduction.name] for found in reduced]
+            per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+            self.between.reduced[reduction.name] = LIBRARY.together(each) if per_tensor else each
+
+    def _arrays(self, i: int) -> dict[str, Any]:
+        """What a kernel may read of leaf i."""
+        place = self.bucket.places[i]
+        found = {"p": self.step.params[place], "g": self.step.grads[place]}
+        found |= {name: arrays[place] for name, arrays in self.states.items()}
+        found |= {name: given[place] for name, given in self.step.inputs.items() if isinstance(given, list | tuple)}
+        return found | {name: given[i] for name, given in {**self.scratch, **self.vectors}.items()}
+
+    def _keep(self, buffer: str, i: int, value: Any, stays: Sequence[Any] | None) -> None:
+        place = self.bucket.places[i]
+        if buffer == "p":
+            old = jnp.zeros_like(value) if self.step.plan.options.update else self.step.params[place]
+            self.step.results[place] = self._unless(stays, i, old, value)
+        elif buffer in self.states:
+            value = self._unless(stays, i, self.states[buffer][place], value)
+            self.step.new.arrays[buffer][place] = value
+            self.states[buffer] = {**self.states[buffer], place: value}
+        else:
+            self.scratch.setdefault(buffer, [None] * len(self))[i] = value
+
+    @staticmethod
+    def _unless(stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
+        return new if stays is None else jnp.where(stays[i], old, new)
+
+    # What is narrower than a parameter
+
+    def _finish(self, stays: Sequence[Any] | None) -> None:
+        for store in self.program.finish:
+            value = self.between.values[store.value]
+            if store.buffer in self.states:
+                self._keep_narrow(store.buffer, value, stays)
+            else:
+                self._keep_numbers(store.buffer, value, stays)
+        for store in self.bucket.table.stores:
+            self._keep_numbers(store.buffer, self._of_leaves(self.table[store.value]), stays)
+
+    def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
+        for i, place in enumerate(self.bucket.places):
+            old, view = self.step.old.arrays[buffer][place], self.bucket.views[i]
+            made = LIBRARY.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
+            self.step.new.arrays[buffer][place] = self._unless(stays, i, old, made)
+
+    def _keep_numbers(self, buffer: str, value: Any, stays: Sequence[Any] | None) -> None:
+        """New values of a state that is one number for a leaf, a group or the model: of these, the first leaf's."""
+        level, now = self.step.plan.numbers[buffer], self.step.new.numbers[buffer]
+        value = jnp.broadcast_to(jnp.asarray(value), (len(self),)).astype(now.dtype)
+        if stays is not None:
+            old = jnp.broadcast_to(self.numbers(buffer), (len(self),)).astype(now.dtype)
+            value = jnp.where(jnp.stack(list(stays)), old, value)
+        if level == "model":
+            self.step.new.numbers[buffer] = value[0]
+        elif level == "tensor":
+            places = self._places_among(buffer)
+            whole = len(places) == len(now)
+            self.step.new.numbers[buffer] = value if whole else now.at[places].set(value)
+        else:
+            groups, first = np.unique(self.groups, return_index=True)
+            self.step.new.numbers[buffer] = now.at[groups].set(value[first])
