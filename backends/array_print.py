@@ -30,8 +30,8 @@ class Dialect:
 
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
     `functions` gives, for those that libraries lack or compute badly, the line that imports them. `cast` is a format
-    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array. A step that `writes` takes the
-    arrays that it only stores to.
+    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array. A step that `writes` takes
+    the arrays that it only stores to.
     """
 
     backend: str

@@ -42,8 +42,8 @@ class Rows:
 #: What a stage reads and writes beside parameters, gradients and states, by name; each has one array for each tensor
 #: fired, in order. Scratch buffers and inputs are as the parameter, of the layout's dtype. Vectors, of the compute
 #: dtype and C-contiguous, have as many elements as their axes: `batch*rows`, `batch*cols`, `batch`, or all of the
-#: parameter's, then in its order in memory. Where arrays cannot be written, new ones of scratch buffers take the places of
-#: the old in these sequences.
+#: parameter's, then in its order in memory. Where arrays cannot be written, new ones of scratch buffers take
+#: the places of the old in these sequences.
 Scratch = Mapping[str, Sequence[Any]]
 
 

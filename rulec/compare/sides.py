@@ -129,7 +129,7 @@ class OptaxSide:
 
     def step(self, grads: Sequence[Array]) -> None:
         import jax
-        import optax  # type: ignore[import-untyped]
+        import optax
 
         with _wide():
             given = [jax.numpy.asarray(g) for g in grads]

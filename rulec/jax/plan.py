@@ -29,7 +29,7 @@ from rulec.runtime.state import StateSpec, state_specs
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What updates a leaf: the rule, before it is routed, its group's index and static hyper-parameters, and its tags."""
+    """What updates a leaf: the rule, before it is routed, its group and static hyper-parameters, and its tags."""
 
     rule: Rule
     group: int = 0
