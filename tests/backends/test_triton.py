@@ -30,13 +30,13 @@ def test_it_is_a_backend_in_the_interpreter() -> None:
     assert found == [["adamw", "lamb"], ["float32"], [], [], True]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_rule_in_the_interpreter(dtype: str) -> None:
     program = f"for name in rulec.rules():\n    check_rule(subject, loaded(name), {dtype!r})"
     assert in_the_interpreter(program, "len(rulec.rules())") == len(rulec.rules())
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes_and_mixed_ones_in_the_interpreter(dtype: str) -> None:
     rules = ["adamw", "madgrad", "lion", "adafactor", "sm3", "cautious_adamw"]
     in_the_interpreter(
