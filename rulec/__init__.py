@@ -8,12 +8,14 @@ from typing import Any
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
 from rulec.language.library import json_schema, load, parse, rules
+from rulec.language.partition import Part, Partition, part, partition
 from rulec.language.python import rule
 from rulec.language.rule import Rule
 from rulec.language.symbolic import from_sympy
 
 __all__ = [
-    "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse", "rule", "rules",
+    "Part", "Partition", "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse",
+    "part", "partition", "rule", "rules",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, TensorError
 from rulec.jax.machine import Settings, call, is_wide, machine
 from rulec.jax.matrix import is_traced
-from rulec.jax.recipe import Given, Recipe, recipe
+from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.transform import options
-from rulec.language.rule import Rule
 
 
 def init(
-    rule: Rule | str | Path, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
+    rule: Rules, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
     **hyper: Given,
 ) -> Any:  # fmt: skip
     """The state of a rule before its first step, for a tree of parameters: what `step` takes.
@@ -30,7 +28,7 @@ def init(
 
 
 def step(
-    rule: Rule | str | Path, params: Any, grads: Any, state: Any, *, maximize: bool = False, seed: int = 0,
+    rule: Rules, params: Any, grads: Any, state: Any, *, maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, **hyper: Given,
 ) -> tuple[Any, Any]:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
@@ -41,7 +39,6 @@ def step(
 
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
-    rule = recipe(rule, {}, None).groups[0].rule
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     made = recipe(rule, hyper, tags)
     found = machine(made, Settings(options(None, maximize, seed), (), is_wide()))
@@ -55,12 +52,12 @@ def _numbers(made: Recipe) -> list[dict[str, Any]]:
     return [group.numbers() for group in made.groups]
 
 
-def _inputs(rule: Rule, given: Mapping[str, Any]) -> list[str]:
-    names = [name for found in Router(rule).rules for name in found.inputs]
-    for name in names:
+def _inputs(rule: Rules, given: Mapping[str, Any]) -> list[str]:
+    named = {name: own for own in rules_of(rule) for found in Router(own).rules for name in found.inputs}
+    for name, own in named.items():
         if name not in given:
-            raise HyperError(f"{rule.name} needs {name}: give it to step as a keyword, {name}=...")
-    return list(dict.fromkeys(names))
+            raise HyperError(f"{own.name} needs {name}: give it to step as a keyword, {name}=...")
+    return list(named)
 
 
 def _check_usable(params: Any, state: Any) -> None:

@@ -56,13 +56,17 @@ class Machine:
     # Plans
 
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
-        assigned = []
-        for leaf in leaves:
-            group = self.recipe.choose(leaf.name, leaf.shape)
-            own = self.recipe.groups[group]
-            assigned.append(Assignment(own.rule, group, self.recipe.tags.get(leaf.name, ()), own.static()))
+        groups = self.recipe.places(leaves)
+        assigned = [self._assigned(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
         options = replace(self.settings.options, update=update)
         return StepPlan(leaves, assigned, options, len(self.recipe.groups))
+
+    def _assigned(self, leaf: Leaf, group: int | None) -> Assignment | None:
+        if group is None:
+            return None
+        own = self.recipe.groups[group]
+        tags = {*own.tags, *self.recipe.tags.get(leaf.name, ())}
+        return Assignment(own.rule, group, tags, own.static())
 
     def _plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         return self._plan(tuple(_leaves(params, grads, values)), update)
@@ -107,17 +111,23 @@ class Machine:
     def _hyper(self, numbers: Any, count: Any, plan: StepPlan) -> list[Mapping[str, Any]]:
         # A function of the step is the user's own, and computes as it would elsewhere.
         steps = jnp.max(count) if jnp.ndim(count) else count
-        # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all leaves.
-        eps = max((EPS[leaf.dtype] for leaf in plan.leaves), default=EPS["float32"])
         with jax.enable_x64(self.settings.wide):
             found = [
                 {name: given(steps) for name, given in group.hyper.items() if callable(given)}
                 for group in self.recipe.groups
             ]
         return [
-            group.resolved({**own, **worked_out}, eps)
-            for group, own, worked_out in zip(self.recipe.groups, numbers, found, strict=True)
+            group.resolved({**own, **worked_out}, _coarsest(plan, index))
+            for index, (group, own, worked_out) in enumerate(zip(self.recipe.groups, numbers, found, strict=True))
         ]
+
+
+def _coarsest(plan: StepPlan, group: int) -> float:
+    """The machine epsilon of a group, which is that of the coarsest dtype: it has one value for all its leaves."""
+    found = [
+        EPS[leaf.dtype] for leaf, own in zip(plan.leaves, plan.assigned, strict=True) if own and own.group == group
+    ]
+    return max(found, default=EPS["float32"])
 
 
 def _rules(recipe: Recipe) -> list[Rule]:

@@ -53,8 +53,12 @@ class Options:
 
 @dataclass(eq=False)
 class Bucket:
-    """Leaves that one program updates, in one layout; `places` are theirs in the tree."""
+    """Leaves of one rule that one program updates, in one layout; `places` are theirs in the tree.
 
+    `owner` is their rule before it is routed: what is of the model is of all its leaves, and of no others.
+    """
+
+    owner: Rule
     program: Program
     layout: Layout
     kernel: Any
@@ -98,13 +102,17 @@ class StepPlan:
     their level (`tensor`, `group` or `model`); `having` the leaves that have a state, by its name.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], assigned: Sequence[Assignment], options: Options, groups: int) -> None:
-        self.leaves, self.options, self.groups = leaves, options, groups
-        self.rules = [self._route(leaf, own) for leaf, own in zip(leaves, assigned, strict=True)]
+    def __init__(
+        self, leaves: Sequence[Leaf], assigned: Sequence[Assignment | None], options: Options, groups: int
+    ) -> None:
+        self.leaves, self.assigned, self.options, self.groups = leaves, assigned, options, groups
+        self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
         known: dict[Any, Bucket] = {}
-        for place, (leaf, rule, own) in enumerate(zip(leaves, self.rules, assigned, strict=True)):
-            self._place(known, place, leaf, rule, own)
+        for place, (leaf, own) in enumerate(zip(leaves, assigned, strict=True)):
+            if own is not None:
+                self.rules.append(self._route(leaf, own))
+                self._place(known, place, leaf, self.rules[-1], own)
         self.arrays: dict[str, None] = {}
         self.numbers: dict[str, str] = {}
         self.having: dict[str, list[int]] = {}
@@ -121,9 +129,9 @@ class StepPlan:
         program = compile(rule, facts, static)
         states = self._state_dtypes(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
-        key = program, layout, tuple(sorted(static.items()))
+        key = id(own.rule), program, layout, tuple(sorted(static.items()))
         if key not in known:
-            known[key] = self._bucket(program, layout, static)
+            known[key] = self._bucket(own.rule, program, layout, static)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
@@ -135,12 +143,12 @@ class StepPlan:
         given = {"": leaf.dtype, **dict(self.options.state_dtype), **dict(leaf.states)}
         return {b.name: given.get(b.name, given[""]) for b in program.states}
 
-    def _bucket(self, program: Program, layout: Layout, static: Mapping[str, float]) -> Bucket:
+    def _bucket(self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float]) -> Bucket:
         program, layout = scheduled(program, layout)
         if self.options.update:
             program = as_update(program)
         backend = registry.usable("jax")
-        return Bucket(program, layout, backend.build(program, layout, backend.emit(program, layout)), static)
+        return Bucket(owner, program, layout, backend.build(program, layout, backend.emit(program, layout)), static)
 
     def _note_states(self) -> None:
         for bucket in self.buckets:

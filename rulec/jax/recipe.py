@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from rulec.errors import HyperError
+from rulec.jax.apart import apart
+from rulec.jax.leaves import Leaf
 from rulec.jax.matrix import is_traced
 from rulec.language.hyper import Hyper, number_of
 from rulec.language.library import load
 from rulec.language.node import Node, names_in
+from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
 #: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
 Given = Any
 
+#: A rule as users give it, or several.
+Rules = Rule | Partition | str | Path
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The leaves of one rule and its hyper-parameters."""
+    """The leaves of one rule and its hyper-parameters; `tags` are words that all of them have."""
 
     rule: Rule
     hyper: Mapping[str, Given]
+    tags: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Mapping[str, Hyper]:
@@ -96,11 +103,20 @@ def _python_number(name: str, given: Any, setting: Hyper, owner: str) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Groups, and which of them each leaf is in by its path and shape; `tags` gives leaves their words by path."""
+    """Groups, and which of them each leaf is in by its path and shape; `tags` gives leaves their words by path.
+
+    A leaf of no group is left as it is. `check` is called with the paths of all leaves, and refuses those of no use.
+    """
 
     groups: Sequence[Group]
-    choose: Callable[[str, tuple[int, ...]], int]
+    choose: Callable[[str, tuple[int, ...]], int | None]
     tags: Mapping[str, Collection[str]] = field(default_factory=dict)
+    check: Callable[[Sequence[str]], object] = len
+
+    def places(self, leaves: Sequence[Leaf]) -> list[int | None]:
+        """The group of each leaf."""
+        self.check([leaf.name for leaf in leaves])
+        return [self.choose(leaf.name, leaf.shape) for leaf in leaves]
 
     @property
     def title(self) -> str:
@@ -110,7 +126,7 @@ class Recipe:
     @property
     def key(self) -> Any:
         """What decides what is compiled: recipes of equal keys share it."""
-        rules = tuple((_Same(g.rule), tuple(sorted(g.static().items())), _functions(g)) for g in self.groups)
+        rules = tuple((g.rule, tuple(sorted(g.static().items())), _functions(g), g.tags) for g in self.groups)
         tags = tuple(sorted((name, tuple(sorted(words))) for name, words in self.tags.items()))
         return rules, self.choose, tags
 
@@ -120,25 +136,58 @@ def _functions(group: Group) -> tuple[Any, ...]:
     return tuple((name, given if callable(given) else None) for name, given in sorted(group.hyper.items()))
 
 
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """A rule as part of a key."""
-
-    rule: Rule
-
-    def __hash__(self) -> int:
-        return id(self.rule)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.rule is self.rule
-
-
-def recipe(rule: Rule | str | Path, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
-    """One rule for all leaves."""
-    group = Group(rule if isinstance(rule, Rule) else load(rule), dict(hyper))
+def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
+    """One rule for all leaves, or those of a partition; `hyper` is for each rule that has it and does not say it."""
+    if isinstance(rule, Partition):
+        return _of_partition(rule, hyper, dict(tags or {}))
+    group = Group(*rules_of(rule), dict(hyper))
     group.check()
     return Recipe([group], _all_in_one, dict(tags or {}))
 
 
+def rules_of(rule: Rules) -> list[Rule]:
+    """The rules that are given, not those that they route leaves to."""
+    if isinstance(rule, Partition):
+        return [own.rule for own in rule.parts]
+    return [rule if isinstance(rule, Rule) else load(rule)]
+
+
 def _all_in_one(name: str, shape: tuple[int, ...]) -> int:
     return 0
+
+
+@dataclass(frozen=True)
+class _ByPath:
+    """The group of the first pattern that matches a leaf's path."""
+
+    patterns: tuple[str, ...]
+    groups: tuple[int | None, ...]
+    allow_unused: bool
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> int | None:
+        return self.groups[places_of(self.patterns, [name], allow_unused=True)[0]]
+
+    def check(self, names: Sequence[str]) -> None:
+        places_of(self.patterns, names, self.allow_unused)
+
+
+def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]]) -> Recipe:
+    parts = partition.parts
+    groups = [_group(own.rule, own.hyper, own.tags, hyper) for own in parts]
+    known = {name: None for group in groups for name in group.settings}
+    for name in hyper:
+        if name not in known:
+            raise HyperError(f"no rule of the partition has a hyper-parameter {name!r}{did_you_mean(name, known)}")
+    numbers = iter(range(len(parts)))
+    places = tuple(None if own is None else next(numbers) for _, own in partition.entries)
+    rules = apart([own.rule for own in parts])
+    groups = [replace(group, rule=rule) for group, rule in zip(groups, rules, strict=True)]
+    by_path = _ByPath(partition.patterns, places, partition.allow_unused)
+    return Recipe(groups, by_path, tags, by_path.check)
+
+
+def _group(rule: Rule, own: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:
+    settings = Group(rule, {}).settings
+    made = Group(rule, {**{name: given for name, given in hyper.items() if name in settings}, **own}, tags)
+    made.check()
+    return made

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.compiler.scalars import evaluate_once
+from rulec.errors import RuleError
 from rulec.jax.library import JaxLibrary
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.language.node import Node, Op, walk
@@ -143,16 +144,26 @@ def one_step(
     for run in alone:
         for _ in run.steps():
             raise AssertionError("a bucket that is alone waits for another")
-    _run_together([run for run in step.runs if not run.bucket.plan.alone])
+    together: dict[int, list[_BucketStep]] = {}
+    for run in step.runs:
+        if not run.bucket.plan.alone:
+            together.setdefault(id(run.bucket.owner), []).append(run)
+    for runs in together.values():
+        _run_together(runs)
     return step.finished()
 
 
 def _run_together(runs: Sequence[_BucketStep]) -> None:
-    """Runs buckets that share reductions, each from one of these to the next."""
+    """Runs buckets of one rule that share reductions, each from one of these to the next."""
     running = [run.steps() for run in runs]
     waiting: list[Join | None] = [next(steps, None) for steps in running]
     while any(waiting):
         joins = [join for join in waiting if join is not None]
+        if len(joins) < len(waiting) or len({(join.site, join.op, join.level) for join in joins}) > 1:
+            raise RuleError(
+                f"the leaves of {runs[0].bucket.owner.name} do not all have the same values across the model: reduce "
+                f"per group and per model outside of branches on the shape"
+            )
         results = joined(joins)
         waiting = [_next(steps, result) for steps, result in zip(running, results, strict=True)]
 
@@ -181,7 +192,12 @@ class _Step:
     def finished(self) -> tuple[list[Any], Values]:
         """The results of all leaves in order, and the new state."""
         self.new.count = self._counted()
-        return [self.results[place] for place in range(len(self.plan.leaves))], self.new
+        return [self._result(place) for place in range(len(self.plan.leaves))], self.new
+
+    def _result(self, place: int) -> Any:
+        if place in self.results:
+            return self.results[place]
+        return jnp.zeros_like(self.params[place]) if self.plan.options.update else self.params[place]
 
     def _counted(self) -> Any:
         old = self.old.count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import optax
@@ -11,18 +10,18 @@ import optax
 from rulec.errors import HyperError
 from rulec.jax.machine import Settings, call, is_wide, machine
 from rulec.jax.plan import Options
-from rulec.jax.recipe import Given, Recipe, recipe
-from rulec.language.rule import Rule
+from rulec.jax.recipe import Given, Recipe, Rules, recipe
 
 
 def transform(
-    rule: Rule | str | Path, lr: Given = None, *, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
+    rule: Rules, lr: Given = None, *, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A rule as a transformation of optax: `init(params)` and `update(grads, state, params)`.
 
-    `rule` is a Rule, a library name or a path. Hyper-parameters are numbers, 0-d arrays, traced or not, or functions of
-    the number of steps before this one; `lr` is one of them. Leaves are float32, bfloat16, float16, or float64 where
+    `rule` is a Rule, a library name or a path, or a `rulec.partition` of several; keywords are then for each rule that
+    has them and does not say them itself. Hyper-parameters are numbers, 0-d arrays, traced or not, or functions of the
+    number of steps before this one; `lr` is one of them. Leaves are float32, bfloat16, float16, or float64 where
     JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name; by default that of each
     parameter. `tags` gives leaves by their path, as in `{"embed/table": {"embedding"}}`, the words that a rule may ask
     for with `tagged(...)`; `seed` is that of the rule's random numbers. What a rule names under `inputs` is given to
