@@ -140,7 +140,8 @@ def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collectio
     """One rule for all leaves, or those of a partition; `hyper` is for each rule that has it and does not say it."""
     if isinstance(rule, Partition):
         return _of_partition(rule, hyper, dict(tags or {}))
-    group = Group(*rules_of(rule), dict(hyper))
+    (own,) = rules_of(rule)
+    group = Group(own, dict(hyper))
     group.check()
     return Recipe([group], _all_in_one, dict(tags or {}))
 
