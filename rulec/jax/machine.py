@@ -68,14 +68,15 @@ class Machine:
         tags = {*own.tags, *self.recipe.tags.get(leaf.name, ())}
         return Assignment(own.rule, group, tags, own.static())
 
-    def _plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
+    def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
+        """The plan for these leaves; `values` says what dtypes their states have already."""
         return self._plan(tuple(_leaves(params, grads, values)), update)
 
     # The functions that are traced
 
     def _init(self, params: Any, numbers: Any) -> Any:
         tree = flat(params, "the parameter")
-        plan = self._plan_of(tree, None, None, False)
+        plan = self.plan_of(tree, None, None, False)
         hyper = self._hyper(numbers, jnp.zeros((), jnp.int32), plan)
         number_dtype = "float64" if self.settings.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
@@ -84,7 +85,7 @@ class Machine:
         model = flat(grads if params is None else params, "the gradient of" if params is None else "the parameter")
         tree = model if params is None else like(grads, model, "the gradient of")
         values = self.fields.unpacked(state, model, self.recipe.title)
-        plan = self._plan_of(model, tree, values, True)
+        plan = self.plan_of(model, tree, values, True)
         if params is None and plan.reads_parameters:
             raise TensorError(f"{self.recipe.title} reads the parameters: call update(grads, state, params)")
         results, new = self._run(plan, model, tree, values, numbers, inputs)
@@ -94,7 +95,7 @@ class Machine:
         model = flat(params, "the parameter")
         tree = like(grads, model, "the gradient of")
         values = self.fields.unpacked(state, model, self.recipe.title)
-        plan = self._plan_of(model, tree, values, False)
+        plan = self.plan_of(model, tree, values, False)
         results, new = self._run(plan, model, tree, values, numbers, inputs)
         return model.structure.unflatten(results), self.fields.packed(new, model)
 
