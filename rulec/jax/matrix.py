@@ -21,6 +21,15 @@ def _product(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b, precision=_EXACT)
 
 
+def _wide(x: Any) -> Any:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _wide_product(a: Any, b: Any) -> Any:
+    """A product that is not rounded to 16 bits."""
+    return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+
+
 def _transpose(x: Any) -> Any:
     return jnp.swapaxes(x, -1, -2)
 
@@ -40,7 +49,7 @@ def whole_number(value: Any, what: str) -> int:
 
 
 def _newton_schulz(x: Any, steps: Any, dtype: str) -> Any:
-    """The quintic iteration in the dtype asked for."""
+    """The quintic iteration in the dtype asked for; a product and what is added to it are rounded together."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[-2] > x.shape[-1]
     y = x.astype(dtype)
@@ -49,7 +58,8 @@ def _newton_schulz(x: Any, steps: Any, dtype: str) -> Any:
     y = y / jnp.maximum(norm, jnp.asarray(1e-7, y.dtype))
     for _ in range(whole_number(steps, "the number of steps of newton_schulz")):
         gram = _product(y, _transpose(y))
-        y = a * y + _product(b * gram + c * _product(gram, gram), y)
+        polynomial = (b * _wide(gram) + c * _wide_product(gram, gram)).astype(dtype)
+        y = (a * _wide(y) + _wide_product(polynomial, y)).astype(dtype)
     return (_transpose(y) if tall else y).astype(x.dtype)
 
 
