@@ -29,7 +29,7 @@ class Inputs:
             given = {"loss": loss, **given}
         for name, value in given.items():
             if kinds.get(name) == "like p":
-                self._tensors[name] = _by_parameter(name, value, params)
+                self._tensors[name] = by_parameter(name, value, params)
             else:
                 self._numbers[name] = _number(name, value)
 
@@ -50,7 +50,8 @@ def _number(name: str, value: Any) -> Any:
         raise TensorError(f"the input {name!r} must be a number, not {type(value).__name__} {value!r:.40}") from None
 
 
-def _by_parameter(name: str, value: Any, params: Sequence[Tensor]) -> Mapping[Tensor, Any]:
+def by_parameter(name: str, value: Any, params: Sequence[Tensor]) -> Mapping[Tensor, Any]:
+    """The tensors of an input by their parameters; TensorError for a list of another length."""
     if isinstance(value, Mapping):
         return value
     if not isinstance(value, Sequence) or len(value) != len(params):

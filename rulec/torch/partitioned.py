@@ -1,0 +1,244 @@
+"""`Partitioned`: one torch optimizer over several rules, each parameter by the pattern of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rulec.errors import HyperError, PartialUpdate, StateMismatch, TensorError
+from rulec.language.partition import Part, Partition
+from rulec.language.source import did_you_mean
+from rulec.torch.classes import optimizer
+from rulec.torch.inputs import by_parameter
+from rulec.torch.lean import without_compiler
+from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
+from rulec.torch.partition import Named, check_keywords, group_of, keywords_of, named_pairs, parts_taken
+from rulec.torch.routes import Routing
+
+_add_param_group = without_compiler(Optimizer.add_param_group)
+
+
+class Partitioned(Optimizer):
+    """A `torch.optim.Optimizer` over the rules of a partition: one optimizer for each, and groups for each pattern.
+
+    `named_parameters` is what `model.named_parameters()` gives; a name such as `layer.0.bias` is the path
+    `layer/0/bias`. Parameters whose entry is None are left out, and stay as they are. Keywords are the classes' own, or
+    the rules' hyper-parameters: each is for every rule that has it, and whose part does not say it.
+
+    `optimizers` are one optimizer for each class; `param_groups` has their groups in the order of the patterns, the
+    same dicts, so that schedulers change them. What a rule remembers of the model it remembers of its own parameters.
+    A step that fails raises PartialUpdate where the parameters of another rule were updated before. Otherwise
+    errors are those of `RuleOptimizer`, and those of `Partition.places`.
+    """
+
+    def __init__(self, partition: Partition, named_parameters: Named, **keywords: Any) -> None:
+        if not isinstance(partition, Partition):
+            raise HyperError(f"Partitioned takes a rulec.partition({{...}}), not a {type(partition).__name__}")
+        self.partition, self._keywords, self._complete = partition, keywords, False
+        taken = parts_taken(partition, named_pairs(named_parameters))
+        if not taken:
+            raise TensorError("the partition trains no parameter: give one of them a rule")
+        kinds = list(dict.fromkeys(optimizer(own.given) for own, _ in taken))
+        check_keywords([kind.interface for kind in kinds], keywords)
+        groups: list[list[dict[str, Any]]] = [[] for _ in kinds]
+        #: Where each group is: the place of its optimizer, and its own among the groups of that.
+        self._homes: list[tuple[int, int]] = []
+        for own, params in taken:
+            place = kinds.index(optimizer(own.given))
+            self._homes.append((place, len(groups[place])))
+            groups[place].append(group_of(kinds[place].interface, own, params, keywords))
+        self.optimizers: list[RuleOptimizer] = [
+            kind(own, **keywords_of(kind.interface, keywords)) for kind, own in zip(kinds, groups, strict=True)
+        ]
+        common = set.intersection(*({*each.defaults} for each in self.optimizers))
+        super().__init__(self._gathered(), {k: v for k, v in self.optimizers[0].defaults.items() if k in common})
+        self.state = cast(Any, _States(self.optimizers))
+        self._complete = True
+
+    def _gathered(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers, in the order in which they came."""
+        return [self.optimizers[place].param_groups[index] for place, index in self._homes]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds named parameters that one pattern takes, with hyper-parameters of their own."""
+        if not self._complete:
+            _add_param_group(self, param_group)
+            return
+        named = named_pairs(param_group["params"])
+        own = self._part_of(named)
+        kind = optimizer(own.given)
+        rest = {key: value for key, value in param_group.items() if key not in ("params", "param_names")}
+        own = replace(own, hyper={**own.hyper, **rest})
+        group = group_of(kind.interface, own, named, self._keywords)
+        place = next((i for i, each in enumerate(self.optimizers) if type(each) is kind), None)
+        self._check_new([param for _, param in named])
+        if place is None:
+            place = len(self.optimizers)
+            self.optimizers.append(kind([group], **keywords_of(kind.interface, self._keywords)))
+        else:
+            self.optimizers[place].add_param_group(group)
+        self._homes.append((place, len(self.optimizers[place].param_groups) - 1))
+        self.param_groups = self._gathered()
+
+    def _part_of(self, named: Sequence[tuple[str, Tensor]]) -> Part:
+        taken = parts_taken(replace(self.partition, allow_unused=True), named)
+        if len(taken) != 1 or len(taken[0][1]) != len(named):
+            raise HyperError(
+                "a new group must be of parameters that one pattern takes and trains: give a group of each"
+            )
+        return taken[0][0]
+
+    def _check_new(self, params: Sequence[Tensor]) -> None:
+        known = {id(param) for group in self.param_groups for param in group["params"]}
+        if any(id(param) in known for param in params):
+            raise TensorError("a parameter of the new group is in another group already: leave it out")
+
+    def routing(self) -> Routing:
+        """The rule that each parameter goes to, by its name, shape and tags; printed, a table."""
+        numbers = {home: number for number, home in enumerate(self._homes)}
+        routes = [
+            replace(route, group=numbers[place, route.group])
+            for place, each in enumerate(self.optimizers)
+            for route in each.routing()
+        ]
+        return Routing(sorted(routes, key=lambda route: route.group))
+
+    # Steps
+
+    def step(self, closure: Callable[[], Any] | None = None, *, inputs: Mapping[str, Any] | None = None) -> Any:
+        """One step of every rule. Returns the loss of `closure`, which is called first, once, if given.
+
+        `inputs` has what the rules name under `inputs`: see `RuleOptimizer.step`. A list has a tensor for each
+        parameter in the order of `param_groups`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        given = self._given(inputs or {}, loss)
+        scaling: dict[str, Any] = {
+            key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
+        }
+        for place, each in enumerate(self.optimizers):
+            self._step_of(place, {name: given[name] for name in each.interface.inputs if name in given}, scaling)
+        return loss
+
+    def _given(self, inputs: Mapping[str, Any], loss: Any) -> dict[str, Any]:
+        """The inputs of a step; those that are tensors by their parameters."""
+        kinds = {name: kind for each in self.optimizers for name, kind in each.interface.inputs.items()}
+        params = [param for group in self.param_groups for param in group["params"]]
+        found = {} if loss is None else {"loss": loss}
+        for name, value in inputs.items():
+            if name not in kinds:
+                raise HyperError(f"no rule of the partition takes an input {name!r}{did_you_mean(name, kinds)}")
+            found[name] = by_parameter(name, value, params) if kinds[name] == "like p" else value
+        return found
+
+    def _step_of(self, place: int, inputs: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
+        each = self.optimizers[place]
+        each.__dict__.update(scaling)
+        try:
+            each.step(inputs=inputs or None)
+        except Exception as error:
+            if not place:
+                raise
+            done = ", ".join(earlier.interface.name for earlier in self.optimizers[:place])
+            raise PartialUpdate(f"a step failed after the parameters of {done} were updated: {error}") from error
+        finally:
+            for key in scaling:
+                del each.__dict__[key]
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks: see `RuleOptimizer`."""
+        return all(each._step_supports_amp_scaling for each in self.optimizers)
+
+    def eval(self) -> None:
+        """Moves parameters to where they are to be evaluated, those of rules that say so; once there, does nothing."""
+        for each in self.optimizers:
+            if isinstance(each, EvaluatedOptimizer):
+                each.eval()
+
+    def train(self) -> None:
+        """Moves parameters back to where they are trained; once there, does nothing."""
+        for each in self.optimizers:
+            if isinstance(each, EvaluatedOptimizer):
+                each.train()
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all rules as torch.optim lays out that of one; its tensors are the optimizers' own."""
+        found = super().state_dict()
+        return {**found, "state": {k: dict(v) if isinstance(v, Mapping) else v for k, v in found["state"].items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict()` of the same partition and parameters.
+
+        Where it does not fit, StateMismatch, and everything is as it was.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        shares = self._shares(state_dict)
+        old = [each.state_dict() for each in self.optimizers]
+        try:
+            for each, share in zip(self.optimizers, shares, strict=True):
+                each.load_state_dict(share)
+        except BaseException:
+            for each, share in zip(self.optimizers, old, strict=True):
+                each.load_state_dict(share)
+            raise
+        finally:
+            self.param_groups = self._gathered()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _shares(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each optimizer has of a saved state."""
+        groups, states = state_dict["param_groups"], state_dict["state"]
+        counts = [[len(group["params"]) for group in found] for found in (self.param_groups, groups)]
+        if counts[0] != counts[1]:
+            raise StateMismatch(
+                f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the partition's have "
+                f"{', '.join(map(str, counts[0]))}: make it with the same patterns"
+            )
+        shares: list[dict[str, Any]] = []
+        for number in range(len(self.optimizers)):
+            own = [group for group, (place, _) in zip(groups, self._homes, strict=True) if place == number]
+            ids = {i for group in own for i in group["params"]}
+            shares.append({"state": {i: states[i] for i in ids if i in states}, "param_groups": own})
+        return shares
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("partition", "optimizers", "defaults", "_keywords", "_homes", "_complete")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.state = cast(Any, _States(self.optimizers))
+        self.param_groups = self._gathered()
+
+
+class _States(Mapping[Tensor, Any]):
+    """The states of several optimizers' parameters as they are now; of one without a state, an empty one."""
+
+    def __init__(self, optimizers: Sequence[RuleOptimizer]) -> None:
+        self._optimizers = optimizers
+
+    def __getitem__(self, param: Tensor) -> Any:
+        for each in self._optimizers:
+            if param in each.state or any(p is param for group in each.param_groups for p in group["params"]):
+                return each.state[param]
+        raise KeyError(param)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return chain.from_iterable([*each.state] for each in self._optimizers)
+
+    def __len__(self) -> int:
+        return sum(len(each.state) for each in self._optimizers)
