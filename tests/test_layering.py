@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
-PURE = ("rulec/language", "rulec/analysis", "rulec/compiler", "rulec/backend", "rulec/runtime")
+PURE = ("rulec/language", "rulec/analysis", "rulec/compiler", "rulec/backend", "rulec/runtime", "rulec/checkpoint")
 ADAPTERS = [["rulec", name] for name in ("array", "torch", "jax", "standalone", "testing", "compare", "bench", "cli")]
 
 

@@ -5,11 +5,17 @@ They are made when first asked for; `__init__.pyi` describes them to type checke
 
 from __future__ import annotations
 
+from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
+from rulec.torch.partition import partitioned_groups
+from rulec.torch.partitioned import Partitioned
 from rulec.torch.tags import tagged_groups
 
-__all__ = ["EvaluatedOptimizer", "RuleOptimizer", "optimizer", "tagged_groups", *class_names()]
+__all__ = [
+    "EvaluatedOptimizer", "Partitioned", "RuleOptimizer", "load", "optimizer", "partitioned_groups", "save",
+    "tagged_groups", *class_names(),
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> type[RuleOptimizer]:

@@ -6,9 +6,13 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from rulec.language.rule import Rule
+from rulec.torch.checkpoint import load as load
+from rulec.torch.checkpoint import save as save
 from rulec.torch.interface import StateDtype
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
+from rulec.torch.partition import partitioned_groups as partitioned_groups
+from rulec.torch.partitioned import Partitioned as Partitioned
 from rulec.torch.tags import tagged_groups as tagged_groups
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:

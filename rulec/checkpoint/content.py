@@ -1,0 +1,183 @@
+"""What a checkpoint says: the states of each parameter, by what rule they were made, and after how many steps.
+
+| in the file | what it is |
+| --- | --- |
+| `state/<parameter>/<state>` | a state of a parameter, an array or one number |
+| `step` | how often each parameter was updated, int64, in the order of the metadata's `parameters` |
+| `group/<state>`, `group_step` | a number that each group keeps, float64; the steps it has taken |
+| `model/<state>`, `model_step` | a number of the whole model, float64; the steps it has taken |
+| `parameter/<parameter>` | a parameter itself, where they were saved too |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rulec
+from rulec.checkpoint.tensors import Stored, checksum, read_file, write_file
+from rulec.errors import StateMismatch
+
+FORMAT = "rulec checkpoint"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter: its path (`layer/0/kernel`), shape and dtype, the rule that updates it and how often it has.
+
+    `meaning` is the digest of the rule's equations, `number` what its random numbers follow from, `group` the index of
+    its group. `states` is empty where it was never updated; `value` is the parameter itself where that is saved too.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rule: str
+    meaning: str
+    number: int
+    group: int = 0
+    steps: int = 0
+    states: Mapping[str, Stored] = field(default_factory=dict)
+    value: Stored | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Parameters in their order; what groups and the model remember; hyper-parameters, which are for information.
+
+    `group_steps` and `model_steps` are how many steps these have taken; `seed` is that of random numbers, where a rule
+    draws any.
+    """
+
+    parameters: Sequence[Parameter]
+    hyper: Sequence[Mapping[str, Any]] = ()
+    group_numbers: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    group_steps: Sequence[int] = ()
+    model_numbers: Mapping[str, float] = field(default_factory=dict)
+    model_steps: int = 0
+    seed: int | None = None
+
+
+# Writing
+
+
+def write(file: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint as a whole or not at all. StateMismatch where two parameters have one name."""
+    file, names = Path(file), [p.name for p in checkpoint.parameters]
+    twice = {name for name in names if names.count(name) > 1} if len({*names}) < len(names) else set()
+    if twice:
+        raise StateMismatch(f"two parameters are called {min(twice)}: give each a name of its own")
+    write_file(file, _tensors(checkpoint), _metadata(checkpoint))
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
+    found = {"step": _whole([p.steps for p in checkpoint.parameters])}
+    for p in checkpoint.parameters:
+        found |= {f"state/{p.name}/{state}": value for state, value in p.states.items()}
+        if p.value is not None:
+            found[f"parameter/{p.name}"] = p.value
+    if checkpoint.group_numbers:
+        found["group_step"] = _whole(checkpoint.group_steps)
+    if checkpoint.model_numbers:
+        found["model_step"] = _whole(checkpoint.model_steps)
+    found |= {f"group/{state}": _wide(values) for state, values in checkpoint.group_numbers.items()}
+    return found | {f"model/{state}": _wide(value) for state, value in checkpoint.model_numbers.items()}
+
+
+def _whole(values: Any) -> Stored:
+    return Stored.of(np.array(values, np.int64), "int64")
+
+
+def _wide(values: Any) -> Stored:
+    return Stored.of(np.array(values, np.float64), "float64")
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    rules = list(dict.fromkeys((p.rule, p.meaning) for p in checkpoint.parameters))
+    parameters = [
+        {
+            "name": p.name, "shape": list(p.shape), "dtype": p.dtype, "rule": rules.index((p.rule, p.meaning)),
+            "number": p.number, "group": p.group,
+        }
+        for p in checkpoint.parameters
+    ]  # fmt: skip
+    said = {
+        "rules": [{"name": name, "meaning": meaning} for name, meaning in rules],
+        "parameters": parameters,
+        "hyper": [dict(group) for group in checkpoint.hyper],
+        "seed": checkpoint.seed,
+    }
+    own = {"format": FORMAT, "version": str(VERSION), "rulec": rulec.__version__}
+    return own | {key: json.dumps(value) for key, value in said.items() if value is not None}
+
+
+# Reading
+
+
+def read(file: str | Path) -> Checkpoint:
+    """A checkpoint with its arrays mapped into memory, everything in it checked.
+
+    StateMismatch for a file that is none, is damaged, or was written by a newer version.
+    """
+    file = Path(file)
+    tensors, metadata = read_file(file)
+    _check(file, tensors, metadata)
+    try:
+        return _content(tensors, {k: json.loads(metadata[k]) for k in _JSON if k in metadata})
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise StateMismatch(f"{file} is damaged: its parts do not fit together ({error})") from error
+
+
+_JSON = ("rules", "parameters", "hyper", "seed")
+
+
+def _check(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise StateMismatch(
+            f"{file} is a safetensors file, but no checkpoint of rulec: give one that rulec.torch.save, rulec.jax.save "
+            f"or rulec.array.save has written"
+        )
+    version = metadata.get("version", "")
+    if not version.isdecimal() or int(version) > VERSION:
+        raise StateMismatch(
+            f"{file} is in version {version} of the format, written by rulec {metadata.get('rulec')}, and this is one "
+            f"that reads version {VERSION}: install a newer rulec"
+        )
+    if metadata.get("checksum") != checksum(tensors, metadata):
+        raise StateMismatch(f"{file} is damaged: its bytes are not those that were written, as its checksum says")
+
+
+def _content(tensors: dict[str, Stored], said: Mapping[str, Any]) -> Checkpoint:
+    steps = tensors["step"].bits
+    states: dict[str, dict[str, Stored]] = {}
+    for key, value in tensors.items():
+        kind, _, rest = key.partition("/")
+        if kind == "state":
+            owner, _, state = rest.rpartition("/")
+            states.setdefault(owner, {})[state] = value
+    parameters = [
+        Parameter(
+            p["name"], tuple(p["shape"]), p["dtype"], said["rules"][p["rule"]]["name"],
+            said["rules"][p["rule"]]["meaning"], p["number"], p["group"], int(steps[i]), states.pop(p["name"], {}),
+            tensors.get(f"parameter/{p['name']}"),
+        )
+        for i, p in enumerate(said["parameters"])
+    ]  # fmt: skip
+    if states or len(steps) != len(parameters):
+        raise ValueError("states of parameters that it does not name" if states else "counts of other parameters")
+    counts = {key: tensors[key].bits for key in ("group_step", "model_step") if key in tensors}
+    return Checkpoint(
+        parameters, said["hyper"], {k: v.wide.tolist() for k, v in _under("group", tensors).items()},
+        counts.get("group_step", np.zeros(0)).tolist(), {k: v.number for k, v in _under("model", tensors).items()},
+        int(counts.get("model_step", 0)), said.get("seed"),
+    )  # fmt: skip
+
+
+def _under(kind: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    return {name.partition("/")[2]: value for name, value in tensors.items() if name.startswith(f"{kind}/")}

@@ -1,0 +1,166 @@
+"""Which parameter of a checkpoint is which of ours, and whether its states may go on here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rulec.checkpoint.content import Checkpoint, Parameter
+from rulec.errors import StateMismatch
+from rulec.language.source import did_you_mean
+
+#: From the file's names to ours: a mapping of those that differ, or a function.
+Names = Mapping[str, str] | Callable[[str], str] | None
+
+
+@dataclass(frozen=True)
+class Own:
+    """A parameter that a state is loaded for, as `Parameter` describes it; `draws`: its rule draws random numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: str
+    meaning: str
+    number: int
+    draws: bool = False
+
+
+def matched(
+    file: str | Path, checkpoint: Checkpoint, own: Sequence[Own], names: Names = None, rule_may_differ: bool = False,
+    seed: int = 0,
+) -> list[int]:  # fmt: skip
+    """For each of our parameters the place of its own in the checkpoint.
+
+    StateMismatch, in one sentence, where a parameter is missing or left over, has another shape or is updated by
+    another rule, and where random numbers would be other ones.
+    """
+    places = paired(file, checkpoint, [(p.name, p.shape) for p in own], names)
+    for place, ours in zip(places, own, strict=True):
+        if not rule_may_differ:
+            _check_rule(file, checkpoint.parameters[place], ours)
+    if any(p.draws for p in own):
+        _check_random(file, checkpoint, places, own, seed)
+    return places
+
+
+def paired(
+    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], names: Names = None
+) -> list[int]:
+    """For each of our parameters, given by name and shape, the place of its own in the checkpoint."""
+    place_of = {name: place for place, name in enumerate(_as_ours(file, checkpoint, names))}
+    if len(place_of) < len(checkpoint.parameters):
+        raise StateMismatch(f"names= gives two parameters of {file} the same name: each needs one of its own")
+    missing = [name for name, _ in own if name not in place_of]
+    extra = [name for name in place_of if name not in {name for name, _ in own}]
+    if missing or extra:
+        raise StateMismatch(_other_names(file, checkpoint, own, missing, extra))
+    for name, shape in own:
+        saved = checkpoint.parameters[place_of[name]]
+        if saved.shape != shape:
+            raise StateMismatch(f"{name} has shape {shape}, and {_called(saved, name)} in {file} has {saved.shape}")
+    return [place_of[name] for name, _ in own]
+
+
+def _as_ours(file: str | Path, checkpoint: Checkpoint, names: Names) -> list[str]:
+    saved = [p.name for p in checkpoint.parameters]
+    if names is None:
+        return saved
+    if callable(names):
+        return [str(names(name)) for name in saved]
+    for name in names:
+        if name not in saved:
+            raise StateMismatch(f"names= has {name!r}, and {file} has no such parameter{did_you_mean(name, saved)}")
+    return [names.get(name, name) for name in saved]
+
+
+def _other_names(
+    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], missing: Sequence[str],
+    extra: Sequence[str],
+) -> str:  # fmt: skip
+    alike = [p.shape for p in checkpoint.parameters] == [shape for _, shape in own]
+    if alike and missing and extra:
+        return (
+            f"{file} has {extra[0]} where there is {missing[0]} here: the shapes agree in their order, so if names "
+            f"alone differ give names=, a mapping or a function from the file's names to these"
+        )
+    parts = [f"has nothing for {missing[0]}{_more(missing)}"] * bool(missing)
+    parts += [f"has {extra[0]}{_more(extra)}, which is no parameter here"] * bool(extra)
+    return f"{file} {' and '.join(parts)}: give the parameters it was saved with, or names= where they are renamed"
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _called(saved: Parameter, name: str) -> str:
+    return "it" if saved.name == name else saved.name
+
+
+def _check_rule(file: str | Path, saved: Parameter, own: Own) -> None:
+    if saved.meaning == own.meaning:
+        return
+    before = saved.rule if saved.rule != own.rule else f"another version of {saved.rule}"
+    raise StateMismatch(
+        f"{own.name} was updated by {before} when {file} was saved, and {own.rule} computes something else: go on with "
+        f"the rule that it was saved with, or give rule_may_differ=True"
+    )
+
+
+def _check_random(
+    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], own: Sequence[Own], seed: int
+) -> None:
+    """A tensor's random numbers follow from the seed and from its number."""
+    numbered = [checkpoint.parameters[place].number for place in places]
+    moved = next((p.name for p, number in zip(own, numbered, strict=True) if p.draws and p.number != number), None)
+    if moved is not None:
+        raise StateMismatch(
+            f"{moved} is at another place among the parameters than in {file}, and would draw other random numbers: "
+            f"give the parameters in the order that they were saved in"
+        )
+    if checkpoint.seed is not None and checkpoint.seed != seed:
+        raise StateMismatch(f"{file} was saved with seed={checkpoint.seed}, and the seed is {seed} here: give the same")
+
+
+# Numbers of groups
+
+
+def group_numbers(
+    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], groups: Sequence[int], count: int
+) -> dict[str, list[float]]:
+    """What each of our groups remembers, from the groups that its parameters were in; `groups` are ours of each.
+
+    StateMismatch where those of one of our groups disagree.
+    """
+    found = {}
+    for state, saved in checkpoint.group_numbers.items():
+        found[state] = [
+            _agreed(file, state, [saved[checkpoint.parameters[p].group] for p in own] or saved)
+            for own in _by_group(places, groups, count)
+        ]
+    return found
+
+
+def group_steps(
+    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], groups: Sequence[int], count: int
+) -> list[int]:
+    """How many steps each of our groups has taken, found in the same way."""
+    saved = checkpoint.group_steps
+    return [
+        int(_agreed(file, "the number of steps", [saved[checkpoint.parameters[p].group] for p in own] or saved))
+        for own in _by_group(places, groups, count)
+    ]
+
+
+def _by_group(places: Sequence[int], groups: Sequence[int], count: int) -> list[list[int]]:
+    return [[p for p, group in zip(places, groups, strict=True) if group == own] for own in range(count)]
+
+
+def _agreed(file: str | Path, what: str, values: Iterable[float]) -> float:
+    different = list({repr(value): value for value in values}.values())
+    if len(different) != 1:
+        listed = " and ".join(f"{value:g}" for value in different[:2])
+        raise StateMismatch(
+            f"{what} is {listed} in groups of {file} that are one group here: give the parameters in the same groups"
+        )
+    return different[0]
