@@ -37,7 +37,7 @@ def part(rule: Rule | str | Path, *, tags: Collection[str] = (), **hyper: Any) -
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise HyperError(f"tags={tags!r} of a part must be words, such as ['embedding']")
     if not isinstance(rule, Rule | str | Path):
-        raise RuleError(f"a part is of a rule, the name of one or a path, not of a {type(rule).__name__}")
+        raise RuleError(f"a part is of a rule, the name of one or a path, not of {type(rule).__name__}")
     return Part(rule if isinstance(rule, Rule) else load(rule), dict(hyper), tuple(dict.fromkeys(tags)), rule)
 
 
@@ -113,8 +113,8 @@ def _part(pattern: str, given: Any) -> Part | None:
     if isinstance(given, Rule | str | Path):
         return part(given)
     raise RuleError(
-        f"the entry of {pattern!r} is a {type(given).__name__}: give a rule or its name, rulec.part(rule, lr=...), or "
-        f"None for parameters that are not trained"
+        f"the entry of {pattern!r} is of type {type(given).__name__}: give a rule or its name, rulec.part(rule, lr=...), "
+        f"or None for parameters that are not trained"
     )
 
 
