@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rulec.compiler.routing import Router
-from rulec.errors import HyperError, TensorError
-from rulec.jax.machine import Settings, call, is_wide, machine
-from rulec.jax.matrix import is_traced
-from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
+from rulec.errors import HyperError
+from rulec.jax.machine import Settings, call, first_numbered, is_wide, machine, numbered
+from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 
 
@@ -22,9 +21,9 @@ def init(
     `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`; only rules whose states begin
     with something that follows from a hyper-parameter need any of these here.
     """
-    made = recipe(rule, hyper, tags)
+    made, numbers = first_numbered(recipe(rule, hyper, tags), params)
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
-    return call(found.init, params, _numbers(made))
+    return call(found.init, params, numbers)
 
 
 def step(
@@ -40,16 +39,12 @@ def step(
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
-    made = recipe(rule, hyper, tags)
+    count = getattr(state, "count", None)
+    made, numbers = numbered(recipe(rule, hyper, tags), count, count)
     found = machine(made, Settings(options(None, maximize, seed), (), is_wide()))
-    _check_usable(params, state)
     function = found.step if donate else found.step_keeping
-    new_params, new_state = call(function, params, grads, state, _numbers(made), inputs)
+    new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state
-
-
-def _numbers(made: Recipe) -> list[dict[str, Any]]:
-    return [group.numbers() for group in made.groups]
 
 
 def _inputs(rule: Rules, given: Mapping[str, Any]) -> list[str]:
@@ -58,15 +53,3 @@ def _inputs(rule: Rules, given: Mapping[str, Any]) -> list[str]:
         if name not in given:
             raise HyperError(f"{own.name} needs {name}: give it to step as a keyword, {name}=...")
     return list(named)
-
-
-def _check_usable(params: Any, state: Any) -> None:
-    """TensorError where arrays were donated before."""
-    import jax
-
-    for array in (*jax.tree.leaves(params), *jax.tree.leaves(state)):
-        if not is_traced(array) and getattr(array, "is_deleted", bool)():
-            raise TensorError(
-                "an array of the parameters or the state was donated to an earlier step: go on with what that step "
-                "returned, or call step with donate=False"
-            )

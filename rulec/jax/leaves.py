@@ -10,7 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from rulec.backend.layout import ITEM_SIZE
-from rulec.errors import StateMismatch, TensorError
+from rulec.errors import TensorError
+
+#: The name of a leaf that is the whole tree.
+WHOLE = "the parameter"
 
 
 @dataclass(frozen=True)
@@ -36,34 +39,46 @@ class Tree:
     structure: Any
 
 
-def flat(tree: Any, what: str) -> Tree:
-    """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update."""
+def flat(tree: Any, what: str, wide: bool = True) -> Tree:
+    """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update.
+
+    Where JAX is not `wide`, kept to 32 bits by its user, leaves of float64 are refused, and Python's numbers float32.
+    """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = tuple(_name(path) for path, _ in paths)
-    arrays = tuple(_checked(array, name, what) for name, (_, array) in zip(names, paths, strict=True))
+    names = tuple(leaf_name(path) for path, _ in paths)
+    arrays = tuple(_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True))
     return Tree(names, arrays, structure)
 
 
-def _name(path: Sequence[Any]) -> str:
-    return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or "the parameter"
+def leaf_name(path: Sequence[Any]) -> str:
+    """The path of a leaf in words."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or WHOLE
 
 
-def _checked(array: Any, name: str, what: str) -> Any:
-    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        if isinstance(array, int | float):
-            return jnp.asarray(array, jnp.result_type(float))
-        raise TensorError(f"{what} {name} is a {type(array).__name__}, which is no array: leave it out of the tree")
+def called(what: str, name: str) -> str:
+    """A leaf in a sentence."""
+    return what if name == WHOLE and what == WHOLE else f"{what} {name}"
+
+
+def _checked(array: Any, name: str, wide: bool) -> Any:
+    if isinstance(array, float) or (str(array.dtype) == "float64" and getattr(array, "weak_type", False)):
+        return jnp.asarray(array).astype(jnp.float64 if wide else jnp.float32)
     if str(array.dtype) not in ITEM_SIZE:
         raise TensorError(
-            f"{what} {name} is of {array.dtype}, and only {', '.join(ITEM_SIZE)} can be updated: leave it out, as with "
+            f"{name} is of {array.dtype}, and only {', '.join(ITEM_SIZE)} can be updated: leave it out, as with "
             f"optax.masked, or cast it"
+        )
+    if str(array.dtype) == "float64" and not wide:
+        raise TensorError(
+            f"{name} is of float64, and JAX is kept to 32 bits: allow it 64 with "
+            f"jax.config.update('jax_enable_x64', True) before arrays are made, or cast to float32"
         )
     return array
 
 
-def like(tree: Any, model: Tree, what: str) -> Tree:
-    """A tree's arrays where it has the structure of `model` and its shapes; TensorError or StateMismatch otherwise."""
-    found = flat(tree, what)
+def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:
+    """A tree's arrays where it has the structure of `model` and its shapes; TensorError otherwise."""
+    found = flat(tree, what, wide)
     if found.structure != model.structure:
         raise _other_structure(found, model, what)
     for name, array, own in zip(found.names, found.arrays, model.arrays, strict=True):
@@ -72,18 +87,17 @@ def like(tree: Any, model: Tree, what: str) -> Tree:
     return found
 
 
-def _other_structure(found: Tree, model: Tree, what: str) -> Exception:
+def _other_structure(found: Tree, model: Tree, what: str) -> TensorError:
     missing = [name for name in model.names if name not in set(found.names)]
     extra = [name for name in found.names if name not in set(model.names)]
-    if missing and what == "the gradient of":
+    if missing:
         return TensorError(
-            f"there is no gradient of {missing[0]} (None, or no leaf): every parameter needs one; leave those that are "
-            f"not trained out of the tree, as with optax.masked"
+            f"{what} {missing[0]} is missing (None, or no leaf): every parameter needs one; leave those that are not "
+            f"trained out of the tree, as with optax.masked"
         )
-    if missing or extra:
-        word = f"has no {missing[0]}" if missing else f"has {extra[0]} besides"
-        return StateMismatch(f"the tree that is given as {what} {word}: it must have the structure of the parameters")
-    return StateMismatch(
-        f"the tree that is given as {what} is {found.structure}, and the parameters' is {model.structure}: give both "
-        f"in the same containers"
+    if extra:
+        return TensorError(f"{what} {extra[0]} is given, and there is no such parameter: leave it out, or set it None")
+    return TensorError(
+        f"the containers of the parameters are {model.structure}, and those of {what} them {found.structure}: give "
+        f"both in the same"
     )

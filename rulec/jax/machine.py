@@ -7,6 +7,8 @@ learning rate nor another step count traces anything again.
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +17,20 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
-from rulec.errors import TensorError
+from rulec.errors import HyperError, TensorError
 from rulec.jax.leaves import Leaf, Tree, flat, like
+from rulec.jax.matrix import is_traced
+from rulec.jax.operands import explained
 from rulec.jax.plan import Assignment, Options, StepPlan
-from rulec.jax.recipe import Recipe
-from rulec.jax.state import Fields, fields_of
+from rulec.jax.recipe import Group, Recipe
+from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import Values, first_values, one_step
 from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
 from rulec.runtime.engine import EPS
 
-#: Plans are kept for this many sets of shapes of a recipe.
-_PLANS = 64
+#: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
+_PLANS, _MACHINES = 64, 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Machine:
     """The functions of one recipe."""
 
     def __init__(self, recipe: Recipe, settings: Settings) -> None:
-        self.recipe, self.settings = recipe, settings
+        # A number may be traced, and must not be kept: it is passed to each call.
+        self.recipe, self.settings = _without_numbers(recipe), settings
         self.rules = _rules(recipe)
         self.fields: Fields = fields_of(self.rules, dict(settings.renamed))
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
@@ -57,6 +63,7 @@ class Machine:
 
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
         groups = self.recipe.places(leaves)
+        self._check_tags([leaf.name for leaf in leaves])
         assigned = [self._assigned(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
         options = replace(self.settings.options, update=update)
         return StepPlan(leaves, assigned, options, len(self.recipe.groups))
@@ -68,6 +75,14 @@ class Machine:
         tags = {*own.tags, *self.recipe.tags.get(leaf.name, ())}
         return Assignment(own.rule, group, tags, own.static())
 
+    def _check_tags(self, names: Sequence[str]) -> None:
+        for name in self.recipe.tags:
+            if names and name not in names:
+                raise TensorError(
+                    f"the tags of {self.recipe.title} name {name!r}, and there is no leaf of that path"
+                    f"{did_you_mean(name, names)}"
+                )
+
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         """The plan for these leaves; `values` says what dtypes their states have already."""
         return self._plan(tuple(_leaves(params, grads, values)), update)
@@ -75,29 +90,41 @@ class Machine:
     # The functions that are traced
 
     def _init(self, params: Any, numbers: Any) -> Any:
-        tree = flat(params, "the parameter")
+        tree = self._flat(params, "the parameter")
         plan = self.plan_of(tree, None, None, False)
         hyper = self._hyper(numbers, jnp.zeros((), jnp.int32), plan)
         number_dtype = "float64" if self.settings.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
 
     def _update(self, grads: Any, state: Any, params: Any, numbers: Any, inputs: Any) -> Any:
-        model = flat(grads if params is None else params, "the gradient of" if params is None else "the parameter")
-        tree = model if params is None else like(grads, model, "the gradient of")
-        values = self.fields.unpacked(state, model, self.recipe.title)
-        plan = self.plan_of(model, tree, values, True)
+        given = grads if params is None else params
+        model = self._flat(given, "the gradient of" if params is None else "the parameter")
+        tree = model if params is None else self._like(grads, model, "the gradient of")
+        plan, values = self._begun(state, model, tree, True)
         if params is None and plan.reads_parameters:
             raise TensorError(f"{self.recipe.title} reads the parameters: call update(grads, state, params)")
         results, new = self._run(plan, model, tree, values, numbers, inputs)
         return tree.structure.unflatten(results), self.fields.packed(new, model)
 
     def _step(self, params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> Any:
-        model = flat(params, "the parameter")
-        tree = like(grads, model, "the gradient of")
-        values = self.fields.unpacked(state, model, self.recipe.title)
-        plan = self.plan_of(model, tree, values, False)
+        model = self._flat(params, "the parameter")
+        tree = self._like(grads, model, "the gradient of")
+        plan, values = self._begun(state, model, tree, False)
         results, new = self._run(plan, model, tree, values, numbers, inputs)
         return model.structure.unflatten(results), self.fields.packed(new, model)
+
+    def _flat(self, tree: Any, what: str) -> Tree:
+        return flat(tree, what, self.settings.wide)
+
+    def _like(self, tree: Any, model: Tree, what: str) -> Tree:
+        return like(tree, model, what, self.settings.wide)
+
+    def _begun(self, state: Any, params: Tree, grads: Tree | None, update: bool) -> tuple[StepPlan, Values]:
+        """The plan of a step from this state, and the state's values."""
+        values = self.fields.unpacked(state, params, self.recipe.title)
+        plan = self.plan_of(params, grads, values, update)
+        check_state(plan, values, self.fields, self.recipe.title)
+        return plan, values
 
     def _run(
         self, plan: StepPlan, params: Tree, grads: Tree, values: Values, numbers: Any, inputs: Any
@@ -107,20 +134,55 @@ class Machine:
         return one_step(plan, params.arrays, grads.arrays, values, hyper, given)
 
     def _input(self, name: str, value: Any, params: Tree) -> Any:
-        return value if self.inputs[name] != "like p" else list(like(value, params, f"the input {name} of").arrays)
+        if self.inputs[name] == "like p":
+            return list(self._like(value, params, f"the input {name} of").arrays)
+        if jnp.shape(value) != ():
+            raise TensorError(
+                f"the input {name} of {self.recipe.title} must be one number, and has shape {jnp.shape(value)}"
+            )
+        return value
 
     def _hyper(self, numbers: Any, count: Any, plan: StepPlan) -> list[Mapping[str, Any]]:
         # A function of the step is the user's own, and computes as it would elsewhere.
-        steps = jnp.max(count) if jnp.ndim(count) else count
         with jax.enable_x64(self.settings.wide):
-            found = [
-                {name: given(steps) for name, given in group.hyper.items() if callable(given)}
-                for group in self.recipe.groups
-            ]
+            found = [_worked_out(group, count) for group in self.recipe.groups]
+        for group, own in zip(self.recipe.groups, numbers, strict=True):
+            for name, number in own.items():
+                _check_number(f"{name} of {group.rule.name}", number)
         return [
             group.resolved({**own, **worked_out}, _coarsest(plan, index))
             for index, (group, own, worked_out) in enumerate(zip(self.recipe.groups, numbers, found, strict=True))
         ]
+
+
+def _worked_out(group: Group, count: Any) -> dict[str, Any]:
+    """The hyper-parameters that are functions of the number of steps before this one."""
+    steps = jnp.max(count) if jnp.ndim(count) else count
+    found = {name: given(steps) for name, given in group.hyper.items() if callable(given)}
+    for name, number in found.items():
+        _check_number(f"what the function for {name} of {group.rule.name} returns", number)
+    return found
+
+
+def _check_number(what: str, number: Any) -> None:
+    """HyperError for what is not one real number."""
+    if not hasattr(number, "dtype") and not isinstance(number, bool | int | float):
+        raise HyperError(f"{what} must be one number, and is a {type(number).__name__}")
+    if jnp.ndim(number):
+        raise HyperError(f"{what} must be one number, and is an array of shape {jnp.shape(number)}")
+    if jnp.iscomplexobj(number):
+        raise HyperError(f"{what} must be a real number, and is complex")
+
+
+def _without_numbers(recipe: Recipe) -> Recipe:
+    """The recipe with the names of the hyper-parameters, and of their values those that decide what is compiled."""
+    return replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
+
+
+def _group_without_numbers(group: Group) -> Group:
+    settings = group.settings
+    kept = {name: given if callable(given) or settings[name].static else 0.0 for name, given in group.hyper.items()}
+    return replace(group, hyper=kept)
 
 
 def _coarsest(plan: StepPlan, group: int) -> float:
@@ -148,23 +210,52 @@ def _leaves(params: Tree, grads: Tree | None, values: Values | None) -> list[Lea
     ]  # fmt: skip
 
 
-_machines: dict[Any, Machine] = {}
+_machines: OrderedDict[Any, Machine] = OrderedDict()
+_machines_lock = threading.Lock()
 
 
 def machine(recipe: Recipe, settings: Settings) -> Machine:
-    """The machine of a recipe: the same for recipes that compile to the same."""
+    """The machine of a recipe: the same for recipes that compile to the same, of which the latest are kept."""
     key = recipe.key, settings
-    if key not in _machines:
-        if len(_machines) >= 512:
-            del _machines[next(iter(_machines))]
-        _machines[key] = Machine(recipe, settings)
-    return _machines[key]
+    with _machines_lock:
+        found = _machines.pop(key, None) or Machine(recipe, settings)
+        _machines[key] = found
+        if len(_machines) > _MACHINES:
+            _machines.popitem(last=False)
+    return found
+
+
+def numbered(recipe: Recipe, count: Any, witness: Any) -> tuple[Recipe, list[dict[str, Any]]]:
+    """A recipe, and the hyper-parameters that are passed to its machine.
+
+    Where others trace the `witness`, an array of the call, they may trace what functions of the count close over, and
+    that no machine may keep: then the values of these functions are passed in their place.
+    """
+    if not is_traced(witness):
+        return recipe, [group.numbers() for group in recipe.groups]
+    groups = [replace(group, hyper={**group.hyper, **_worked_out(group, count)}) for group in recipe.groups]
+    return replace(recipe, groups=groups), [dict(group.hyper) for group in groups]
+
+
+def first_numbered(recipe: Recipe, params: Any) -> tuple[Recipe, list[dict[str, Any]]]:
+    """The same before the first step of these parameters."""
+    witness = next(filter(is_traced, jax.tree.leaves(params)), None)
+    return numbered(recipe, None if witness is None else jnp.zeros((), jnp.int32), witness)
 
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:
-    """Calls one of a machine's functions, with JAX allowed 64 bits for numbers."""
-    with jax.enable_x64(True):
-        return function(*operands)
+    """Calls one of a machine's functions, with JAX allowed 64 bits for numbers and to mix dtypes.
+
+    Raises TensorError where an operand is no array, or was donated before.
+    """
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        try:
+            return function(*operands)
+        except (TypeError, RuntimeError) as error:
+            found = explained(error, function, operands)
+            if found is None:
+                raise
+            raise found from error
 
 
 def is_wide() -> bool:

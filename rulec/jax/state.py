@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.printer import unique_name
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
+from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.step import Values
 from rulec.language.rule import Rule
 
@@ -90,7 +92,43 @@ def _by_place(found: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
             f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
             f"since init: {error}"
         ) from error
-    return {place: array for place, array in enumerate(arrays) if array is not None}
+    made = {place: array for place, array in enumerate(arrays) if array is not None}
+    for place, array in made.items():
+        if str(getattr(array, "dtype", None)) not in ITEM_SIZE:
+            kind = array.dtype if hasattr(array, "dtype") else type(array).__name__
+            raise StateMismatch(
+                f"{field} of {tree.names[place]} in the state of {title} is of {kind}, and states are of "
+                f"{', '.join(ITEM_SIZE)}: give what init returned"
+            )
+    return made
+
+
+def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> None:
+    """StateMismatch where a state lacks what the plan needs, or has it in another shape."""
+    of = f"of the state of {title}"
+    advice = "the parameters or the rule may have changed since init"
+    for bucket in plan.buckets:
+        for name, place, shape in _shapes(bucket):
+            found = values.arrays.get(name, {}).get(place)
+            what = f"{fields.every[name]} of {plan.leaves[place].name}"
+            if found is None:
+                raise StateMismatch(f"there is no {what} in the state of {title}: {advice}")
+            if tuple(found.shape) != shape:
+                raise StateMismatch(f"{what} in the state of {title} has shape {found.shape} and not {shape}: {advice}")
+    for name, level in plan.numbers.items():
+        shape = {"tensor": (len(plan.having[name]),), "group": (plan.groups,), "model": ()}[level]
+        if tuple(getattr(values.numbers.get(name), "shape", (-1,))) != shape:
+            raise StateMismatch(f"{fields.every[name]} {of} is not an array of shape {shape}: {advice}")
+    shape = (len(plan.leaves),) if plan.own_counts else ()
+    if tuple(getattr(values.count, "shape", (-1,))) != shape or values.count.dtype.kind not in "iu":
+        raise StateMismatch(f"the count {of} is not an array of whole numbers of shape {shape}: {advice}")
+
+
+def _shapes(bucket: Bucket) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """The states of a bucket's leaves with their shapes, and the places of these leaves."""
+    for spec in bucket.specs:
+        for place, view, facts in zip(bucket.places, bucket.views, bucket.facts, strict=True):
+            yield spec.name, place, tuple(spec.shape(view, bucket.static, facts))
 
 
 def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:

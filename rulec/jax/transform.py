@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
+from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import HyperError
-from rulec.jax.machine import Settings, call, is_wide, machine
+from rulec.jax.machine import Machine, Settings, call, first_numbered, is_wide, machine, numbered
+from rulec.jax.matrix import is_traced
 from rulec.jax.plan import Options
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 
@@ -35,22 +38,29 @@ def transform(
 
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
-    """Options from users' keywords."""
+    """Options from users' keywords; HyperError where they are not what they should be."""
+    for name, given, kind in (("seed", seed, int), ("maximize", maximize, bool)):
+        if is_traced(given) or not isinstance(given, kind):
+            raise HyperError(
+                f"{name} decides what is compiled, so it must be Python's own {kind.__name__}, and is "
+                f"{'traced here' if is_traced(given) else repr(given)}: under optax.inject_hyperparams name it among "
+                f"the static_args"
+            )
     named = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     return Options(False, maximize, seed, tuple(sorted((name, _dtype(given)) for name, given in named.items())))
 
 
 def _dtype(given: Any) -> str:
-    import jax.numpy as jnp
-
-    from rulec.backend.layout import ITEM_SIZE
-
     try:
         found = str(jnp.dtype(given))
     except TypeError:
         found = str(given)
     if found not in ITEM_SIZE:
         raise HyperError(f"state_dtype={given!r} is none of {', '.join(ITEM_SIZE)}")
+    if found == "float64" and not is_wide():
+        raise HyperError(
+            "state_dtype='float64' needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before arrays are made"
+        )
     return found
 
 
@@ -60,19 +70,19 @@ def of_recipe(
     """The transformation of a recipe; `renamed` gives fields of its state other names than the rule's."""
     names = tuple(sorted((renamed or {}).items()))
 
-    def made() -> Any:
+    def made(recipe: Recipe) -> Machine:
         return machine(recipe, Settings(options, names, is_wide()))
 
-    def numbers() -> list[dict[str, Any]]:
-        return [group.numbers() for group in recipe.groups]
-
     def init(params: Any) -> Any:
-        return call(made().init, params, numbers())
+        own, numbers = first_numbered(recipe, params)
+        return call(made(own).init, params, numbers)
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        found = made()
+        count = getattr(state, "count", None)
+        own, numbers = numbered(recipe, count, count)
+        found = made(own)
         inputs = {name: _input(found, name, extra) for name in found.inputs}
-        return call(found.update, grads, state, params, numbers(), inputs)
+        return call(found.update, grads, state, params, numbers, inputs)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
