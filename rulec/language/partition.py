@@ -113,8 +113,8 @@ def _part(pattern: str, given: Any) -> Part | None:
     if isinstance(given, Rule | str | Path):
         return part(given)
     raise RuleError(
-        f"the entry of {pattern!r} is of type {type(given).__name__}: give a rule or its name, rulec.part(rule, lr=...), "
-        f"or None for parameters that are not trained"
+        f"the entry of {pattern!r} is of type {type(given).__name__}: give a rule or its name, "
+        f"rulec.part(rule, lr=...), or None for parameters that are not trained"
     )
 
 
