@@ -214,11 +214,11 @@ _machines: OrderedDict[Any, Machine] = OrderedDict()
 _machines_lock = threading.Lock()
 
 
-def machine(recipe: Recipe, settings: Settings) -> Machine:
+def machine(recipe: Recipe, settings: Settings, kind: type[Any] = Machine) -> Any:
     """The machine of a recipe: the same for recipes that compile to the same, of which the latest are kept."""
-    key = recipe.key, settings
+    key = kind, recipe.key, settings
     with _machines_lock:
-        found = _machines.pop(key, None) or Machine(recipe, settings)
+        found = _machines.pop(key, None) or kind(recipe, settings)
         _machines[key] = found
         if len(_machines) > _MACHINES:
             _machines.popitem(last=False)
