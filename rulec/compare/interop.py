@@ -32,8 +32,12 @@ def entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
 
 def entry_for(rule: Rule, package: str, called: str) -> Mapping[str, Any]:
     """The entry for their class or function of that name; empty where the rule has none."""
-    found = (e for e in entries(rule, package) if e.get("class", e.get("function")) == called)
+    found = (e for e in entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
     return next(found, {})
+
+
+def _names_of(called: str | list[str]) -> list[str]:
+    return [called] if isinstance(called, str) else called
 
 
 def translate(
@@ -44,7 +48,7 @@ def translate(
     `entry` is the rule's interop entry for it, or empty; `given` are keywords of theirs that override.
     """
     parameters = inspect.signature(target).parameters
-    keywords = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
+    keywords = {k: v for k, v in entry.get("when", {}).items() if v not in ("nonzero", "given")}
     used: set[str] = set()
     for keyword, ours in _names(parameters, hyper, entry).items():
         names = ours if isinstance(ours, list) else [ours]

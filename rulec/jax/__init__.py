@@ -1,8 +1,28 @@
-"""Rules in JAX: as optax's transformations, and as one donated step."""
+"""Rules in JAX: as optax's transformations, under optax's own names, and as one donated step.
+
+Functions such as `adamw` are made when first asked for; `__init__.pyi` describes them and is generated, by `stubs`.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from rulec.jax import contrib
+from rulec.jax.checkpoint import load, load_params, save
+from rulec.jax.drop_ins import function_named, names
+from rulec.jax.evaluation import eval_params
+from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import init, step
 from rulec.jax.transform import transform
 
-__all__ = ["init", "step", "transform"]
+__all__ = ["contrib", "eval_params", "from_optax", "init", "load", "load_params", "save", "step", "to_optax", "transform", *names()]
+
+
+def __getattr__(name: str) -> Any:
+    if name in names():
+        return function_named(name)
+    raise AttributeError(f"module 'rulec.jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

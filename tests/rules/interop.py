@@ -12,6 +12,10 @@ import optax
 import torch
 
 import rulec
+from rulec.language.variant import variant
+
+#: What a keyword may have to be that many values are.
+OPEN = ("nonzero", "given")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ class Entry:
     weight_decay: str | Mapping[str, str] = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     step: str = "step"
-    start: Mapping[str, float] = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def function(self) -> Any:
@@ -41,9 +47,18 @@ class Entry:
         return inspect.signature(self.function).parameters
 
     @functools.cached_property
+    def meant(self) -> rulec.Rule:
+        """Our rule, with the lines and initial values that are otherwise there."""
+        rule = rulec.load(self.rule)
+        if not self.lines and not self.start:
+            return rule
+        numbers = {k: p.default for k, p in self.signature.items() if type(p.default) in (int, float)}
+        return variant(rule, self.lines, self.start, numbers)
+
+    @functools.cached_property
     def our_defaults(self) -> dict[str, float | None]:
         """Every hyper-parameter of our rule at its default; None where that is an expression."""
-        defaults = {name: hyper.default for name, hyper in rulec.load(self.rule).standalone().hyper.items()}
+        defaults = {name: hyper.default for name, hyper in self.meant.standalone().hyper.items()}
         return {name: value if isinstance(value, float) else None for name, value in defaults.items()}
 
     @functools.cached_property
@@ -51,13 +66,13 @@ class Entry:
         """Keyword of theirs to hyper-parameters of ours: `args`, and those called the same."""
         mapped = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
         lr = {"learning_rate": "lr"} if self.package == "optax" else {}
-        fixed = {name for name, value in self.when.items() if value != "nonzero"}
+        fixed = {name for name, value in self.when.items() if value not in OPEN}
         same = {name: name for name in self.our_defaults if name in self.signature and name not in fixed}
         return {**lr, **{k: v for k, v in same.items() if v not in mapped}, **self.args}
 
     def keywords(self, hyper: Mapping[str, float | None]) -> dict[str, Any]:
         """Their keywords for hyper-parameters of ours; None for one that has no number."""
-        given = {k: v for k, v in self.when.items() if v != "nonzero"}
+        given = {k: v for k, v in self.when.items() if v not in OPEN}
         for key, ours in self.names.items():
             given[key] = tuple(map(hyper.get, ours)) if isinstance(ours, list) else hyper.get(ours)
         return given
@@ -73,11 +88,16 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Every interop entry of the library."""
+    """Every interop entry of the library, one for each function where it names several.
+
+    Those for the direction alone are compared in tests/jax.
+    """
     found = []
     for rule in rulec.rules():
         for package, section in rulec.load(rule).interop.items():
             for given in section if isinstance(section, list) else [section]:
-                data = dict(given)
-                found.append(Entry(rule, package, data.pop("class" if package == "torch" else "function"), **data))
+                data = {key: value for key, value in given.items() if key != "scaler"}
+                called = data.pop("class" if package == "torch" else "function")
+                for name in [called] if isinstance(called, str) else called:
+                    found.append(Entry(rule, package, name, **data))
     return found

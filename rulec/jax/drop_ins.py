@@ -1,0 +1,145 @@
+"""Functions of optax's own names and signatures, made from the interop sections of the rules that compute the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from rulec.errors import HyperError, StateMismatch
+from rulec.jax.entries import MASKS, Entry, entries, index
+from rulec.jax.leaves import flat
+from rulec.jax.plan import Options
+from rulec.jax.recipe import Group, Recipe
+from rulec.jax.transform import of_recipe, options
+
+Transformation = optax.GradientTransformationExtraArgs
+
+
+def names(prefix: str = "") -> list[str]:
+    """The functions there are: of optax itself, or with the prefix `contrib.` those of optax.contrib, without it."""
+    return [name.removeprefix(prefix) for name in index() if name.startswith(prefix) and ("." in name) == bool(prefix)]
+
+
+@functools.cache
+def function_named(name: str) -> Callable[..., Transformation]:
+    """The function of that name, such as `adamw` or `contrib.prodigy`; KeyError where there is none."""
+    found = entries(name)
+    signature = found[0].signature.replace(return_annotation=Transformation)
+
+    def function(*args: Any, **keywords: Any) -> Transformation:
+        bound = signature.bind(*args, **keywords)
+        bound.apply_defaults()
+        return _transformation(name, bound.arguments)
+
+    package, _, function.__name__ = f"rulec.jax.{name}".rpartition(".")
+    function.__qualname__, function.__module__ = function.__name__, package
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {
+        "return": Transformation
+    }
+    function.__doc__ = _documentation(name, found)
+    return function
+
+
+def _documentation(name: str, found: tuple[Entry, ...]) -> str:
+    rule = found[0].own
+    ways = "\n".join(f"    {entry.file}{_condition(entry)}" for entry in found)
+    what = "The direction of the rule alone, for a learning rate to follow" if found[0].scales else rule.summary
+    return f"{what.rstrip('.')}.\n\nTakes what `optax.{name}` takes, and computes by the rule:\n\n{ways}\n"
+
+
+def _condition(entry: Entry) -> str:
+    said = {"nonzero": "is not 0", "given": "is given"}
+    words = [f"{k} {said[v]}" if v in said else f"{k}={v!r}" for k, v in entry.when.items()]
+    return f" where {', '.join(words)}" if words else ""
+
+
+def _transformation(name: str, values: Mapping[str, Any]) -> Transformation:
+    entry = _entry(name, values)
+    entry.check(values)
+    rule = entry.rule(values)
+    hyper = entry.hyper(values, rule)
+    mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
+    made = _Maker(Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), entry.state)
+    return made.transformation()
+
+
+def _entry(name: str, values: Mapping[str, Any]) -> Entry:
+    found = entries(name)
+    for entry in found:
+        if entry.matches(values):
+            return entry
+    flags = dict.fromkeys(keyword for entry in found for keyword in entry.when)
+    raise HyperError(
+        f"rulec.jax.{name} has no rule for {', '.join(f'{k}={values[k]!r}' for k in flags)}: it has rules"
+        f"{' and'.join(dict.fromkeys(map(_condition, found)))}"
+    )
+
+
+def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
+    given: dict[str, Any] = {}
+    for keyword, states in entry.dtypes.items():
+        if values.get(keyword) is not None:
+            dtype = jax.dtypes.canonicalize_dtype(values[keyword])
+            given |= dict.fromkeys([states] if isinstance(states, str) else states, dtype)
+    return options(given, False, 0)
+
+
+@dataclass(frozen=True)
+class _Decayed:
+    """Which group a leaf is in: 0 where weights decay, 1 where a mask spares them."""
+
+    spared: frozenset[str]
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> int:
+        return int(name in self.spared)
+
+
+@dataclass(frozen=True, eq=False)
+class _Maker:
+    """A group's transformation, for all leaves or with those whose weights a mask spares in a group of their own."""
+
+    group: Group
+    mask: Any
+    options: Options
+    renamed: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self.group.check()
+
+    def transformation(self) -> Transformation:
+        """That of one recipe, or of the one that the mask gives for a tree."""
+        if self.mask is None or self.mask is True:
+            return self._of(Recipe([self.group], _Decayed(frozenset())))
+
+        def init(params: Any) -> Any:
+            return self._of(self._masked(params)).init(params)
+
+        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+            tree = grads if params is None else params
+            return self._of(self._masked(tree)).update(grads, state, params, **extra)
+
+        return Transformation(init, update)
+
+    def _of(self, recipe: Recipe) -> Transformation:
+        return of_recipe(recipe, self.options, self.renamed)
+
+    def _masked(self, tree: Any) -> Recipe:
+        spared = Group(self.group.rule, {**self.group.hyper, "weight_decay": 0.0})
+        return Recipe([self.group, spared], _Decayed(_spared(self.mask, tree)))
+
+
+def _spared(mask: Any, tree: Any) -> frozenset[str]:
+    """The names of the leaves for which a mask says False; a callable mask is called with the tree."""
+    known = flat(tree, "the parameter")
+    given = mask(tree) if callable(mask) else mask
+    try:
+        whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), given, tree)
+    except ValueError as error:
+        raise StateMismatch(f"the mask does not have the structure of the parameters: {error}") from error
+    return frozenset(name for name, word in zip(known.names, jax.tree.leaves(whole), strict=True) if not word)

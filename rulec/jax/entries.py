@@ -1,0 +1,195 @@
+"""What optax calls the rules of the library: the `optax` entries of their interop sections (rules/README.md)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import optax
+
+from rulec.errors import HyperError
+from rulec.language.library import library_folder, load, rules
+from rulec.language.node import Op, name, node
+from rulec.language.rule import Assign, Rule
+from rulec.language.variant import variant, without
+
+#: Keywords that say which leaves weight decay is for.
+MASKS = ("mask", "weight_decay_mask")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that is known now, traced or not."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One function of optax and the rule that it means where its keywords are as `when` says.
+
+    `scales` says that it gives the direction alone; `decay` is the transform that `weight_decay` stands for.
+    """
+
+    file: str
+    function: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
+    decay: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    scales: bool = False
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """That of their function."""
+        return inspect.signature(functools.reduce(getattr, self.function.split("."), optax))
+
+    @functools.cached_property
+    def own(self) -> Rule:
+        """The rule of the library."""
+        return load(self.file)
+
+    @functools.cached_property
+    def changed(self) -> Rule:
+        """The rule with the lines that are otherwise there."""
+        if not self.lines and not self.start:
+            return self.own
+        defaults = {k: p.default for k, p in self.signature.parameters.items() if is_number(p.default)}
+        return variant(self.own, self.lines, self.start, defaults)
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, str | list[str]]:
+        """Keyword of theirs: the hyper-parameter of ours, or several where it is a tuple."""
+        taken = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
+        fixed = {keyword for keyword, value in self.when.items() if value not in ("nonzero", "given")}
+        hyper = self.changed.standalone().all_hyper
+        same = {k: k for k in self.signature.parameters if k in hyper and k not in taken and k not in fixed}
+        return {"learning_rate": "lr", **same, **self.args}
+
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """Whether these keywords mean this rule; a number that is not known yet is taken for one that is not 0."""
+        return all(_is(values[keyword], wanted) for keyword, wanted in self.when.items())
+
+    def rule(self, values: Mapping[str, Any]) -> Rule:
+        """The rule that these keywords mean; always the same object for the same rule."""
+        zeros = frozenset(k for k, v in values.items() if is_number(v) and v == 0)
+        decays = bool(self.decay) and not _is_nothing(values["weight_decay"])
+        scales = self.scales or values.get("learning_rate", 0) is None
+        return self._made(zeros & self._more, decays, scales)
+
+    @functools.cached_property
+    def _more(self) -> frozenset[str]:
+        """The hyper-parameters that only their function has."""
+        return frozenset(self.changed.hyper.keys() - self.own.hyper.keys())
+
+    @functools.cached_property
+    def _known(self) -> dict[Any, Rule]:
+        return {}
+
+    def _made(self, zeros: frozenset[str], decays: bool, scales: bool) -> Rule:
+        key = zeros, decays, scales
+        if key not in self._known:
+            rule = without(self.changed, zeros, self.own) if self.changed is not self.own else self.own
+            if decays:
+                rule = load(self.decay) >> rule if self.decay == "l2" else rule + load(self.decay)
+            self._known[key] = as_direction(rule) if scales else rule
+        return self._known[key]
+
+    def hyper(self, values: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
+        """The hyper-parameters of `rule` that these keywords give."""
+        known, found = rule.standalone().all_hyper, {}
+        for keyword, ours in self.places.items():
+            given = values.get(keyword)
+            if given is None and isinstance(self.defaults.get(keyword), str):
+                given = values[self.defaults[keyword]]
+            if keyword == "weight_decay" and given is None:
+                given = 0.0
+            if given is not None:
+                found |= dict(zip(ours, given, strict=True)) if isinstance(ours, list) else {ours: given}
+        if self.decay and "weight_decay" in known:
+            found["weight_decay"] = values["weight_decay"]
+        return {name: given for name, given in found.items() if name in known}
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """HyperError for a keyword that nothing here knows, unless it has its default."""
+        known = {*self.places, *self.when, *self.dtypes, *MASKS, *(["weight_decay"] if self.decay else [])}
+        for keyword, value in values.items():
+            default = self.signature.parameters[keyword].default
+            if keyword not in known and value is not default and not _equal(value, default):
+                raise HyperError(
+                    f"rulec.jax.{self.function} has no {keyword}={value!r}, only the default {default!r}: leave it "
+                    f"out, and name it among the static_args where it is in optax.inject_hyperparams"
+                )
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    if wanted == "given":
+        return value is not None
+    if wanted == "nonzero":
+        return value is not None and not (is_number(value) and value == 0)
+    return _equal(value, wanted)
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    """Whether both are the same; never where one is an array, which may be traced."""
+    plain = bool | int | float | str | tuple | None
+    return isinstance(value, plain) and isinstance(wanted, plain) and value == wanted
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (is_number(value) and value == 0)
+
+
+def as_direction(rule: Rule) -> Rule:
+    """The rule that moves by its direction itself, upwards and at no learning rate."""
+    if rule.assigns_parameter:
+        raise HyperError(f"{rule.name} has no direction that a learning rate multiplies: give it a learning rate")
+    moved = Assign("p", node(Op.ADD, name("p"), name("direction")))
+    return replace(rule, step=(*rule.step, moved))
+
+
+# The library
+
+
+@functools.cache
+def index() -> Mapping[str, tuple[str, ...]]:
+    """The functions of optax that rules have entries for, each with the files of these rules.
+
+    Read from the text: parsing every rule would cost a quarter of a second.
+    """
+    found: dict[str, list[str]] = {}
+    for file in rules():
+        text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
+        section = text.partition("\n  optax:")[2]
+        named = re.findall(r"\b(?:function|scaler): *(\[[^\]]*\]|[\w.]+)", section)
+        for function in dict.fromkeys(re.findall(r"[\w.]+", " ".join(named))):
+            found.setdefault(function, []).append(file)
+    return {function: tuple(files) for function, files in sorted(found.items())}
+
+
+@functools.cache
+def entries(function: str) -> tuple[Entry, ...]:
+    """The entries of all rules for a function of optax."""
+    return tuple(entry for file in index()[function] for entry in entries_of(file) if entry.function == function)
+
+
+def entries_of(file: str) -> Iterator[Entry]:
+    """The entries of one rule, those for the direction alone after those that these stand in."""
+    section = load(file).interop.get("optax", [])
+    for given in section if isinstance(section, list) else [section]:
+        data = dict(given)
+        scaler = data.pop("scaler", None)
+        data["decay"] = data.pop("weight_decay", "")
+        functions = data.pop("function")
+        for function in [functions] if isinstance(functions, str) else functions:
+            yield Entry(file, function, **data)
+        if scaler is not None:
+            more = {"function": scaler} if isinstance(scaler, str) else scaler
+            yield Entry(file, **{**data, "decay": "", **more}, scales=True)

@@ -1,0 +1,64 @@
+"""A rule with some lines changed: what another library computes where it differs from the rule in these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from rulec.errors import RuleError
+from rulec.language.check import check_rule
+from rulec.language.compose import map_nodes, substitute_hyper
+from rulec.language.expression import parse_expression
+from rulec.language.hyper import Hyper
+from rulec.language.names import BASE_NAMES
+from rulec.language.node import Node, Op, const, names_in, rewrite
+from rulec.language.prose import Text
+from rulec.language.rule import Assign, Rule, Statement, assignments
+from rulec.language.source import Source
+
+
+def variant(rule: Rule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float]) -> Rule:
+    """The rule with other expressions on the lines that assign some names, and other initial values of some states.
+
+    A line for `p` takes the place of the one for `direction` where the rule has that. `more` are further
+    hyper-parameters with their defaults; the rule gets those that are named. RuleError for a line that there is not.
+    """
+    assigned = [line.target for line in assignments(rule.step)]
+    known = {*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs, *assigned, *more}
+    values = {target: _parsed(text, known) for target, text in lines.items()}
+    starts = {name: _parsed(str(text), known) for name, text in start.items()}
+    for name in values.keys() - {*assigned, "p"}:
+        raise RuleError(f"{rule.name} has no line that assigns {name}")
+    read = names_in([*values.values(), *starts.values()])
+    hyper = {**rule.hyper, **{k: Hyper(v) for k, v in more.items() if k in read and k not in rule.hyper}}
+    state = {k: replace(s, init=starts[k]) if k in starts else s for k, s in rule.state.items()}
+    moves = "p" if "p" in values and "p" not in assigned else ""
+    step = tuple(_changed(line, values, moves) for line in rule.step)
+    return check_rule(replace(rule, step=step, hyper=hyper, state=state, interop={}, path=None, function=None))
+
+
+def _parsed(text: str, known: Iterable[str]) -> Node:
+    return parse_expression(Text(text, Source("an interop section", text)), known)
+
+
+def _changed(line: Statement, values: Mapping[str, Node], moves: str) -> Statement:
+    if not isinstance(line, Assign):
+        return line
+    target = "p" if moves and line.target == "direction" else line.target
+    return Assign(target, values[target], line.span) if target in values else line
+
+
+def without(changed: Rule, zeros: Iterable[str], rule: Rule) -> Rule:
+    """`rule` itself where the changed one computes the same with these hyper-parameters at 0; else the changed one."""
+    values = {name: const(0.0) for name in zeros if name in changed.hyper and name not in rule.hyper}
+    bare = substitute_hyper(changed, values)
+    step = map_nodes(bare.step, lambda value: rewrite([value], _added_nothing)[0])
+    return rule if values.keys() | rule.hyper.keys() == changed.hyper.keys() and _same(step, bare, rule) else changed
+
+
+def _same(step: tuple[Statement, ...], bare: Rule, rule: Rule) -> bool:
+    return step == rule.step and bare.state == rule.state
+
+
+def _added_nothing(value: Node) -> Node:
+    return value.args[0] if value.op is Op.ADD and value.args[1] is const(0.0) else value
