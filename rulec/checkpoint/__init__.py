@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rulec.checkpoint.content import Checkpoint, Parameter, read, write
 from rulec.checkpoint.match import Own, matched
-from rulec.checkpoint.meaning import draws, meaning
+from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.tensors import Stored
 
-__all__ = ["Checkpoint", "Own", "Parameter", "Stored", "draws", "matched", "meaning", "read", "write"]
+__all__ = ["Checkpoint", "Own", "Parameter", "Stored", "matched", "meaning", "read", "write"]

@@ -3,54 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rulec.checkpoint.content import Checkpoint, Parameter
+from rulec.checkpoint.meaning import meaning
 from rulec.errors import StateMismatch
+from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.language.traits import draws, sees_shape
 
 #: From the file's names to ours: a mapping of those that differ, or a function.
 Names = Mapping[str, str] | Callable[[str], str] | None
 
+#: Of parameters, by our names, that have their axes in another order here: for each axis here that in the file.
+Axes = Mapping[str, Sequence[int]] | None
+
 
 @dataclass(frozen=True)
 class Own:
-    """A parameter that a state is loaded for, as `Parameter` describes it; `draws`: its rule draws random numbers."""
+    """A parameter that a state is loaded for, the rule that it goes to, and the number of its random numbers."""
 
     name: str
     shape: tuple[int, ...]
-    rule: str
-    meaning: str
+    rule: Rule
     number: int
-    draws: bool = False
 
 
 def matched(
-    file: str | Path, checkpoint: Checkpoint, own: Sequence[Own], names: Names = None, rule_may_differ: bool = False,
-    seed: int = 0,
-) -> list[int]:  # fmt: skip
-    """For each of our parameters the place of its own in the checkpoint.
+    file: str | Path, checkpoint: Checkpoint, own: Sequence[Own], names: Names = None, axes: Axes = None,
+    rule_may_differ: bool = False, seed: int = 0,
+) -> tuple[Checkpoint, list[int]]:  # fmt: skip
+    """The checkpoint with names and axes as here, and for each of our parameters the place of its own in there.
 
     StateMismatch, in one sentence, where a parameter is missing or left over, has another shape or is updated by
     another rule, and where random numbers would be other ones.
     """
-    places = paired(file, checkpoint, [(p.name, p.shape) for p in own], names)
+    checkpoint, places = paired(file, checkpoint, [(p.name, p.shape) for p in own], names, axes)
     for place, ours in zip(places, own, strict=True):
         if not rule_may_differ:
             _check_rule(file, checkpoint.parameters[place], ours)
-    if any(p.draws for p in own):
+        if ours.name in (axes or {}) and sees_shape(ours.rule):
+            raise StateMismatch(
+                f"axes= turns {ours.name}, and {ours.rule.name} treats its rows and columns differently: only "
+                f"states of rules that treat all elements alike can be turned"
+            )
+    if any(draws(p.rule) for p in own):
         _check_random(file, checkpoint, places, own, seed)
-    return places
+    return checkpoint, places
 
 
 def paired(
-    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], names: Names = None
-) -> list[int]:
-    """For each of our parameters, given by name and shape, the place of its own in the checkpoint."""
-    place_of = {name: place for place, name in enumerate(_as_ours(file, checkpoint, names))}
-    if len(place_of) < len(checkpoint.parameters):
-        raise StateMismatch(f"names= gives two parameters of {file} the same name: each needs one of its own")
+    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], names: Names = None,
+    axes: Axes = None,
+) -> tuple[Checkpoint, list[int]]:  # fmt: skip
+    """The same for parameters that are given by name and shape, whatever their rules."""
+    checkpoint = _turned(_renamed(file, checkpoint, names), axes or {})
+    place_of = {p.name: place for place, p in enumerate(checkpoint.parameters)}
     missing = [name for name, _ in own if name not in place_of]
     extra = [name for name in place_of if name not in {name for name, _ in own}]
     if missing or extra:
@@ -58,20 +67,51 @@ def paired(
     for name, shape in own:
         saved = checkpoint.parameters[place_of[name]]
         if saved.shape != shape:
-            raise StateMismatch(f"{name} has shape {shape}, and {_called(saved, name)} in {file} has {saved.shape}")
-    return [place_of[name] for name, _ in own]
+            turned = sorted(saved.shape) == sorted(shape)
+            advice = (
+                "give axes= if its axes are in another order" if turned else "give the model that it was saved from"
+            )
+            raise StateMismatch(f"{name} has shape {shape} here, and {saved.shape} in {file}: {advice}")
+    return checkpoint, [place_of[name] for name, _ in own]
 
 
-def _as_ours(file: str | Path, checkpoint: Checkpoint, names: Names) -> list[str]:
-    saved = [p.name for p in checkpoint.parameters]
+def _renamed(file: str | Path, checkpoint: Checkpoint, names: Names) -> Checkpoint:
+    """The checkpoint with our names for its parameters."""
     if names is None:
-        return saved
-    if callable(names):
-        return [str(names(name)) for name in saved]
-    for name in names:
-        if name not in saved:
-            raise StateMismatch(f"names= has {name!r}, and {file} has no such parameter{did_you_mean(name, saved)}")
-    return [names.get(name, name) for name in saved]
+        return checkpoint
+    saved = [p.name for p in checkpoint.parameters]
+    if isinstance(names, Mapping):
+        for name in names:
+            if name not in saved:
+                raise StateMismatch(f"names= has {name!r}, and {file} has no such parameter{did_you_mean(name, saved)}")
+        ours = [names.get(name, name) for name in saved]
+    else:
+        ours = [str(names(name)) for name in saved]
+    if len({*ours}) < len(ours):
+        raise StateMismatch(f"names= gives two parameters of {file} the same name: each needs one of its own")
+    renamed = [replace(p, name=name) for p, name in zip(checkpoint.parameters, ours, strict=True)]
+    return replace(checkpoint, parameters=renamed)
+
+
+def _turned(checkpoint: Checkpoint, axes: Mapping[str, Sequence[int]]) -> Checkpoint:
+    """The checkpoint with the axes of some parameters, and of their states, in another order."""
+    known = [p.name for p in checkpoint.parameters]
+    for name in axes:
+        if name not in known:
+            raise StateMismatch(f"axes= has {name!r}, which is no parameter{did_you_mean(name, known)}")
+    turned = [_turn(p, axes[p.name]) if p.name in axes else p for p in checkpoint.parameters]
+    return replace(checkpoint, parameters=turned)
+
+
+def _turn(saved: Parameter, order: Sequence[int]) -> Parameter:
+    if sorted(order) != [*range(len(saved.shape))]:
+        raise StateMismatch(
+            f"axes= gives {tuple(order)} for {saved.name} of shape {saved.shape}: give each of its axes once, counted "
+            f"from 0"
+        )
+    states = {k: v.turned(order) if v.shape == saved.shape else v for k, v in saved.states.items()}
+    value = None if saved.value is None else saved.value.turned(order)
+    return replace(saved, shape=tuple(saved.shape[axis] for axis in order), states=states, value=value)
 
 
 def _other_names(
@@ -93,17 +133,13 @@ def _more(names: Sequence[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _called(saved: Parameter, name: str) -> str:
-    return "it" if saved.name == name else saved.name
-
-
 def _check_rule(file: str | Path, saved: Parameter, own: Own) -> None:
-    if saved.meaning == own.meaning:
+    if saved.meaning == meaning(own.rule):
         return
-    before = saved.rule if saved.rule != own.rule else f"another version of {saved.rule}"
+    before = saved.rule if saved.rule != own.rule.name else f"another version of {saved.rule}"
     raise StateMismatch(
-        f"{own.name} was updated by {before} when {file} was saved, and {own.rule} computes something else: go on with "
-        f"the rule that it was saved with, or give rule_may_differ=True"
+        f"{own.name} was updated by {before} when {file} was saved, and {own.rule.name} computes something else: go on "
+        f"with the rule that it was saved with, or give rule_may_differ=True"
     )
 
 
@@ -112,7 +148,9 @@ def _check_random(
 ) -> None:
     """A tensor's random numbers follow from the seed and from its number."""
     numbered = [checkpoint.parameters[place].number for place in places]
-    moved = next((p.name for p, number in zip(own, numbered, strict=True) if p.draws and p.number != number), None)
+    moved = next(
+        (p.name for p, number in zip(own, numbered, strict=True) if draws(p.rule) and p.number != number), None
+    )
     if moved is not None:
         raise StateMismatch(
             f"{moved} is at another place among the parameters than in {file}, and would draw other random numbers: "

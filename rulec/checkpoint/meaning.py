@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rulec.language.node import Kind, Node, Op, name, rewrite, walk
+from rulec.language.node import Node, Op, name, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
@@ -32,12 +32,6 @@ def meaning(rule: Rule) -> str:
         "view": dict(rule.view),
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-@functools.lru_cache(maxsize=256)
-def draws(rule: Rule) -> bool:
-    """Whether a rule draws random numbers, which a tensor's place among the parameters decides."""
-    return any(n.op.kind is Kind.RANDOM for n in walk(rule.expressions))
 
 
 def _locals(rule: Rule) -> list[str]:

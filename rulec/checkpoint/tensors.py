@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,10 @@ class Stored:
     def bits(self) -> np.ndarray[Any, Any]:
         """The array; of bfloat16 its bits in uint16."""
         return self.data.view(_NUMPY[self.dtype]).reshape(self.shape)
+
+    def turned(self, order: Sequence[int]) -> Stored:
+        """The array with its axes in another order."""
+        return Stored.of(self.bits.transpose(order), self.dtype)
 
     @property
     def number(self) -> float:

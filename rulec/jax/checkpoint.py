@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, draws, matched, meaning, read, write
-from rulec.checkpoint.match import Names, group_numbers, group_steps, paired
+from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, matched, meaning, read, write
+from rulec.checkpoint.match import Axes, Names, group_numbers, group_steps, paired
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine
@@ -25,6 +25,7 @@ from rulec.jax.step import Values
 from rulec.jax.transform import options
 from rulec.language.node import Node
 from rulec.language.rule import Rule
+from rulec.language.traits import draws
 
 
 def save(
@@ -48,7 +49,7 @@ def save(
 
 
 def load(
-    file: str | Path, rule: Rules, params: Any, *, like: Any = None, names: Names = None,
+    file: str | Path, rule: Rules, params: Any, *, like: Any = None, names: Names = None, axes: Axes = None,
     rule_may_differ: bool = False, seed: int = 0, state_dtype: Any = None,
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> Any:  # fmt: skip
@@ -56,18 +57,19 @@ def load(
 
     Without `like` it is what `rulec.jax.init` of these arguments gives, with the file's values. With it, a state such
     as `tx.init(params)`, it has that one's structure and dtypes. `names` is a mapping of the file's names to the paths
-    here, or a function. `rule_may_differ` takes the states of a rule with other equations, `seed` is that of the steps
-    to come. Arrays get the sharding of their parameters.
+    here, or a function; `axes` gives for parameters, by their paths here, which axis of the file each of theirs is, as
+    in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is that of
+    the steps to come. Arrays get the sharding of their parameters.
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
     own = _side(rule, hyper, tags, params, state_dtype)
     checkpoint = read(file)
     wanted = [
-        Own(own.names[place], tuple(own.tree.arrays[place].shape), found.name, meaning(found), place, draws(found))
-        for place, found in own.rules.items()
+        Own(own.names[place], tuple(own.tree.arrays[place].shape), found, place) for place, found in own.rules.items()
     ]
-    places = dict(zip(own.rules, matched(file, checkpoint, wanted, names, rule_may_differ, seed), strict=True))
+    checkpoint, found = matched(file, checkpoint, wanted, names, axes, rule_may_differ, seed)
+    places = dict(zip(own.rules, found, strict=True))
     whole = own.first(params) if like is None else like
     path, inner = _inner(whole)
     fields = own.fields_of(inner)
@@ -76,12 +78,13 @@ def load(
     return path(fields.packed(loaded, own.tree))
 
 
-def load_params(file: str | Path, params: Any, *, names: Names = None) -> Any:
+def load_params(file: str | Path, params: Any, *, names: Names = None, axes: Axes = None) -> Any:
     """The parameters of a file that was saved with `parameters=True`, in the tree, dtypes and shardings of `params`."""
     tree, checkpoint = flat(params, "the parameter"), read(file)
     own = [(name, tuple(array.shape)) for name, array in zip(_names(tree), tree.arrays, strict=True)]
+    checkpoint, places = paired(file, checkpoint, own, names, axes)
     found = []
-    for place, array in zip(paired(file, checkpoint, own, names), tree.arrays, strict=True):
+    for place, array in zip(places, tree.arrays, strict=True):
         saved = checkpoint.parameters[place]
         if saved.value is None:
             raise StateMismatch(f"{file} has no value of {saved.name}: it was saved without parameters=True")

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, draws, matched, meaning, read, write
-from rulec.checkpoint.match import Names, group_numbers, group_steps
+from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, matched, meaning, read, write
+from rulec.checkpoint.match import Axes, Names, group_numbers, group_steps
 from rulec.compiler.routing import Router
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.rule import Rule
+from rulec.language.traits import draws
 from rulec.torch.assembly import Assembly
 from rulec.torch.flavour import Choice
 from rulec.torch.interface import COUNTS
@@ -48,24 +49,25 @@ def save(optimizer: RuleOptimizer, file: str | Path, *, parameters: bool = False
 
 
 def load(
-    optimizer: RuleOptimizer, file: str | Path, *, names: Names = None, rule_may_differ: bool = False,
-    parameters: bool = False,
+    optimizer: RuleOptimizer, file: str | Path, *, names: Names = None, axes: Axes = None,
+    rule_may_differ: bool = False, parameters: bool = False,
 ) -> None:  # fmt: skip
     """Goes on from a file that `save` has written here, or in another framework; with `parameters` takes these too.
 
     Values are copied into this optimizer's buffers, which keep their own dtypes; its hyper-parameters stay as they are.
-    `names` is a mapping of the file's names to those here, or a function. StateMismatch, before anything is written,
-    where the file belongs to other parameters or another rule (which `rule_may_differ` allows), or is damaged.
+    `names` is a mapping of the file's names to those here, or a function; `axes` gives for parameters, by their names
+    here, which axis of the file each of theirs is, as in `{"dense.weight": (1, 0)}`. StateMismatch, before anything is
+    written, where the file belongs to other parameters or another rule (which `rule_may_differ` allows), or is damaged.
     """
     _check(optimizer, "load")
     checkpoint, names_here = read(file), _names(optimizer)
     routes, rules = optimizer.routing(), _rules(optimizer)
     own = [
-        Own(name, tuple(route.param.shape), rule.name, meaning(rule), place, draws(rule))
+        Own(name, tuple(route.param.shape), rule, place)
         for place, (name, route, rule) in enumerate(zip(names_here, routes, rules, strict=True))
     ]
     seed = optimizer.param_groups[0].get("seed", 0)
-    places = matched(file, checkpoint, own, _with_slashes(names), rule_may_differ, seed)
+    checkpoint, places = matched(file, checkpoint, own, _with_slashes(names), _axes(axes), rule_may_differ, seed)
     saved = [checkpoint.parameters[place] for place in places]
     values = _values(file, saved) if parameters else []
     optimizer.load_state_dict(_state_dict(optimizer, routes, saved, _shared(optimizer, file, checkpoint, places)))
@@ -111,6 +113,10 @@ def _with_slashes(names: Names) -> Names:
         return {theirs: ours.replace(".", "/") for theirs, ours in names.items()}
     given = names
     return lambda name: given(name).replace(".", "/")
+
+
+def _axes(axes: Axes) -> Axes:
+    return {name.replace(".", "/"): order for name, order in (axes or {}).items()}
 
 
 # Rules

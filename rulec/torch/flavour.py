@@ -12,10 +12,11 @@ import torch
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.errors import HyperError
+from rulec.language import traits
 from rulec.language.compose import substitute_hyper
 from rulec.language.hyper import Hyper
 from rulec.language.library import load
-from rulec.language.node import Kind, Node, Op, names_in, walk
+from rulec.language.node import Node, Op, names_in, walk
 from rulec.language.rule import Rule
 
 #: Where a hyper-parameter's value is: a keyword, and the place in it where that is a tuple.
@@ -181,7 +182,7 @@ def shared_states(rules: Sequence[Rule]) -> dict[str, str]:
 
 def draws(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these draws random numbers."""
-    return any(n.op.kind is Kind.RANDOM for rule in rules for n in walk(rule.expressions))
+    return any(traits.draws(rule) for rule in rules)
 
 
 def reads_tags(rules: Sequence[Rule]) -> bool:
@@ -192,18 +193,4 @@ def reads_tags(rules: Sequence[Rule]) -> bool:
 
 def sees_shapes(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these treats a tensor by its dimensions, rows or columns."""
-    return any(_sees_shape(rule) for rule in rules)
-
-
-_MATRIX_LEVELS = ("row", "col", "matrix")
-
-
-def _sees_shape(rule: Rule) -> bool:
-    if any(s.per in _MATRIX_LEVELS or s.shape is not None for s in rule.state.values()):
-        return True
-    parts = [*walk(rule.expressions)]
-    if {"ndim", "rows", "cols"} & {str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)}:
-        return True
-    if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts):
-        return True
-    return any(n.op.kind is Kind.REDUCE and n.arg in _MATRIX_LEVELS for n in parts)
+    return any(traits.sees_shape(rule) for rule in rules)
