@@ -35,7 +35,7 @@ def eval_params(
     RuleError for a rule that is evaluated where it is trained; TensorError or StateMismatch as in a step.
     """
     count = getattr(state, "count", None)
-    own, numbers = numbered(recipe(rule, hyper, tags), _last(count), count)
+    own, numbers = numbered(recipe(rule, hyper, tags), None if count is None else _last(count))
     found = machine(own, Settings(options(None, False, 0), (), is_wide()), Evaluation)
     return call(found.evaluate, params, state, numbers)
 
@@ -81,4 +81,4 @@ def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:
 
 def _last(count: Any) -> Any:
     """The number of steps before the last one."""
-    return count if count is None else jnp.maximum(count, 1) - 1
+    return jnp.maximum(count, 1) - 1

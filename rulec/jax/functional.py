@@ -7,7 +7,7 @@ from typing import Any
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError
-from rulec.jax.machine import Settings, call, first_numbered, is_wide, machine, numbered
+from rulec.jax.machine import Settings, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 
@@ -21,7 +21,7 @@ def init(
     `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`; only rules whose states begin
     with something that follows from a hyper-parameter need any of these here.
     """
-    made, numbers = first_numbered(recipe(rule, hyper, tags), params)
+    made, numbers = numbered(recipe(rule, hyper, tags))
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
     return call(found.init, params, numbers)
 
@@ -39,8 +39,7 @@ def step(
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
-    count = getattr(state, "count", None)
-    made, numbers = numbered(recipe(rule, hyper, tags), count, count)
+    made, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
     found = machine(made, Settings(options(None, maximize, seed), (), is_wide()))
     function = found.step if donate else found.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)

@@ -225,22 +225,21 @@ def machine(recipe: Recipe, settings: Settings, kind: type[Any] = Machine) -> An
     return found
 
 
-def numbered(recipe: Recipe, count: Any, witness: Any) -> tuple[Recipe, list[dict[str, Any]]]:
-    """A recipe, and the hyper-parameters that are passed to its machine.
+def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, Any]]]:
+    """A recipe, and the hyper-parameters that are passed to its machine; without `count` before the first step.
 
-    Where others trace the `witness`, an array of the call, they may trace what functions of the count close over, and
-    that no machine may keep: then the values of these functions are passed in their place.
+    Where others trace the call, they may trace what functions of the count close over, and that no machine may keep:
+    then the values of these functions are passed in their place.
     """
-    if not is_traced(witness):
-        return recipe, [group.numbers() for group in recipe.groups]
-    groups = [replace(group, hyper={**group.hyper, **_worked_out(group, count)}) for group in recipe.groups]
-    return replace(recipe, groups=groups), [dict(group.hyper) for group in groups]
+    if any(callable(given) for group in recipe.groups for given in group.hyper.values()):
+        first = jnp.zeros((), jnp.int32)
+        if is_traced(first) or is_traced(count):
+            recipe = replace(recipe, groups=[_at(group, first if count is None else count) for group in recipe.groups])
+    return recipe, [group.numbers() for group in recipe.groups]
 
 
-def first_numbered(recipe: Recipe, params: Any) -> tuple[Recipe, list[dict[str, Any]]]:
-    """The same before the first step of these parameters."""
-    witness = next(filter(is_traced, jax.tree.leaves(params)), None)
-    return numbered(recipe, None if witness is None else jnp.zeros((), jnp.int32), witness)
+def _at(group: Group, count: Any) -> Group:
+    return replace(group, hyper={**group.hyper, **_worked_out(group, count)})
 
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:

@@ -10,7 +10,7 @@ import optax
 
 from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import HyperError
-from rulec.jax.machine import Machine, Settings, call, first_numbered, is_wide, machine, numbered
+from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered
 from rulec.jax.matrix import is_traced
 from rulec.jax.plan import Options
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
@@ -33,8 +33,19 @@ def transform(
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
     """
+    _check_injected(hyper.pop("hyper", {}))
     given = hyper if lr is None else {"lr": lr, **hyper}
     return of_recipe(recipe(rule, given, tags), options(state_dtype, maximize, seed))
+
+
+def _check_injected(gathered: Any) -> None:
+    """optax.inject_hyperparams hands over the keywords that a function gathers as one, and injects none of them."""
+    if gathered != {}:
+        names = ", ".join(gathered) if isinstance(gathered, Mapping) else "hyper"
+        raise HyperError(
+            f"optax.inject_hyperparams cannot see {names} of transform: inject a function of your own that has "
+            f"parameters of these names and gives them to transform"
+        )
 
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
@@ -74,12 +85,11 @@ def of_recipe(
         return machine(recipe, Settings(options, names, is_wide()))
 
     def init(params: Any) -> Any:
-        own, numbers = first_numbered(recipe, params)
+        own, numbers = numbered(recipe)
         return call(made(own).init, params, numbers)
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        count = getattr(state, "count", None)
-        own, numbers = numbered(recipe, count, count)
+        own, numbers = numbered(recipe, getattr(state, "count", None))
         found = made(own)
         inputs = {name: _input(found, name, extra) for name in found.inputs}
         return call(found.update, grads, state, params, numbers, inputs)
