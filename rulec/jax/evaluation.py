@@ -14,7 +14,7 @@ import numpy as np
 from rulec.compiler.routing import Router
 from rulec.errors import RuleError
 from rulec.jax.leaves import Leaf
-from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered
+from rulec.jax.machine import Machine, Settings, call, is_wide, machine_of, numbered
 from rulec.jax.plan import Assignment, StepPlan
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.step import Values, one_step
@@ -36,7 +36,7 @@ def eval_params(
     """
     count = getattr(state, "count", None)
     own, numbers = numbered(recipe(rule, hyper, tags), None if count is None else _last(count))
-    found = machine(own, Settings(options(None, False, 0), (), is_wide()), Evaluation)
+    found = machine_of(Evaluation, own, Settings(options(None, False, 0), (), is_wide()))
     return call(found.evaluate, params, state, numbers)
 
 

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -210,15 +210,23 @@ def _leaves(params: Tree, grads: Tree | None, values: Values | None) -> list[Lea
     ]  # fmt: skip
 
 
-_machines: OrderedDict[Any, Machine] = OrderedDict()
+_machines: OrderedDict[Any, Any] = OrderedDict()
 _machines_lock = threading.Lock()
 
 
-def machine(recipe: Recipe, settings: Settings, kind: type[Any] = Machine) -> Any:
-    """The machine of a recipe: the same for recipes that compile to the same, of which the latest are kept."""
+_Kind = TypeVar("_Kind", bound=Machine)
+
+
+def machine(recipe: Recipe, settings: Settings) -> Machine:
+    """The machine of a recipe: the same for recipes that compile to the same."""
+    return machine_of(Machine, recipe, settings)
+
+
+def machine_of(kind: type[_Kind], recipe: Recipe, settings: Settings) -> _Kind:
+    """That of a kind; the latest are kept."""
     key = kind, recipe.key, settings
     with _machines_lock:
-        found = _machines.pop(key, None) or kind(recipe, settings)
+        found: _Kind = _machines.pop(key, None) or kind(recipe, settings)
         _machines[key] = found
         if len(_machines) > _MACHINES:
             _machines.popitem(last=False)

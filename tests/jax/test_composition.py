@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import rulec.jax
-from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, trained
+from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure, trained
 
 Transformation = Any
 
@@ -254,9 +254,9 @@ def test_a_schedule_may_mean_something_else_in_another_trace() -> None:
 def test_shapes_are_found_without_computing() -> None:
     transformation = ours()
     shapes = jax.eval_shape(transformation.init, params())
-    assert shapes.m["a"] == jax.ShapeDtypeStruct((3, 4), jnp.float32)
     state = transformation.init(params())
-    assert jax.tree.structure(shapes) == jax.tree.structure(state)
+    assert structure(shapes) == structure(state)
+    assert [(x.shape, x.dtype) for x in jax.tree.leaves(shapes)] == [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
 
 
 def test_users_may_donate() -> None:
@@ -282,20 +282,24 @@ def test_a_state_is_of_one_type_from_the_first_step_on() -> None:
     for made in (ours(), rulec.jax.transform("prodigy")):
         state = made.init(tree)
         _, after = made.update(jax.tree.map(lambda x: jnp.ones(jnp.shape(x)), tree), state, tree)
-        assert jax.tree.structure(state) == jax.tree.structure(after)
+        assert structure(state) == structure(after)
         for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-            assert old.aval == new.aval and not old.weak_type
+            assert old.aval == new.aval
+            assert not old.weak_type
             assert old.dtype in (jnp.float32, jnp.int32)
 
 
-@pytest.mark.parametrize(
-    "through", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy, lambda x: x._replace(count=x.count)]
-)
+def _pickled(state: Any) -> Any:
+    return pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("through", [_pickled, copy.copy, copy.deepcopy, lambda x: x._replace(count=x.count)])
 def test_a_state_is_a_named_tuple(through: Callable[[Any], Any]) -> None:
     state = ours().init(params())
     found = through(state)
-    assert type(found) is type(state) and found._fields == ("count", "m", "v")
-    assert jax.tree.structure(found) == jax.tree.structure(state)
+    assert type(found) is type(state)
+    assert found._fields == ("count", "m", "v")
+    assert structure(found) == structure(state)
     assert difference(found, state) == 0
     ours().update(gradients(params(), 0), found, params())
 

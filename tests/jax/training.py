@@ -54,6 +54,11 @@ def difference(found: Any, expected: Any, before: Any = None) -> float:
     return worst
 
 
+def structure(tree: Any) -> Any:
+    """The containers of a tree."""
+    return jax.tree.structure(tree)
+
+
 @contextmanager
 def compiled_nothing(log: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fails where JAX compiles or traces anything inside of it."""
