@@ -1,4 +1,4 @@
-"""The jax backend: jnp code that XLA fuses, one jitted function for a bucket, its parameters and states donated.
+"""The jax backend: jnp code that XLA fuses under jit, parameters and states donated.
 
 Scalars arrive as an array, so neither a new step count nor a new learning rate traces anything again; a new number or
 shape of tensors does. Arithmetic is XLA's: reassociation is its own affair, and on the CPU subnormal numbers are zero.
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, is_viewed
+from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
@@ -71,7 +71,6 @@ class JaxKernel:
         self.functions = _functions(program, layout)
         printed = run_source("jax", program.name, source)
         self._steps: list[Callable[..., Any]] = [printed[f.name] for f in self.functions]
-        self._viewed = is_viewed(program)
         self._jitted: dict[Any, Callable[..., Any]] = {}
 
     def columns(self, stage: int) -> list[int]:
@@ -83,40 +82,52 @@ class JaxKernel:
     ) -> Done:
         """A stage of one tensor, under whatever traces it, with JAX allowed 64 bits.
 
-        `arrays` are its buffers, scratch and inputs in its shape (or their own), and vectors, by name; `scalars` are
-        0-d, of the compute dtype, for `columns(index)`. New values are of the dtypes and shapes that the buffers have.
+        `arrays` are by name its buffers, scratch and inputs, each in the tensor's shape, and vectors, which are in that
+        shape or `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values are of
+        the dtypes and shapes that the buffers have; reductions are numbers or `(batch, rows, cols)`.
         """
         function = self.functions[index]
-        viewed = function.sees_matrices
-        if viewed and view is None:
+        if function.sees_matrices and view is None:
             raise InternalError("a stage that sees tensors as matrices was given no view")
-        taken = [self._seen(arrays[b], view, viewed) for b in function.buffers]
-        taken += [self._vector(name, arrays[name], arrays["p"], view, viewed) for name in function.vectors]
-        found = self._steps[index](*taken, *scalars)
-        new, reduced = found if isinstance(found, tuple) else (found, {})
-        return {b: self._stored(b, value, arrays, view, viewed) for b, value in new.items()}, reduced
+        taken = [arrays[b] for b in function.buffers]
+        taken += [self._vector(name, arrays[name], arrays["p"].shape, view) for name in function.vectors]
+        axes = view.axes if view is not None and function.takes_axes else ()
+        new, reduced = self._evaluated(index, axes, [*taken, *scalars])
+        stored = {b: self._stored(b, value, arrays["p"].shape) for b, value in new.items()}
+        return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
 
-    @staticmethod
-    def _seen(array: Any, view: MatrixView | None, viewed: bool) -> Any:
-        return view.matrices(array) if viewed and view is not None else array
+    def _evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
+        """What the printed function returns; a reduction of what another reduces too is worked out apart from it."""
+        new, reduced = self._once(index, axes, _apart(operands) if index else operands)
+        for names in self.functions[index].repeated:
+            again = self._once(index, axes, _apart(operands))[1]
+            reduced = {**reduced, **{name: again[name] for name in names}}
+        return new, reduced
 
-    def _vector(self, name: str, array: Any, like: Any, view: MatrixView | None, viewed: bool) -> Any:
+    def _once(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
+        found = self._steps[index](*axes, *operands)
+        return found if isinstance(found, tuple) else (found, {})
+
+    def _vector(self, name: str, array: Any, shape: tuple[int, ...], view: MatrixView | None) -> Any:
         axes = self.program.result(name).axes
         if axes.elementwise:
-            return self._seen(array.reshape(like.shape), view, viewed)
+            return array.reshape(shape)
         assert view is not None  # only what sees matrices reads vectors of rows and columns
-        sizes = {"b": view.batch, "i": view.rows, "j": view.cols}
-        return array.reshape(tuple(sizes[c] if c in axes.letters else 1 for c in "bij"))
+        rows, cols = view.axes
+        gone = ({*rows} if axes.rows is None else set()) | ({*cols} if axes.cols is None else set())
+        return array.reshape(tuple(1 if axis in gone else size for axis, size in enumerate(shape)))
 
-    def _stored(self, buffer: str, value: Any, arrays: Mapping[str, Any], view: MatrixView | None, viewed: bool) -> Any:
+    def _reduced(self, name: str, value: Any, view: MatrixView | None) -> Any:
+        axes = self.program.result(name).axes
+        if view is None or not {"b", "i", "j"} & set(axes.letters):
+            return value
+        return value.reshape(view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols)
+
+    def _stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
         import jax.numpy as jnp
 
-        shape = arrays["p"].shape
-        if viewed and view is not None:
-            sides = (view.batch, view.rows, view.cols)
-            value = view.tensor(jnp.broadcast_to(value, sides))  # type: ignore[arg-type]
-        dtype = getattr(jnp, self.layout.dtype(buffer))
-        return jnp.broadcast_to(jnp.asarray(value).astype(dtype), shape)
+        value = jnp.asarray(value, self.layout.dtype(buffer))
+        return value if value.shape == shape else jnp.broadcast_to(value, shape)
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
@@ -126,23 +137,32 @@ class JaxKernel:
             raise BackendUnsupported("jax", "an update of PyTorch's tensors", self.program.name)
         return JaxCall(self, params, states, views)
 
-    def bucket(self, index: int, views: tuple[MatrixView | None, ...], donated: bool) -> Callable[..., Any]:
-        """The jitted stage of a list of tensors: (stored, given, rows) -> new stored arrays, scratch and reductions."""
+    def jitted(self, index: int, view: MatrixView | None) -> Callable[..., Any]:
+        """A stage of one tensor under jit: (stored, given, row) -> new values by buffer, and reductions.
+
+        `stored` are donated. A row has what `columns(index)` have, in the compute dtype.
+        """
         import jax
 
-        key = index, views, donated
-        if key not in self._jitted:
+        if (index, view) not in self._jitted:
 
-            def bucket(stored: Any, given: Any, rows: Any) -> Any:
-                made = []
-                for own, other, row, view in zip(stored, given, rows, views, strict=True):
-                    new, reduced = self.stage(index, {**own, **other}, [row[i] for i in range(row.shape[0])], view)
-                    kept = {b: new.get(b, old) for b, old in own.items()}
-                    made.append((kept, {b: x for b, x in new.items() if b not in own}, reduced))
-                return made
+            def stage(stored: Any, given: Any, row: Any) -> Any:
+                new, reduced = self.stage(index, {**stored, **given}, [row[i] for i in range(row.shape[0])], view)
+                return {**stored, **new}, reduced
 
-            self._jitted[key] = jax.jit(bucket, donate_argnums=(0,) if donated else ())
-        return self._jitted[key]
+            self._jitted[index, view] = jax.jit(stage, donate_argnums=(0,))
+        return self._jitted[index, view]
+
+
+def _apart(operands: Sequence[Any]) -> Sequence[Any]:
+    """The same, such that XLA does not see that they are.
+
+    What is worked out of them twice it would otherwise work out once, and keep: an array as large as the parameter, in
+    float64 where it is reduced, or on the CPU a number spread out as far.
+    """
+    import jax
+
+    return jax.lax.optimization_barrier(list(operands))  # type: ignore[no-any-return]
 
 
 class JaxCall:
@@ -168,17 +188,22 @@ class JaxCall:
         kernel = self._kernel
         fired = list(range(len(self._params)) if tensors is None else tensors)
         table = rows.table[rows.index[fired]][:, kernel.columns(stage)].astype(kernel.layout.compute)
-        stored = [{"p": self._params[i], **self._own(i, stage)} for i in fired]
-        given = [{"g": g, **{b: x[k] for b, x in (scratch or {}).items()}} for k, g in enumerate(moving)]
+        reduced = []
         with jax.enable_x64(True):
-            made = kernel.bucket(stage, tuple(self._views[i] for i in fired), True)(stored, given, table)
-        for place, (i, (kept, new, _)) in enumerate(zip(fired, made, strict=True)):
-            self._params[i] = kept.pop("p")
-            self._states[i].update(kept)
-            for buffer, value in new.items():
-                scratch[buffer][place] = value  # type: ignore[index]
-        reduced = _reduced(kernel.functions[stage], [found for _, _, found in made])
-        return Written(list(self._params), [dict(s) for s in self._states], reduced)
+            for place, (i, g, row) in enumerate(zip(fired, moving, table, strict=True)):
+                stored = {"p": self._params[i], **self._own(i, stage)}
+                given = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
+                new, found = kernel.jitted(stage, self._views[i])(stored, given, row)
+                self._params[i] = new.pop("p")
+                reduced.append(found)
+                for buffer, value in new.items():
+                    if buffer in self._states[i]:
+                        self._states[i][buffer] = value
+                    else:
+                        scratch[buffer][place] = value  # type: ignore[index]
+        return Written(
+            list(self._params), [dict(s) for s in self._states], _reduced(kernel.functions[stage], reduced)
+        )
 
     def _own(self, i: int, stage: int) -> dict[str, Any]:
         """The states of a tensor that a stage takes."""

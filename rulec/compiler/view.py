@@ -29,6 +29,18 @@ class MatrixView:
         """The shape facts a rule may name, but for machine_eps, which belongs to the dtype."""
         return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
 
+    @property
+    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes of the tensor that hold its rows, and those that hold its columns."""
+        count = len(self.shape)
+        if count < 2:
+            rows, cols = (), tuple(range(count))
+        elif {self.rows, self.cols} == {*self.shape[-2:]} and self.batch == math.prod(self.shape[:-2]):
+            rows, cols = (count - 2,), (count - 1,)
+        else:
+            rows, cols = (0,), tuple(range(1, count))
+        return (cols, rows) if self.transposed else (rows, cols)
+
     def matrices(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array of the tensor's shape as `batch x rows x cols`."""
         if self.transposed:
