@@ -181,7 +181,7 @@ class StepPlan:
     def _skips_some(self, program: Program) -> bool:
         if program.skip is None:
             return False
-        return bool(AxisInference(program).axes(program.skip).letters) or len({id(r) for r in self.rules}) > 1
+        return bool(AxisInference(program).axes(program.skip).letters) or len({*self.rules}) > 1
 
     @cached_property
     def reads_parameters(self) -> bool:
