@@ -77,7 +77,7 @@ class Partition:
         return places_of(self.patterns, paths, self.allow_unused)
 
 
-def partition(entries: Mapping[str, Any], *, allow_unused: bool = False) -> Partition:
+def partition(entries: Mapping[Any, Any], *, allow_unused: bool = False) -> Partition:
     """What trains which parameter, by patterns of paths such as `layer/0/bias`; the first pattern that matches holds.
 
     `*` stands for one part of a path or some of it, `?` and `[abc]` for one character, `**` for any number of parts,

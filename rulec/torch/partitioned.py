@@ -41,6 +41,7 @@ class Partitioned(Optimizer):
         if not isinstance(partition, Partition):
             raise HyperError(f"Partitioned takes a rulec.partition({{...}}), not a {type(partition).__name__}")
         self.partition, self._keywords, self._complete = partition, keywords, False
+        self._groups: list[dict[str, Any]] = []
         taken = parts_taken(partition, named_pairs(named_parameters))
         if not taken:
             raise TensorError("the partition trains no parameter: give one of them a rule")
@@ -57,13 +58,21 @@ class Partitioned(Optimizer):
             kind(own, **keywords_of(kind.interface, keywords)) for kind, own in zip(kinds, groups, strict=True)
         ]
         common = set.intersection(*({*each.defaults} for each in self.optimizers))
-        super().__init__(self._gathered(), {k: v for k, v in self.optimizers[0].defaults.items() if k in common})
+        made = [self.optimizers[place].param_groups[index] for place, index in self._homes]
+        super().__init__(made, {k: v for k, v in self.optimizers[0].defaults.items() if k in common})
         self.state = cast(Any, _States(self.optimizers))
         self._complete = True
 
-    def _gathered(self) -> list[dict[str, Any]]:
-        """The groups of all optimizers, in the order in which they came."""
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers as they are now, in the order in which they came."""
+        if not self._complete:
+            return self._groups
         return [self.optimizers[place].param_groups[index] for place, index in self._homes]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._groups = groups  # by torch's own class, which checks them one by one
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds named parameters that one pattern takes, with hyper-parameters of their own."""
@@ -84,7 +93,6 @@ class Partitioned(Optimizer):
         else:
             self.optimizers[place].add_param_group(group)
         self._homes.append((place, len(self.optimizers[place].param_groups) - 1))
-        self.param_groups = self._gathered()
 
     def _part_of(self, named: Sequence[tuple[str, Tensor]]) -> Part:
         taken = parts_taken(replace(self.partition, allow_unused=True), named)
@@ -194,8 +202,6 @@ class Partitioned(Optimizer):
             for each, share in zip(self.optimizers, old, strict=True):
                 each.load_state_dict(share)
             raise
-        finally:
-            self.param_groups = self._gathered()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -222,7 +228,6 @@ class Partitioned(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.state = cast(Any, _States(self.optimizers))
-        self.param_groups = self._gathered()
 
 
 class _States(Mapping[Tensor, Any]):
