@@ -20,6 +20,7 @@ from rulec.jax.plan import Bucket, StepPlan
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.between import Between, Join, Joining, joined
 from rulec.runtime.device import known_number
+from rulec.jax.shards import filled
 
 LIBRARY = JaxLibrary()
 
@@ -104,21 +105,13 @@ def _first_of(
             if spec.reads_parameter:
                 made = jnp.array(made, spec.dtype)
             else:
-                # As wide as the parameter, so that where arrays are sharded its state is sharded alike.
-                like = param if spec.axes.elementwise else None
-                made = _full(like, shape, made, spec.dtype)
+                made = filled(shape, made, spec.dtype, spec.axes, param, bucket.views[i])
         values.arrays[spec.name][place] = made
     for level in ("tensor", "group", "model"):
         for name in plan.states_of(bucket, level):
             init = bucket.program.buffer(name).init
             assert init is not None
             numbers[name][place] = jnp.asarray(evaluated([init], leaf)[init], jnp.float64).reshape(())
-
-
-def _full(like: Any, shape: tuple[int, ...], number: Any, dtype: str) -> Any:
-    if like is None:
-        return jnp.full(shape, number, dtype)
-    return jnp.full_like(like, number, dtype)
 
 
 def _leaf(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, float]) -> Any:
