@@ -143,7 +143,7 @@ def _check(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str
             f"{file} is a safetensors file, but no checkpoint of rulec: give one that rulec.torch.save, rulec.jax.save "
             f"or rulec.array.save has written"
         )
-    version = metadata.get("version", "")
+    version = metadata.get("version", "unknown")
     if not version.isdecimal() or int(version) > VERSION:
         raise StateMismatch(
             f"{file} is in version {version} of the format, written by rulec {metadata.get('rulec')}, and this is one "
@@ -169,6 +169,8 @@ def _content(tensors: dict[str, Stored], said: Mapping[str, Any]) -> Checkpoint:
         )
         for i, p in enumerate(said["parameters"])
     ]  # fmt: skip
+    if not isinstance(said["hyper"], list):
+        raise TypeError("hyper-parameters of no groups")
     if states or len(steps) != len(parameters):
         raise ValueError("states of parameters that it does not name" if states else "counts of other parameters")
     counts = {key: tensors[key].bits for key in ("group_step", "model_step") if key in tensors}

@@ -136,7 +136,7 @@ def _more(names: Sequence[str]) -> str:
 def _check_rule(file: str | Path, saved: Parameter, own: Own) -> None:
     if saved.meaning == meaning(own.rule):
         return
-    before = saved.rule if saved.rule != own.rule.name else f"another version of {saved.rule}"
+    before = saved.rule if saved.rule != own.rule.name else f"another rule called {saved.rule}"
     raise StateMismatch(
         f"{own.name} was updated by {before} when {file} was saved, and {own.rule.name} computes something else: go on "
         f"with the rule that it was saved with, or give rule_may_differ=True"
