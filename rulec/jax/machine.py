@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, RulecError, TensorError
 from rulec.jax.leaves import Leaf, Tree, flat, like
 from rulec.jax.matrix import is_traced
 from rulec.jax.operands import explained
@@ -258,7 +258,11 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         try:
             return function(*operands)
-        except (TypeError, RuntimeError) as error:
+        except RulecError as error:
+            # JAX adds remarks about its own frames.
+            error.__dict__.pop("__notes__", None)
+            raise
+        except (TypeError, RuntimeError, ValueError) as error:
             found = explained(error, function, operands)
             if found is None:
                 raise

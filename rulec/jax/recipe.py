@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from rulec.errors import HyperError
@@ -54,7 +55,8 @@ class Group:
         for name, given in self.hyper.items():
             if name not in settings:
                 raise HyperError(f"{self.rule.name} has no hyper-parameter {name!r}{did_you_mean(name, settings)}")
-            if not callable(given) and not is_traced(given):
+            # An array is not read: a step would wait for its device.
+            if not callable(given) and not isinstance(given, jax.Array):
                 settings[name].check(name, given, self.rule.name)
 
     def numbers(self) -> dict[str, Given]:
