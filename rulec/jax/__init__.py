@@ -15,7 +15,19 @@ from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import init, step
 from rulec.jax.transform import transform
 
-__all__ = ["contrib", "eval_params", "from_optax", "init", "load", "load_params", "save", "step", "to_optax", "transform", *names()]
+__all__ = [
+    "contrib",
+    "eval_params",
+    "from_optax",
+    "init",
+    "load",
+    "load_params",
+    "save",
+    "step",
+    "to_optax",
+    "transform",
+    *names(),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import HyperError, StateMismatch
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import flat
@@ -54,8 +55,7 @@ def _documentation(name: str, found: tuple[Entry, ...]) -> str:
 
 
 def _condition(entry: Entry) -> str:
-    said = {"nonzero": "is not 0", "given": "is given"}
-    words = [f"{k} {said[v]}" if v in said else f"{k}={v!r}" for k, v in entry.when.items()]
+    words = [f"{k} is {_SAID[v]}" if v in _SAID else f"{k}={v!r}" for k, v in entry.when.items()]
     return f" where {', '.join(words)}" if words else ""
 
 
@@ -74,20 +74,33 @@ def _entry(name: str, values: Mapping[str, Any]) -> Entry:
     for entry in found:
         if entry.matches(values):
             return entry
-    flags = dict.fromkeys(keyword for entry in found for keyword in entry.when)
-    raise HyperError(
-        f"rulec.jax.{name} has no rule for {', '.join(f'{k}={values[k]!r}' for k in flags)}: it has rules"
-        f"{' and'.join(dict.fromkeys(map(_condition, found)))}"
-    )
+    flags: dict[str, dict[str, None]] = {}
+    for entry in found:
+        for keyword, wanted in entry.when.items():
+            flags.setdefault(keyword, {})[_SAID.get(str(wanted), repr(wanted))] = None
+    given = ", ".join(f"{k}={values[k]!r}" for k in flags)
+    known = ", ".join(f"{k} is {' or '.join(words)}" for k, words in flags.items())
+    raise HyperError(f"rulec.jax.{name} has no rule for {given}: it has some where {known}")
+
+
+#: What `when` says of a keyword that many values are.
+_SAID = {"nonzero": "not 0", "given": "given"}
 
 
 def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
     given: dict[str, Any] = {}
     for keyword, states in entry.dtypes.items():
         if values.get(keyword) is not None:
-            dtype = jax.dtypes.canonicalize_dtype(values[keyword])
+            dtype = _dtype(keyword, values[keyword])
             given |= dict.fromkeys([states] if isinstance(states, str) else states, dtype)
     return options(given, False, 0)
+
+
+def _dtype(keyword: str, given: Any) -> str:
+    found = str(jax.dtypes.canonicalize_dtype(given))
+    if found not in ITEM_SIZE:
+        raise HyperError(f"{keyword}={given!r} is none of {', '.join(ITEM_SIZE)}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -141,5 +154,8 @@ def _spared(mask: Any, tree: Any) -> frozenset[str]:
     try:
         whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), given, tree)
     except ValueError as error:
-        raise StateMismatch(f"the mask does not have the structure of the parameters: {error}") from error
+        raise StateMismatch(
+            f"the mask is {jax.tree.structure(given)} and the parameters are {known.structure}: give True or False for "
+            f"each of these, or for a part of them, or a function that gives that"
+        ) from error
     return frozenset(name for name, word in zip(known.names, jax.tree.leaves(whole), strict=True) if not word)

@@ -123,9 +123,10 @@ class Entry:
         for keyword, value in values.items():
             default = self.signature.parameters[keyword].default
             if keyword not in known and value is not default and not _equal(value, default):
+                advice = "" if isinstance(value, _PLAIN) else ", or name it among the static_args of inject_hyperparams"
                 raise HyperError(
                     f"rulec.jax.{self.function} has no {keyword}={value!r}, only the default {default!r}: leave it "
-                    f"out, and name it among the static_args where it is in optax.inject_hyperparams"
+                    f"out{advice}"
                 )
 
 
@@ -137,10 +138,13 @@ def _is(value: Any, wanted: Any) -> bool:
     return _equal(value, wanted)
 
 
+#: Values that are compared at once; arrays may be traced.
+_PLAIN = bool | int | float | str | tuple | None
+
+
 def _equal(value: Any, wanted: Any) -> bool:
     """Whether both are the same; never where one is an array, which may be traced."""
-    plain = bool | int | float | str | tuple | None
-    return isinstance(value, plain) and isinstance(wanted, plain) and value == wanted
+    return isinstance(value, _PLAIN) and isinstance(wanted, _PLAIN) and value == wanted
 
 
 def _is_nothing(value: Any) -> bool:

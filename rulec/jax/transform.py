@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -86,7 +87,7 @@ def of_recipe(
 
     def init(params: Any) -> Any:
         own, numbers = numbered(recipe)
-        return call(made(own).init, params, numbers)
+        return _first(made(own).init, params, numbers)
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         own, numbers = numbered(recipe, getattr(state, "count", None))
@@ -95,6 +96,18 @@ def of_recipe(
         return call(found.update, grads, state, params, numbers, inputs)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _first(init: Callable[..., Any], params: Any, numbers: Any) -> Any:
+    """The first state, also of parameters of which only shapes and dtypes are there."""
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        return call(init, params, numbers)
+
+    def of_shapes() -> Any:
+        return init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), numbers)
+
+    # Compiled as a whole, so that these zeros need no memory where no state begins with the parameter.
+    return call(jax.jit(of_shapes))
 
 
 def _input(found: Any, name: str, extra: Mapping[str, Any]) -> Any:

@@ -32,10 +32,11 @@ def values(entry: Entry) -> dict[str, float]:
     chosen = {name: value for peer in reversed(ROWS) if peer.rule == entry.rule for name, value in peer.hyper.items()}
     theirs = {name for value in entry.names.values() for name in (value if isinstance(value, list) else [value])}
     values = {k: chosen.get(k, default) if k in theirs else default for k, default in entry.our_defaults.items()}
-    # A power of two: optax divides counts of steps in float32.
+    # Powers of two: optax computes schedules in float32.
     open_ones = [k for k, value in entry.when.items() if value == "nonzero"] if entry.package == "optax" else []
     wanted = {entry.names[k] for k in open_ones if k in entry.names}
-    return {k: 4 if k in wanted else value for k, value in values.items() if value is not None}
+    exact = {**dict.fromkeys(wanted, 4), **({"lr": 2.0**-5} if wanted else {})}
+    return {k: exact.get(k, value) for k, value in values.items() if value is not None}
 
 
 def trial_of(entry: Entry, steps: int) -> Trial:

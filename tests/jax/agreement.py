@@ -1,0 +1,92 @@
+"""A function of ours beside optax's of the same name: the same gradients for some steps, in one compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import rulec.jax
+from rulec.jax.drop_ins import names
+
+STEPS = 50
+
+#: Every function: those of optax.contrib with the module's name before theirs.
+FUNCTIONS = [*names(), *(f"contrib.{name}" for name in names("contrib."))]
+
+
+def ours(name: str) -> Any:
+    """Our function of that name."""
+    return getattr(rulec.jax.contrib, name.removeprefix("contrib.")) if "." in name else getattr(rulec.jax, name)
+
+
+def theirs(name: str) -> Any:
+    """Theirs."""
+    return getattr(optax.contrib, name.removeprefix("contrib.")) if "." in name else getattr(optax, name)
+
+
+class Trial(NamedTuple):
+    """Parameters, and the gradients of all steps, stacked."""
+
+    params: Any
+    grads: Any
+
+
+def trial(dtype: Any, steps: int = STEPS) -> Trial:
+    """A matrix, a vector and a number, of values that every dtype has."""
+    random = np.random.default_rng(3)
+
+    def some(*shape: int) -> Any:
+        values = np.round(random.normal(size=shape) * 64) / 64
+        return jnp.asarray(np.where(values == 0, 0.5, values), dtype)
+
+    shapes = {"layer": {"kernel": (3, 4), "bias": (4,)}, "scale": ()}
+    params = jax.tree.map(lambda shape: some(*shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    return Trial(params, jax.tree.map(lambda p: some(steps, *p.shape), params))
+
+
+class Both(NamedTuple):
+    """What two transformations gave: updates of all steps, stacked, and the last states."""
+
+    updates: tuple[Any, Any]
+    states: tuple[Any, Any]
+    params: tuple[Any, Any]
+
+
+def run(pair: tuple[Any, Any], given: Trial, states: tuple[Any, Any] | None = None) -> Both:
+    """Both transformations on their own parameters, from these states or their first."""
+
+    def step(carried: Any, grads: Any) -> Any:
+        params, kept = carried
+        made = [tx.update(grads, own, p) for tx, own, p in zip(pair, kept, params, strict=True)]
+        params = tuple(optax.apply_updates(p, update) for p, (update, _) in zip(params, made, strict=True))
+        return (params, tuple(new for _, new in made)), tuple(update for update, _ in made)
+
+    @jax.jit
+    def loop(params: Any, kept: Any, grads: Any) -> Any:
+        kept = tuple(tx.init(params) for tx in pair) if kept is None else kept
+        return jax.lax.scan(step, ((params, params), kept), grads)
+
+    (params, kept), updates = loop(given.params, states, given.grads)
+    return Both(updates, kept, params)
+
+
+def difference(mine: Any, other: Any) -> np.ndarray[Any, Any]:
+    """How far elements are apart, by the largest of their leaf in the same step; the first axis is steps."""
+    found = []
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(other), strict=True):
+        a, b = (np.asarray(x, np.float64).reshape(x.shape[0], -1) for x in (a, b))
+        found.append(np.abs(a - b) / np.maximum(np.abs(b).max(axis=1, keepdims=True), 1e-300))
+    return np.concatenate(found, axis=1)
+
+
+def keywords(name: str, rate: Any) -> Mapping[str, Any]:
+    """A learning rate where theirs has one, and what has no default."""
+    import inspect
+
+    known = inspect.signature(theirs(name)).parameters
+    return ({"learning_rate": rate} if "learning_rate" in known else {}) | ({"decay": 0.5} if name == "trace" else {})

@@ -1,0 +1,120 @@
+"""optax's own tests with our functions under optax's names: `python -m tests.jax.optax_suite MODULE [METHOD ...]`.
+
+Runs the tests of one module of optax's wheel, or those of the named methods, that are about a function that we have,
+and prints as JSON what was run, what optax's tests skipped themselves, what failed, and what was left out and why.
+With `--few` only some of the functions are taken. It patches optax, so it is a program of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import unittest
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import optax
+from optax import contrib
+from optax._src import alias, transform
+from optax.contrib import _schedule_free
+from optax.transforms import _accumulation
+
+import rulec.jax
+from rulec.jax.drop_ins import names
+
+#: Where optax's modules and tests look for its functions.
+PLACES: dict[str, list[Any]] = {"": [optax, alias, transform, _accumulation], "contrib.": [contrib, _schedule_free]}
+
+#: The functions that `--few` takes: of each kind of state one.
+FEW = ("adamw", "lion", "sgd", "novograd", "prodigy", "schedule_free_sgd")
+
+#: Tests that cannot be ours, by what is in their name or their parameters, and the reason.
+NOT_OURS = {
+    "complex64": "parameters are real",
+    "complex128": "parameters are real",
+    "microbatch": "is about no rule",
+}
+
+
+def patch() -> None:
+    """Puts our functions where optax's are."""
+    for prefix, modules in PLACES.items():
+        for name in names(prefix):
+            function = getattr(rulec.jax.contrib if prefix else rulec.jax, name)
+            for module in modules:
+                if hasattr(module, name):
+                    setattr(module, name, function)
+    contrib.schedule_free_eval_params = _eval_params
+    # Its tests of sharding compare this as a text with 0.7.2, and skip themselves where it is 0.10.
+    jax.__version__ = "1.0"
+
+
+def _eval_params(state: Any, params: Any) -> Any:
+    """What optax has for a schedule-free state: with ours, which does not repeat the value of b1, its default."""
+    return jax.tree.map(lambda y, z: (y - (1 - 0.9) * z) / 0.9, params, state.z)
+
+
+def cases(module: Any) -> Iterator[tuple[unittest.TestCase, str]]:
+    """Every test of a module, and the text of its parameters."""
+    for suite in unittest.defaultTestLoader.loadTestsFromModule(module):
+        for case in suite:  # type: ignore[union-attr]
+            method = case._testMethodName  # type: ignore[union-attr]
+            known = getattr(type(case), "_test_params_reprs", {})
+            yield case, known.get(method, "") or method  # type: ignore[misc]
+
+
+def subject(text: str, method: str) -> str:
+    """The function that a test is about, by its parameters, or by the end of its name; empty where there is none."""
+    named = re.search(r"opt_name='(\w+)'", text)
+    if named:
+        return named[1].removesuffix("_mom")
+    found = [name for name in OWN if method.endswith(f"_{name}")]
+    return max(found, key=len, default="")
+
+
+OWN = {*names(), *names("contrib.")}
+
+
+def left_out(text: str, method: str, few: bool) -> str:
+    """Why a test is not run; empty where it is."""
+    reasons = [reason for word, reason in NOT_OURS.items() if word in text or word in method]
+    name = subject(text, method)
+    if reasons:
+        return reasons[0]
+    if name not in OWN:
+        return f"rulec has no {name}" if name else "is about no function that rulec has"
+    return "not among the few" if few and name not in FEW else ""
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the tests and prints the report."""
+    few = "--few" in arguments
+    name, *methods = [argument for argument in arguments if argument != "--few"]
+    patch()
+    suite = unittest.TestSuite()
+    report: dict[str, Any] = {"left_out": {}}
+    for case, text in cases(importlib.import_module(name)):
+        method = case._testMethodName
+        if methods and not any(re.fullmatch(rf"{wanted}(\d+|_\w+)?", method) for wanted in methods):
+            continue
+        why = left_out(text, method, few)
+        if why:
+            report["left_out"][case.id()] = why
+        else:
+            suite.addTest(case)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        result = unittest.TextTestRunner(stream=nowhere, verbosity=0).run(suite)
+    report["run"] = result.testsRun
+    report["skipped"] = {case.id(): why for case, why in result.skipped}
+    report["failed"] = {case.id(): trace for case, trace in [*result.failures, *result.errors]}
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

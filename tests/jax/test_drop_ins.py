@@ -1,0 +1,286 @@
+"""Functions of optax's names compute what optax's do, keep the same state under the same names, and refuse the rest."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import rulec
+import rulec.jax
+from rulec.errors import HyperError, StateMismatch
+from rulec.jax.drop_ins import function_named
+from rulec.jax.entries import entries, index
+from tests.jax.agreement import FUNCTIONS, STEPS, Trial, difference, keywords, ours, run, theirs, trial
+
+#: Hyper-parameters that bfloat16 has exactly: optax rounds each to the dtype of what it multiplies.
+EXACT = {
+    "b1": 0.5, "b2": 0.75, "b3": 0.75, "decay": 0.75, "rho": 0.75, "momentum": 0.5, "betas": (0.5, 0.75),
+    "beta": 0.5, "weight_decay": 2.0**-6, "eps": 2.0**-10,
+}  # fmt: skip
+
+#: Flags that choose other rules, and further numbers: each is a case beside the defaults.
+MORE = [
+    ("adam", {"nesterov": True, "eps_root": 1e-3}), ("adamw", {"eps_root": 1e-3, "weight_decay": 0.1}),
+    ("nadamw", {"nesterov": False}), ("adabelief", {"eps_root": 1e-3}), ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}), ("sgd", {"momentum": 0.0}),
+    ("rmsprop", {"momentum": 0.9, "initial_scale": 0.1}), ("rmsprop", {"centered": True, "initial_scale": 4.0}),
+    ("rmsprop", {"eps_in_sqrt": False}), ("rmsprop", {"momentum": 0.9, "eps_in_sqrt": False}),
+    ("rmsprop", {"centered": True, "eps_in_sqrt": False, "initial_scale": 4.0}),
+    ("fromage", {"min_norm": 0.0}), ("adadelta", {"weight_decay": 0.1}), ("adadelta", {"learning_rate": None}),
+    ("lamb", {"weight_decay": 0.1, "eps_root": 1e-3}), ("novograd", {"weight_decay": 0.1, "eps_root": 1e-3}),
+    ("radam", {"threshold": 4.0, "eps_root": 1e-3}), ("scale_by_yogi", {"initial_accumulator_value": 1e-3}),
+    ("trace", {"nesterov": True}), ("contrib.adopt", {"use_clipping": False}), ("contrib.dowg", {"eps": 1e-2}),
+    ("contrib.dog", {"weight_decay": 0.1}), ("contrib.schedule_free_adamw", {"warmup_steps": 8}),
+    ("contrib.schedule_free_sgd", {"warmup_steps": 8, "weight_decay": 0.1}), ("contrib.ademamix", {"eps_root": 1e-3}),
+]  # fmt: skip
+
+
+def schedule(count: Any) -> Any:
+    """Powers of two, which are the same in every dtype."""
+    return 2.0**-5 * jnp.where(count < 25, 1.0, 0.5)
+
+
+def rate(name: str) -> Any:
+    return 2.0**-5 if "schedule_free" in name else schedule
+
+
+def pair(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    return ours(name)(**given), theirs(name)(**given)
+
+
+def taken(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The keywords that the function has."""
+    known = inspect.signature(theirs(name)).parameters
+    return {key: value for key, value in given.items() if key in known}
+
+
+# The same numbers
+
+
+def test_float32_steps_are_optax_s_but_for_its_bias_correction() -> None:
+    """Those that the others are made of; optax's 1 - b2**t is float32, and off by 2**-24/(1 - b2) of itself."""
+    for name in ("adamw", "lion", "sgd", "contrib.prodigy"):
+        both = run(pair(name, dict(keywords(name, schedule))), trial(jnp.float32))
+        assert difference(*both.updates).max() < 2**-24 / 1e-3, name
+
+
+#: Where optax's float32 is worse still: what it subtracts from each other, and b2 = 0.9999.
+WORSE = {
+    "radam": 2e-2, "scale_by_radam": 2e-2, "contrib.adopt": 2**-24 / 1e-4, "contrib.scale_by_adopt": 2**-24 / 1e-4,
+    "contrib.dadapt_adamw": 5e-4, "contrib.schedule_free_adamw": 2e-3, "contrib.schedule_free_sgd": 2e-3,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float32(name: str) -> None:
+    for lr in {rate(name), 2.0**-5}:
+        both = run(pair(name, dict(keywords(name, lr))), trial(jnp.float32))
+        assert difference(*both.updates).max() < WORSE.get(name, 2**-24 / 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in FUNCTIONS), *MORE])
+def test_float64(name: str, more: dict[str, Any]) -> None:
+    with jax.enable_x64(True):
+        both = run(pair(name, {**keywords(name, rate(name)), **more}), trial(jnp.float64))
+    # Schedule-free updates are differences of parameters in optax.
+    assert difference(*both.updates).max() < (1e-11 if "schedule_free" in name else 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_bfloat16(name: str) -> None:
+    """optax rounds every operation, and we what is stored: most elements agree to some roundings."""
+    both = run(pair(name, {**keywords(name, rate(name)), **taken(name, EXACT)}), trial(jnp.bfloat16))
+    whole = both.params if "schedule_free" in name else both.updates
+    found = difference(*(jax.tree.map(lambda x: x.reshape(-1, *x.shape[-1:]), side) for side in whole))
+    assert np.quantile(found, 0.98) < 2**-5
+    mine, other = (jax.tree.map(lambda x: x.dtype, side) for side in both.updates)
+    assert mine == other
+
+
+# States
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_state_fields_have_optax_s_names(name: str) -> None:
+    given = dict(keywords(name, 0.1)) | ({"momentum": 0.9} if name == "sgd" else {})
+    states = [tx.init(trial(jnp.float32).params) for tx in pair(name, given)]
+    for field in {field for entry in entries(name) for field in entry.state.values()}:
+        mine, other = (optax.tree.get(state, field) for state in states)
+        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, other)
+
+
+def test_dtypes_of_states() -> None:
+    params = trial(jnp.float32).params
+    for tx in pair("adam", {"learning_rate": 0.1, "mu_dtype": "bfloat16"}):
+        state = tx.init(params)
+        assert optax.tree.get(state, "mu")["scale"].dtype == jnp.bfloat16
+        assert optax.tree.get(state, "nu")["scale"].dtype == jnp.float32
+    assert rulec.jax.sgd(0.1, 0.9, accumulator_dtype="float16").init(params).trace["scale"].dtype == jnp.float16
+
+
+def moved(name: str, given: dict[str, Any], wide: bool = True) -> None:
+    """Half of the steps by optax, its state taken over, the other half by both; and back."""
+    with jax.enable_x64(wide):
+        whole = trial(jnp.float64 if wide else jnp.float32, 2 * STEPS)
+        first, second = (jax.tree.map(lambda g, s=s: g[s], whole.grads) for s in (slice(STEPS), slice(STEPS, None)))
+        mine, other = pair(name, given)
+        before = run((mine, other), Trial(whole.params, first))
+        params = before.params[1]
+        loaded = rulec.jax.from_optax(before.states[1], mine, params)
+        after = run((mine, other), Trial(params, second), (loaded, before.states[1]))
+        assert difference(*after.updates).max() < (1e-11 if wide else 1e-4)
+        params = before.params[0]
+        back = rulec.jax.to_optax(before.states[0], other, params)
+        assert jax.tree.structure(back) == jax.tree.structure(before.states[1])
+        again = run((mine, other), Trial(params, second), (before.states[0], back))
+        assert difference(*again.updates).max() < (1e-11 if wide else 1e-4)
+
+
+def test_a_state_of_optax_goes_on() -> None:
+    moved("adamw", {"learning_rate": schedule, "mask": {"layer": True, "scale": False}}, wide=False)
+
+
+STATEFUL = [(name, {}) for name in FUNCTIONS if name not in ("fromage", "sgd", "sign_sgd", "scale_by_sign")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "more"), [*STATEFUL, ("sgd", {"momentum": 0.9}), ("rmsprop", {"momentum": 0.9})])
+def test_every_state_of_optax_goes_on(name: str, more: dict[str, Any]) -> None:
+    moved(name, {**keywords(name, rate(name)), **more})
+
+
+def test_states_go_over_inside_of_what_optax_wraps_around() -> None:
+    def build(package: Any) -> Any:
+        chained = optax.chain(optax.clip_by_global_norm(1.0), optax.inject_hyperparams(package.adamw)(0.1))
+        return optax.MultiSteps(optax.masked(chained, {"layer": True, "scale": False}), 2)
+
+    params, grads = trial(jnp.float32, 4)
+    mine, other = build(rulec.jax), build(optax)
+    state = other.init(params)
+    for i in range(4):
+        _, state = jax.jit(other.update)(jax.tree.map(lambda g, i=i: g[i], grads), state, params)
+    loaded = rulec.jax.from_optax(state, mine, params)
+    assert jax.tree.structure(loaded) == jax.tree.structure(mine.init(params))
+    back = rulec.jax.to_optax(loaded, other, params)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    params = trial(jnp.float32).params
+    with pytest.raises(StateMismatch, match="the state has no 'mu' but trace"):
+        rulec.jax.from_optax(optax.sgd(0.1, 0.9).init(params), rulec.jax.adam(0.1), params)
+    with pytest.raises(StateMismatch, match="mu of the state does not have the structure of the parameters"):
+        rulec.jax.from_optax(optax.adam(0.1).init({"other": jnp.ones(2)}), rulec.jax.adam(0.1), params)
+    wrapped = optax.masked(rulec.jax.adam(0.1), True)
+    with pytest.raises(StateMismatch, match="build both alike"):
+        rulec.jax.from_optax(optax.adam(0.1).init(params), wrapped, params)
+
+
+# Keywords
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures_are_optax_s(name: str) -> None:
+    mine, other = inspect.signature(ours(name)), inspect.signature(theirs(name))
+    assert mine.parameters == other.parameters
+    assert ours(name).__name__ == name.removeprefix("contrib.")
+
+
+def test_every_entry_is_reached() -> None:
+    """What is told from the text of the rules is what their sections say."""
+    named = set()
+    for rule in rulec.rules():
+        section = rulec.load(rule).interop.get("optax", [])
+        for entry in section if isinstance(section, list) else [section]:
+            called = [entry["function"]] if isinstance(entry["function"], str) else entry["function"]
+            scaler = entry.get("scaler", [])
+            named |= {*called, *([scaler] if isinstance(scaler, str) else [scaler["function"]] if scaler else [])}
+    assert named == set(index()) == set(FUNCTIONS)
+    assert all(entries(name) and callable(function_named(name)) for name in named)
+
+
+def test_plain_keywords_mean_the_library_s_rule() -> None:
+    """A state that other packages of rulec know is that of the rule itself, not of one like it."""
+    for name, more, rule in (("adamw", {}, "adamw"), ("adam", {}, "adam"), ("lamb", {}, "lamb"), ("lion", {}, "lion")):
+        given = inspect.signature(theirs(name)).bind(0.1, **more)
+        given.apply_defaults()
+        chosen = next(entry for entry in entries(name) if entry.matches(given.arguments))
+        assert chosen.rule(given.arguments) is rulec.load(rule)
+
+
+def test_masks_spare_weights_in_the_same_update() -> None:
+    params, grads = trial(jnp.float32, 3)
+    mask = {"layer": {"kernel": True, "bias": False}, "scale": False}
+
+    def by_shape(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+    given: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.5}
+    for name, word in (("adamw", "mask"), ("adadelta", "weight_decay_mask")):
+        expected = run(pair(name, {**given, word: mask}), Trial(params, grads))
+        assert difference(*expected.updates).max() < 1e-4
+        called = run(
+            (ours(name)(**given, **{word: by_shape}), theirs(name)(**given, **{word: mask})), Trial(params, grads)
+        )
+        np.testing.assert_array_equal(difference(called.updates[0], expected.updates[0]), 0)
+    tx = rulec.jax.adamw(**given, mask=mask)
+    unmasked = rulec.jax.adamw(**given)
+    steps = [jax.jit(t.update).lower(params, t.init(params), params).as_text() for t in (tx, unmasked)]
+    assert steps[0].count("sqrt") == steps[1].count("sqrt")
+
+
+def test_numbers_that_are_injected_compile_once() -> None:
+    params = trial(jnp.float32).params
+    tx = optax.inject_hyperparams(rulec.jax.adamw)(learning_rate=0.1)
+    assert set(tx.init(params).hyperparams) == {"learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"}
+    update, state = jax.jit(tx.update), tx.init(params)
+    found = []
+    for value in (0.1, 0.2, 0.4):
+        state.hyperparams["learning_rate"] = jnp.float32(value)
+        found.append(update(params, tx.init(params)._replace(hyperparams=state.hyperparams), params)[0]["scale"])
+    assert update._cache_size() == 1
+    np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 4], rtol=1e-6)
+
+
+def test_a_schedule_of_weight_decay() -> None:
+    given = {"learning_rate": 0.1, "weight_decay": lambda count: 0.1 * (count + 1)}
+    assert difference(*run(pair("lion", given), trial(jnp.float32, 3)).updates).max() < 1e-6
+
+
+def test_what_no_rule_computes_is_refused() -> None:
+    with pytest.raises(HyperError, match=r"^rulec.jax.rmsprop has no rule for .*bias_correction=True.* is False, .*$"):
+        rulec.jax.rmsprop(0.1, bias_correction=True)
+    with pytest.raises(HyperError, match=r"^rulec.jax.scale_by_lion has no mode='smooth', only the default 'hard'"):
+        rulec.jax.scale_by_lion(mode="smooth")
+    with pytest.raises(HyperError, match=r"no safeguard_warmup=True, only the default False: leave it out$"):
+        rulec.jax.contrib.prodigy(safeguard_warmup=True)
+    with pytest.raises(HyperError, match="static_args of inject_hyperparams"):
+        optax.inject_hyperparams(rulec.jax.scale_by_lion)().init(jnp.ones(2))
+    with pytest.raises(HyperError, match="lr=-1 of AdamW must be at least 0"):
+        rulec.jax.adamw(-1)
+    with pytest.raises(HyperError, match="mu_dtype='complex64' is none of float32"):
+        rulec.jax.adam(0.1, mu_dtype="complex64")
+    with pytest.raises(TypeError, match="'learning_rate'"):
+        rulec.jax.adam()
+    with pytest.raises(AttributeError, match="no attribute 'adan'"):
+        rulec.jax.adan(0.1)
+    with pytest.raises(StateMismatch, match=r"^the mask is .* for each of these"):
+        rulec.jax.adamw(0.1, mask={"w": True}).init({"w": jnp.ones(2), "b": jnp.ones(2)})
+
+
+def test_where_parameters_stand_in_a_state() -> None:
+    params = trial(jnp.float32).params
+    for tx in (rulec.jax.adamw(0.1), rulec.jax.novograd(0.1), rulec.jax.contrib.prodigy()):
+        state = optax.tree.map_params(tx, lambda x: x + 1, tx.init(params))
+        assert state.count == 0
+    assert jax.tree.all(jax.tree.map(lambda x: bool((x == 1).all()), optax.tree.get(state, "grad_sum")))
