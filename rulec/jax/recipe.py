@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ class Group:
     @property
     def settings(self) -> Mapping[str, Hyper]:
         """The hyper-parameters of the rule, and of those that it routes leaves to."""
-        return self.rule.standalone().all_hyper
+        return _settings(self.rule)
 
     def static(self) -> dict[str, float]:
         """The hyper-parameters that are known when a step is traced; HyperError for one that is traced itself."""
@@ -91,6 +92,11 @@ class Group:
             return jnp.asarray(value.arg if value.arg not in named else named[str(value.arg)], jnp.float64)
 
         return evaluated([default], leaf)[default]
+
+
+@functools.lru_cache(maxsize=1024)
+def _settings(rule: Rule) -> Mapping[str, Hyper]:
+    return rule.standalone().all_hyper
 
 
 def _python_number(name: str, given: Any, setting: Hyper, owner: str) -> float:

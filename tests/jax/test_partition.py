@@ -56,23 +56,29 @@ def schedule(count: Any) -> Any:
     return 0.02 / (count + 1)
 
 
-def agree(partition: Any, theirs: optax.GradientTransformation, hyper: Mapping[str, Any], steps: int = 20) -> Any:
-    """Both ways to take steps arrive where optax does; the state after them."""
-    ours = rulec.jax.transform(partition(), **hyper)
-    followed, stepped, their = model(), model(), model()
-    our_state, their_state = ours.init(followed), theirs.init(their)
-    step_state = rulec.jax.init(partition(), stepped, **hyper)
-    update, their_update = jax.jit(ours.update), jax.jit(theirs.update)
-    for number in range(steps):
+def agree(partition: Any, theirs: optax.GradientTransformation, **hyper: Any) -> Any:
+    """20 steps of `rulec.jax.step` arrive where optax does; the state after them."""
+    ours, their = model(), model()
+    state, their_state = rulec.jax.init(partition(), ours, **hyper), theirs.init(their)
+    their_update = jax.jit(theirs.update)
+    for number in range(20):
         grads = gradient(their, number)
-        changes, our_state = update(grads, our_state, followed)
-        followed = optax.apply_updates(followed, changes)
-        stepped, step_state = rulec.jax.step(partition(), stepped, grads, step_state, **hyper)
+        ours, state = rulec.jax.step(partition(), ours, grads, state, **hyper)
         changes, their_state = their_update(grads, their_state, their)
         their = optax.apply_updates(their, changes)
-    assert_close(followed, their)
-    assert_close(stepped, their)
-    return our_state
+    assert_close(ours, their)
+    return state
+
+
+def assert_changes_are_the_steps(partition: rulec.Partition, **hyper: Any) -> None:
+    """`transform` gives what `step` adds."""
+    tx = rulec.jax.transform(partition, **hyper)
+    params = model()
+    grads, state = gradient(params, 0), tx.init(params)
+    changes, changed = tx.update(grads, state, params)
+    stepped, after = rulec.jax.step(partition, params, grads, state, **hyper)
+    assert_close(optax.apply_updates(model(), changes), stepped)
+    assert_close(changed, after)
 
 
 def test_agrees_with_multi_transform() -> None:
@@ -92,7 +98,9 @@ def test_agrees_with_multi_transform() -> None:
             {"**/bias": ("momentum", {"momentum": 0.9, "lr": 0.1}), "table": None, "...": "adamw"}
         )  # fmt: skip
 
-    state = agree(partition, theirs, {"lr": schedule, "beta2": 0.99, "weight_decay": 0.1})
+    hyper = {"lr": schedule, "beta2": 0.99, "weight_decay": 0.1}
+    state = agree(partition, theirs, **hyper)
+    assert_changes_are_the_steps(partition(), **hyper)
     assert state._fields == ("count", "m", "v")
     assert state.m["layer"][0]["bias"].shape == (4,)
     assert state.m["table"] is None
@@ -125,7 +133,7 @@ def test_what_is_of_the_model_is_of_one_rules_leaves() -> None:
             {"**/bias": (clipped, {"max_norm": 0.7, "lr": 0.1}), "layer/**": "prodigy", "...": other}
         )
 
-    state = agree(partition, theirs, {})
+    state = agree(partition, theirs)
     assert state._fields == ("count", "m", "v", "s", "x0", "num", "d", "prodigy_num", "prodigy_d")
     assert state.d != state.prodigy_d
 
