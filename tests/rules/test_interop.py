@@ -32,11 +32,13 @@ def values(entry: Entry) -> dict[str, float]:
     chosen = {name: value for peer in reversed(ROWS) if peer.rule == entry.rule for name, value in peer.hyper.items()}
     theirs = {name for value in entry.names.values() for name in (value if isinstance(value, list) else [value])}
     values = {k: chosen.get(k, default) if k in theirs else default for k, default in entry.our_defaults.items()}
-    # Powers of two: optax computes schedules in float32.
-    open_ones = [k for k, value in entry.when.items() if value == "nonzero"] if entry.package == "optax" else []
-    wanted = {entry.names[k] for k in open_ones if k in entry.names}
-    exact = {**dict.fromkeys(wanted, 4), **({"lr": 2.0**-5} if wanted else {})}
-    return {k: exact.get(k, value) for k, value in values.items() if value is not None}
+    wanted = {entry.names[k] for k in warms_up(entry)}
+    return {k: 4 if k in wanted else value for k, value in values.items() if value is not None}
+
+
+def warms_up(entry: Entry) -> list[str]:
+    """The keyword of optax's own schedule, which computes in float32 whatever the parameters are."""
+    return [k for k in entry.when if k == "warmup_steps" and entry.when[k] == "nonzero"]
 
 
 def trial_of(entry: Entry, steps: int) -> Trial:
@@ -72,13 +74,16 @@ def test_same_numbers(entry: Entry, decay: str, extra: dict[str, Any], monkeypat
     trial = trial_of(entry, steps=12)  # ASGD begins to average in the ninth
     ours = OurRun(rule, trial.params, hyper, "numpy")
     theirs = start(entry, trial, hyper, extra)
-    assert largest_difference(ours, theirs, trial, hyper).relative <= 1e-12
+    close = 1e-6 if warms_up(entry) else 1e-12
+    assert largest_difference(ours, theirs, trial, hyper).relative <= close
     for index in range(len(trial.params)):
         mine, stored = ours.state(index), theirs.state(index)
         here = {name for name in entry.state if name in mine or rule.state[name].condition is None}
         for name in here:
             value = stored[entry.state[name]]
-            np.testing.assert_allclose(mine[name].reshape(value.shape), value, rtol=1e-12, atol=1e-14, err_msg=name)
+            np.testing.assert_allclose(
+                mine[name].reshape(value.shape), value, rtol=close, atol=1e-2 * close, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
