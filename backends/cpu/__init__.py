@@ -23,10 +23,11 @@ from rulec.compiler.view import MatrixView
 
 from ..plan import address_lines, moving_lines
 from .call import ElementwiseCall
-from .machine import Machine, architecture, compile_text, emit_object
+from .machine import ENTRY, Machine, architecture, compile_text, emit_object
 from .print import kernel_source
 
 if TYPE_CHECKING:
+    from .ffi import FfiKernel
     from .staged import StagedCall
 
 
@@ -59,8 +60,17 @@ def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
     return CpuKernel(program, layout, _machine(f"{program.name}_limit", limit_source(program, layout)), flat=True)
 
 
+def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
+    """The kernel of an elementwise program as a custom call of XLA; from the cache, or compiled into it."""
+    from .ffi import FfiKernel, ffi_source
+    from .machine import FFI_ENTRY
+
+    source = ffi_source(program, layout)
+    return FfiKernel(program, layout, source, _machine(f"{program.name}_ffi", source, FFI_ENTRY))
+
+
 @functools.lru_cache(maxsize=1024)
-def _machine(name: str, source: str) -> Machine:
+def _machine(name: str, source: str, entry: str = ENTRY) -> Machine:
     """The machine code of a source, loaded: from the cache where it is whole, else compiled under its lock."""
     key = cache.cache_key(source, *_facts())
     folder = cache.entry("cpu", key)
@@ -71,13 +81,13 @@ def _machine(name: str, source: str) -> Machine:
             found = _read(file)
             if found is None:
                 cache.discard(folder)
-                found = _compile(cache.source_file("cpu", key, f"{_file_name(name)}.py", source), source)
+                found = _compile(cache.source_file("cpu", key, f"{_file_name(name)}.py", source), source, entry)
                 cache.write_atomically(file, hashlib.sha256(found).digest() + found)
-    return Machine(found)
+    return Machine(found, entry)
 
 
-def _compile(path: Path, source: str) -> bytes:
-    return emit_object(compile_text(source, path))
+def _compile(path: Path, source: str, entry: str) -> bytes:
+    return emit_object(compile_text(source, path, entry))
 
 
 def _file_name(name: str) -> str:
@@ -95,7 +105,7 @@ def _read(file: Path) -> bytes | None:
 
 
 #: The modules that define the words of a source and make machine code of them; what others say is in the source.
-_WORDS = ("words", "math", "tables", "lanes", "storage", "machine")
+_WORDS = ("words", "math", "tables", "lanes", "storage", "machine", "ffi_words")
 
 
 @functools.cache

@@ -14,7 +14,8 @@ from typing import Any
 
 from rulec.errors import InternalError
 
-ENTRY = "rulec_kernel"
+#: What an object file has for its users: the kernel, or what XLA calls.
+ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
 
 _NEWEST_LLVM = 22
 
@@ -26,23 +27,26 @@ def architecture() -> str:
     return f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
-def compile_text(source: str, path: Path) -> str:
-    """Optimised LLVM assembly of a printed kernel that lies at `path`, with `ENTRY(job)` as a C function."""
+def compile_text(source: str, path: Path, entry: str = ENTRY) -> str:
+    """Optimised LLVM assembly of a printed kernel that lies at `path`.
+
+    It has `ENTRY(job)` as a C function, or of a source that has a door to XLA `FFI_ENTRY(frame)`.
+    """
     from numba import int64
     from numba.core.errors import NumbaError
 
     # A name that no module has: Numba would look the kernel's globals up in that module.
     namespace: dict[str, Any] = {"__name__": f"_rulec_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
-    kernel = namespace["kernel"]
+    kernel = namespace["kernel" if entry == ENTRY else "enter"]
     try:
         with _wide_vectors() if "accumulate" in namespace else nullcontext():
-            kernel.compile((int64,))
+            kernel.compile((int64,) * (1 if entry == ENTRY else 3))
     except NumbaError as error:
         raise InternalError(f"Numba does not compile the kernel that rulec printed to {path}: {error}") from error
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name
-    return f"{kernel.inspect_llvm(signature)}\n{_entry(native)}"
+    return f"{kernel.inspect_llvm(signature)}\n{_entry(native) if entry == ENTRY else _ffi_entry(native)}"
 
 
 @contextmanager
@@ -72,6 +76,17 @@ def _entry(native: str) -> str:
     return (
         f"define void @{ENTRY}(i64 %job) {{\n  %none = alloca ptr\n"
         f'  %status = call i32 @"{native}"(ptr %none, ptr null, i64 %job)\n  ret void\n}}\n'
+    )
+
+
+def _ffi_entry(native: str) -> str:
+    """What XLA calls with a frame, and with a job on those of its threads that help; it returns that all went well."""
+    call = f'call i32 @"{native}"(ptr %none, ptr null, i64'
+    return (
+        f"define ptr @{FFI_ENTRY}(ptr %frame) {{\n  %none = alloca ptr\n  %at = ptrtoint ptr %frame to i64\n"
+        f"  %status = {call} %at, i64 0, i64 ptrtoint (ptr @{FFI_ENTRY}_help to i64))\n  ret ptr null\n}}\n"
+        f"define void @{FFI_ENTRY}_help(ptr %job) {{\n  %none = alloca ptr\n  %at = ptrtoint ptr %job to i64\n"
+        f"  %status = {call} 0, i64 %at, i64 0)\n  ret void\n}}\n"
     )
 
 
@@ -112,18 +127,18 @@ def _target_machine(llvm: Any) -> Any:
 
 
 class Machine:
-    """A loaded kernel: `address` of the C function `void (int64_t job)`, valid as long as this object lives.
+    """A loaded kernel: `address` of its C function, valid as long as this object lives.
 
-    `run(job)` calls it with the address of a job, without Python's global lock.
+    That is `void (int64_t job)`, and `run(job)` calls it without Python's global lock; or what XLA calls.
     """
 
-    def __init__(self, object_file: bytes) -> None:
+    def __init__(self, object_file: bytes, entry: str = ENTRY) -> None:
         import llvmlite.binding as llvm
 
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(llvm))
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_file))
         self._engine.finalize_object()
-        self.address: int = self._engine.get_function_address(ENTRY)
+        self.address: int = self._engine.get_function_address(entry)
         if not self.address:
             raise InternalError("the cpu kernel's object file has no entry")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self.address)

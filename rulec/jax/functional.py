@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
+
+import jax
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError
+from rulec.jax import cpu
 from rulec.jax.machine import Settings, call, is_wide, machine, numbered
+from rulec.jax.matrix import is_traced
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 
@@ -28,7 +33,7 @@ def init(
 
 def step(
     rule: Rules, params: Any, grads: Any, state: Any, *, maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None, **hyper: Given,
 ) -> tuple[Any, Any]:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
@@ -36,11 +41,18 @@ def step(
     jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`. Neither another
     number nor another step compiles anything again.
 
+    On one CPU device the fused kernel of the cpu backend is called in place where it is faster than XLA's own code.
+    `backend="jax"` leaves it out; with `backend="cpu"` every elementwise rule uses it, inside of another jit too.
+
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     made, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
-    found = machine(made, Settings(options(None, maximize, seed), (), is_wide()))
+    chosen = cpu.chosen(backend, params, grads, state)
+    if any(map(is_traced, jax.tree.leaves((numbers, inputs)))) and chosen == "either":
+        chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
+    own = replace(options(None, maximize, seed), backend=chosen)
+    found = machine(made, Settings(own, (), is_wide()))
     function = found.step if donate else found.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state

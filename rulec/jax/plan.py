@@ -42,13 +42,15 @@ class Options:
     """How a rule is compiled.
 
     `state_dtype` gives the storage dtype of states by name, or by "" of all; with `update` what is computed is the
-    change of each parameter, not the new parameter.
+    change of each parameter, not the new parameter. `backend` is what runs one pass over elements: "jax" alone, "cpu"
+    where it can, or "either", the faster.
     """
 
     update: bool = False
     maximize: bool = False
     seed: int = 0
     state_dtype: tuple[tuple[str, str], ...] = ()
+    backend: str = "jax"
 
 
 @dataclass(eq=False)
@@ -106,6 +108,9 @@ class StepPlan:
         self, leaves: Sequence[Leaf], assigned: Sequence[Assignment | None], options: Options, groups: int
     ) -> None:
         self.leaves, self.assigned, self.options, self.groups = leaves, assigned, options, groups
+        # One for each rule: what it routes to is made by it, and leaves of one bucket have the very same rule.
+        rules = {id(own.rule): own.rule for own in assigned if own is not None}
+        self._routers = {key: Router(rule) for key, rule in rules.items()}
         self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
         known: dict[Any, Bucket] = {}
@@ -118,9 +123,8 @@ class StepPlan:
         self.having: dict[str, list[int]] = {}
         self._note_states()
 
-    @staticmethod
-    def _route(leaf: Leaf, own: Assignment) -> Rule:
-        return Router(own.rule).choose(leaf.shape, own.tags, leaf.name)
+    def _route(self, leaf: Leaf, own: Assignment) -> Rule:
+        return self._routers[id(own.rule)].choose(leaf.shape, own.tags, leaf.name)
 
     def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, own: Assignment) -> None:
         view = matrix_view(leaf.shape, rule.view)

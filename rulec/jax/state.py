@@ -12,6 +12,7 @@ from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.printer import unique_name
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
+from rulec.jax.packed import Packed, Pieces
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.step import Values
 from rulec.language.rule import Rule
@@ -60,10 +61,11 @@ class Fields:
     def packed(self, values: Values, tree: Tree) -> Any:
         """Values as users see them."""
         places = range(len(tree.arrays))
-        found = {
-            field: tree.structure.unflatten([values.arrays.get(name, {}).get(place) for place in places])
-            for name, field in self.arrays.items()
-        }
+        found = {}
+        for name, field in self.arrays.items():
+            arrays = values.arrays.get(name, {})
+            whole = isinstance(arrays, Pieces)
+            found[field] = arrays.packed() if whole else tree.structure.unflatten([arrays.get(p) for p in places])
         found |= {field: values.numbers.get(name) for name, field in self.numbers.items()}
         return state_class(("count", *self.every.values()))(count=values.count, **found)
 
@@ -85,6 +87,8 @@ class Fields:
 
 
 def _by_place(found: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
+    if isinstance(found, Packed):
+        return Pieces(_by_place(found.pieces(), field, tree, title), found)
     try:
         arrays = tree.structure.flatten_up_to(found)
     except (ValueError, TypeError) as error:

@@ -7,6 +7,7 @@ each bucket its stages, and between them what is narrower than a parameter, in f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 
 from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
+from rulec.jax import cpu
 from rulec.jax.library import JaxLibrary
+from rulec.jax.packed import unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.between import Between, Join, Joining, joined
@@ -43,7 +46,7 @@ class Values:
 
     def copied(self) -> Values:
         """The same arrays in containers of their own."""
-        return Values(self.count, {k: dict(v) for k, v in self.arrays.items()}, dict(self.numbers))
+        return Values(self.count, {k: copy(v) for k, v in self.arrays.items()}, dict(self.numbers))
 
 
 def evaluated(roots: Sequence[Node], leaf: Callable[[Node], Any]) -> dict[Node, Any]:
@@ -223,6 +226,9 @@ class _BucketStep:
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
         self.states = {name: step.old.arrays[name] for name in step.plan.states_of(bucket, "array")}
+        self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
+        if self.cpu_kernel is None:
+            unpiece_all(self.states.values(), bucket.places)
         self._numbers: dict[tuple[int, int], Any] = {}
 
     def __len__(self) -> int:
@@ -366,12 +372,17 @@ class _BucketStep:
 
     def _stage(self, index: int, stays: Sequence[Any] | None) -> None:
         """One stage of every leaf; what it stores is taken over, and what it reduces."""
+        if self.cpu_kernel is not None:
+            for i, found in enumerate(cpu.update(self.cpu_kernel, self)):
+                for buffer, value in found.items():
+                    self._keep(buffer, i, value, None)
+            return
         kernel, reduced = self.bucket.kernel, []
         columns = kernel.columns(index)
         made = []
         for i in range(len(self)):
             scalars = [self._kernel_scalar(column, i) for column in columns]
-            made.append(kernel.stage(index, self._arrays(i), scalars, self.bucket.views[i]))
+            made.append(kernel.stage(index, self.arrays(i), scalars, self.bucket.views[i]))
         for i, (new, found) in enumerate(made):
             reduced.append(found)
             for buffer, value in new.items():
@@ -381,7 +392,7 @@ class _BucketStep:
             per_tensor = set(reduction.axes.letters) <= {"k", "n"}
             self.between.reduced[reduction.name] = LIBRARY.together(each) if per_tensor else each
 
-    def _arrays(self, i: int) -> dict[str, Any]:
+    def arrays(self, i: int) -> dict[str, Any]:
         """What a kernel may read of leaf i."""
         place = self.bucket.places[i]
         found = {"p": self.step.params[place], "g": self.step.grads[place]}

@@ -1,0 +1,70 @@
+"""The words, beside those of kernels, in which a kernel's door to XLA is written: memory, C functions, threads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .words import _intrinsic as intrinsic
+
+#: Every word.
+NAMES = frozenset({"put", "invoke", "allocate", "release", "pause"})
+
+
+def __getattr__(name: str) -> Any:
+    """A word, made at its first import: `from rulec_backends.cpu.ffi_words import put`."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return words()[name]
+
+
+@functools.cache
+def words() -> dict[str, Any]:
+    """Every word by its name."""
+    return {
+        "put": _put(),
+        "invoke": _invoke(),
+        "allocate": _of_c("malloc", 1),
+        "release": _of_c("free", 1),
+        "pause": _of_c("sched_yield", 0),  # it takes a word as all do, and passes none on
+    }
+
+
+def _put() -> Any:
+    """`put(at, i, n)`: entry i of a table of int64 becomes n."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> None:
+        at = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        builder.store(values[2], builder.gep(at, [values[1]], inbounds=True))
+
+    return intrinsic(3, lambda at, index, value: types.void, generate)
+
+
+def _invoke() -> Any:
+    """`invoke(function, argument)`: calls the C function at an address with one pointer; the pointer it returns."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        word = ir.IntType(64)
+        function = builder.inttoptr(values[0], ir.FunctionType(word, [word]).as_pointer())
+        return builder.call(function, [values[1]])
+
+    return intrinsic(2, lambda function, argument: types.int64, generate)
+
+
+def _of_c(name: str, arity: int) -> Any:
+    """A function of the C library from at most one word to one."""
+    from llvmlite import ir
+    from numba import types
+
+    word = ir.IntType(64)
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        kind = ir.FunctionType(word, [word] * arity)
+        known = builder.module.globals.get(name)
+        return builder.call(known or ir.Function(builder.module, kind, name), list(values)[:arity])
+
+    return intrinsic(1, lambda given: types.int64, generate)
