@@ -124,8 +124,8 @@ def _other_names(
             f"{file} has {extra[0]} where there is {missing[0]} here: the shapes agree in their order, so if names "
             f"alone differ give names=, a mapping or a function from the file's names to these"
         )
-    parts = [f"has nothing for {missing[0]}{_more(missing)}"] * bool(missing)
-    parts += [f"has {extra[0]}{_more(extra)}, which is no parameter here"] * bool(extra)
+    parts = [f"has nothing for {names[0]}{_more(names)}" for names in [missing] if names]
+    parts += [f"has {names[0]}{_more(names)}, which is no parameter here" for names in [extra] if names]
     return f"{file} {' and '.join(parts)}: give the parameters it was saved with, or names= where they are renamed"
 
 

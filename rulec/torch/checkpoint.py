@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, matched, meaning, read, write
 from rulec.checkpoint.match import Axes, Names, group_numbers, group_steps
@@ -20,6 +21,7 @@ from rulec.torch.assembly import Assembly
 from rulec.torch.flavour import Choice
 from rulec.torch.interface import COUNTS
 from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
 from rulec.torch.routes import Route, Routing
 from rulec.torch.tensors import DTYPES, dtype_name
 from rulec.torch.values import choices_of
@@ -80,15 +82,24 @@ def load(
 def _check(optimizer: Any, verb: str) -> None:
     """RulecError for what has no state of ours, or one that no other framework could go on from."""
     if not isinstance(optimizer, RuleOptimizer):
-        raise RulecError(
-            f"rulec.torch.{verb} takes an optimizer of rulec.torch, not a {type(optimizer).__name__}: one of torch's "
-            f"passes its state on through state_dict() and load_state_dict() of the class of its name here"
-        )
+        raise RulecError(_not_ours(optimizer, verb))
     if optimizer.interface.evaluates and not optimizer.param_groups[0]["train_mode"]:
         raise RulecError(f"the parameters are where {optimizer.interface.name} is evaluated: call train() to {verb}")
     for name, param in zip(_names(optimizer), _params(optimizer), strict=True):
         if param.is_complex():
             raise TensorError(f"{name} is complex, which other frameworks' rules are not: use state_dict()")
+
+
+def _not_ours(optimizer: Any, verb: str) -> str:
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if isinstance(optimizer, Partitioned):
+        return f"a Partitioned has one optimizer for each class: {verb} each of its optimizers, in a file of its own"
+    if isinstance(optimizer, Optimizer):
+        return (
+            f"{verb} takes an optimizer of rulec.torch, not {kind}: load its state_dict() into the class of its name "
+            f"there, where there is one"
+        )
+    return f"{verb} takes an optimizer of rulec.torch, not a {kind}"
 
 
 def _params(optimizer: RuleOptimizer) -> list[Tensor]:
