@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from rulec.backend.layout import ITEM_SIZE
@@ -51,10 +52,10 @@ def _check_injected(gathered: Any) -> None:
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
     """Options from users' keywords; HyperError where they are not what they should be."""
-    for name, given, kind in (("seed", seed, int), ("maximize", maximize, bool)):
-        if is_traced(given) or not isinstance(given, kind):
+    for name, given, kinds in (("seed", seed, int | np.integer), ("maximize", maximize, bool | np.bool_)):
+        if not isinstance(given, kinds):
             raise HyperError(
-                f"{name} decides what is compiled, so it must be Python's own {kind.__name__}, and is "
+                f"{name} decides what is compiled, so it must be Python's own, and is "
                 f"{'traced here' if is_traced(given) else repr(given)}: under optax.inject_hyperparams name it among "
                 f"the static_args"
             )

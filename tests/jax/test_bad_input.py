@@ -297,7 +297,7 @@ def test_what_decides_what_is_compiled_cannot_be_traced() -> None:
     advice = "under optax.inject_hyperparams name it among the static_args"
     with pytest.raises(
         HyperError,
-        match=f"^seed decides what is compiled, so it must be Python's own int, and is traced here: {advice}",
+        match=f"^seed decides what is compiled, so it must be Python's own, and is traced here: {advice}",
     ):
         jax.jit(lambda seed: rulec.jax.transform("adam", seed=seed).init(tree))(2)
     with pytest.raises(HyperError, match=r"^seed decides .* and is 1\.5: "):
