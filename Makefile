@@ -69,6 +69,7 @@ format: setup
 
 refresh: setup
 	@$(BIN)/python -m rulec.torch.stubs
+	@$(BIN)/python -m rulec.jax.stubs
 	@$(BIN)/python -m tests.docs.peers
 	@$(BIN)/python -m tests.docs.refresh
 	@$(BIN)/python -m pytest tests/golden --refresh-golden

@@ -18,8 +18,6 @@ from rulec.jax.plan import Options
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.transform import of_recipe, options
 
-Transformation = optax.GradientTransformationExtraArgs
-
 
 def names(prefix: str = "") -> list[str]:
     """The functions there are: of optax itself, or with the prefix `contrib.` those of optax.contrib, without it."""
@@ -27,12 +25,12 @@ def names(prefix: str = "") -> list[str]:
 
 
 @functools.cache
-def function_named(name: str) -> Callable[..., Transformation]:
+def function_named(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function of that name, such as `adamw` or `contrib.prodigy`; KeyError where there is none."""
     found = entries(name)
-    signature = found[0].signature.replace(return_annotation=Transformation)
+    signature = found[0].signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
 
-    def function(*args: Any, **keywords: Any) -> Transformation:
+    def function(*args: Any, **keywords: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
         return _transformation(name, bound.arguments)
@@ -40,9 +38,8 @@ def function_named(name: str) -> Callable[..., Transformation]:
     package, _, function.__name__ = f"rulec.jax.{name}".rpartition(".")
     function.__qualname__, function.__module__ = function.__name__, package
     function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {
-        "return": Transformation
-    }
+    function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    function.__annotations__["return"] = signature.return_annotation
     function.__doc__ = _documentation(name, found)
     return function
 
@@ -59,7 +56,7 @@ def _condition(entry: Entry) -> str:
     return f" where {', '.join(words)}" if words else ""
 
 
-def _transformation(name: str, values: Mapping[str, Any]) -> Transformation:
+def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     entry = _entry(name, values)
     entry.check(values)
     rule = entry.rule(values)
@@ -125,7 +122,7 @@ class _Maker:
     def __post_init__(self) -> None:
         self.group.check()
 
-    def transformation(self) -> Transformation:
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
         """That of one recipe, or of the one that the mask gives for a tree."""
         if self.mask is None or self.mask is True:
             return self._of(Recipe([self.group], _Decayed(frozenset())))
@@ -137,9 +134,9 @@ class _Maker:
             tree = grads if params is None else params
             return self._of(self._masked(tree)).update(grads, state, params, **extra)
 
-        return Transformation(init, update)
+        return optax.GradientTransformationExtraArgs(init, update)
 
-    def _of(self, recipe: Recipe) -> Transformation:
+    def _of(self, recipe: Recipe) -> optax.GradientTransformationExtraArgs:
         return of_recipe(recipe, self.options, self.renamed)
 
     def _masked(self, tree: Any) -> Recipe:

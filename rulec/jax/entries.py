@@ -104,7 +104,8 @@ class Entry:
 
     def hyper(self, values: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
         """The hyper-parameters of `rule` that these keywords give."""
-        known, found = rule.standalone().all_hyper, {}
+        known = rule.standalone().all_hyper
+        found: dict[str, Any] = {}
         for keyword, ours in self.places.items():
             given = values.get(keyword)
             if given is None and isinstance(self.defaults.get(keyword), str):
@@ -139,7 +140,7 @@ def _is(value: Any, wanted: Any) -> bool:
 
 
 #: Values that are compared at once; arrays may be traced.
-_PLAIN = bool | int | float | str | tuple | None
+_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def _equal(value: Any, wanted: Any) -> bool:

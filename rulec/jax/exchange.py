@@ -43,13 +43,12 @@ def to_optax(state: Any, transformation: optax.GradientTransformation, params: A
 def _ours(theirs: Any, like: Any, params: Any) -> Any:
     if isinstance(like, State):
         fields = _fields(theirs)
-        values = {name: _field(name, fields, own, params) for name, own in zip(_names(like), like, strict=True)}
-        return like._replace(**values)  # type: ignore[attr-defined]
+        return type(like)(**{name: _field(name, fields, own, params) for name, own in _named(like).items()})
     return _both(theirs, like, lambda a, b: _ours(a, b, params), theirs)
 
 
-def _names(state: Any) -> tuple[str, ...]:
-    return tuple(state._fields)
+def _named(state: Any) -> dict[str, Any]:
+    return dict(state._asdict())
 
 
 def _fields(theirs: Any) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _like(name: str, theirs: Any, own: Any, params: Any) -> Any:
 
 def _theirs(like: Any, state: Any, params: Any) -> Any:
     if isinstance(state, State):
-        return _filled(like, state._asdict(), params)  # type: ignore[attr-defined]
+        return _filled(like, _named(state), params)
     return _both(like, state, lambda a, b: _theirs(a, b, params), state)
 
 
@@ -125,12 +124,12 @@ def _back(name: str, like: Any, ours: Mapping[str, Any], params: Any) -> Any:
         return jnp.asarray(counts[name], like.dtype)
     if name not in ours:
         return _filled(like, ours, params)
-    if jax.tree.structure(like) == jax.tree.structure(ours[name]):
-        return jax.tree.map(
-            lambda theirs, mine: jnp.asarray(mine, theirs.dtype).reshape(theirs.shape), like, ours[name]
-        )
-    leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten([jnp.asarray(mine, own.dtype) for own, mine in zip(leaves, ours[name], strict=True)])
+    leaves, structure = jax.tree_util.tree_flatten(like)
+    # A number of each parameter is one vector of ours.
+    vector = hasattr(ours[name], "shape") and not hasattr(like, "shape")
+    parts = list(ours[name]) if vector else jax.tree.leaves(ours[name])
+    made = [jnp.asarray(mine, own.dtype).reshape(own.shape) for own, mine in zip(leaves, parts, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, made)
 
 
 def _both(a: Any, b: Any, convert: Any, otherwise: Any) -> Any:

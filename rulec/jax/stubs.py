@@ -57,7 +57,7 @@ def _imports() -> str:
     import rulec.jax
 
     found = ["from rulec.jax import contrib as contrib"]
-    for name in sorted(set(rulec.jax.__all__) - {*names(), "contrib"}):
+    for name in sorted(set(dir(rulec.jax)) - {*names(), "contrib"}):
         found.append(f"from {getattr(rulec.jax, name).__module__} import {name} as {name}")
     return "\n".join(sorted(found, key=lambda line: line.split()[1::2]))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
+from tests.docs.optax_table import optax_functions
 from tests.docs.rule_tables import comparison, rule_files, rules, torch_classes
 
 MAKERS: Mapping[str, Callable[[], str]] = {
@@ -16,5 +17,6 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "rule-files": rule_files,
     "comparison": comparison,
     "torch-classes": torch_classes,
+    "optax-functions": optax_functions,
     "benchmarks": benchmarks,
 }
