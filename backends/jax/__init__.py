@@ -71,6 +71,8 @@ class JaxKernel:
         self.functions = _functions(program, layout)
         printed = run_source("jax", program.name, source)
         self._steps: list[Callable[..., Any]] = [printed[f.name] for f in self.functions]
+        #: Under jit, so that a stage is traced once for all tensors of one shape.
+        self._stages = [self._traced_once(index) for index in range(len(self.functions))]
         self._jitted: dict[Any, Callable[..., Any]] = {}
 
     def columns(self, stage: int) -> list[int]:
@@ -89,12 +91,23 @@ class JaxKernel:
         function = self.functions[index]
         if function.sees_matrices and view is None:
             raise InternalError("a stage that sees tensors as matrices was given no view")
-        taken = [arrays[b] for b in function.buffers]
-        taken += [self._vector(name, arrays[name], arrays["p"].shape, view) for name in function.vectors]
-        axes = view.axes if view is not None and function.takes_axes else ()
-        new, reduced = self._evaluated(index, axes, [*taken, *scalars])
-        stored = {b: self._stored(b, value, arrays["p"].shape) for b, value in new.items()}
-        return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
+        taken = {name: arrays[name] for name in (*function.buffers, *function.vectors)}
+        return self._stages[index](taken, list(scalars), arrays["p"].shape, view)  # type: ignore[no-any-return]
+
+    def _traced_once(self, index: int) -> Callable[..., Any]:
+        import jax
+
+        function = self.functions[index]
+
+        def stage(arrays: Mapping[str, Any], scalars: Sequence[Any], shape: Any, view: MatrixView | None) -> Done:
+            taken = [arrays[b] for b in function.buffers]
+            taken += [self._vector(name, arrays[name], shape, view) for name in function.vectors]
+            axes = view.axes if view is not None and function.takes_axes else ()
+            new, reduced = self._evaluated(index, axes, [*taken, *scalars])
+            stored = {b: self._stored(b, value, shape) for b, value in new.items()}
+            return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
+
+        return jax.jit(stage, static_argnums=(2, 3))  # type: ignore[no-any-return]
 
     def _evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
         """What the printed function returns; a reduction of what another reduces too is worked out apart from it."""
@@ -201,9 +214,7 @@ class JaxCall:
                         self._states[i][buffer] = value
                     else:
                         scratch[buffer][place] = value  # type: ignore[index]
-        return Written(
-            list(self._params), [dict(s) for s in self._states], _reduced(kernel.functions[stage], reduced)
-        )
+        return Written(list(self._params), [dict(s) for s in self._states], _reduced(kernel.functions[stage], reduced))
 
     def _own(self, i: int, stage: int) -> dict[str, Any]:
         """The states of a tensor that a stage takes."""

@@ -20,10 +20,10 @@ from rulec.jax import cpu
 from rulec.jax.library import JaxLibrary
 from rulec.jax.packed import unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
+from rulec.jax.shards import filled
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.between import Between, Join, Joining, joined
 from rulec.runtime.device import known_number
-from rulec.jax.shards import filled
 
 LIBRARY = JaxLibrary()
 
@@ -188,9 +188,10 @@ class _Step:
     def finished(self) -> tuple[list[Any], Values]:
         """The results of all leaves in order, and the new state."""
         self.new.count = self._counted()
-        return [self._result(place) for place in range(len(self.plan.leaves))], self.new
+        return [self.result(place) for place in range(len(self.plan.leaves))], self.new
 
-    def _result(self, place: int) -> Any:
+    def result(self, place: int) -> Any:
+        """What a leaf has become so far."""
         if place in self.results:
             return self.results[place]
         return jnp.zeros_like(self.params[place]) if self.plan.options.update else self.params[place]
@@ -225,7 +226,7 @@ class _BucketStep:
         self.between = Between(bucket.plan, self)
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
-        self.states = {name: step.old.arrays[name] for name in step.plan.states_of(bucket, "array")}
+        self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}
         self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:
             unpiece_all(self.states.values(), bucket.places)
@@ -403,12 +404,12 @@ class _BucketStep:
     def _keep(self, buffer: str, i: int, value: Any, stays: Sequence[Any] | None) -> None:
         place = self.bucket.places[i]
         if buffer == "p":
-            old = jnp.zeros_like(value) if self.step.plan.options.update else self.step.params[place]
+            old = self.step.result(place) if stays is not None else None
             self.step.results[place] = self._unless(stays, i, old, value)
         elif buffer in self.states:
             value = self._unless(stays, i, self.states[buffer][place], value)
             self.step.new.arrays[buffer][place] = value
-            self.states[buffer] = {**self.states[buffer], place: value}
+            self.states[buffer][place] = value
         else:
             self.scratch.setdefault(buffer, [None] * len(self))[i] = value
 
