@@ -243,7 +243,12 @@ def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, 
         first = jnp.zeros((), jnp.int32)
         if is_traced(first) or is_traced(count):
             recipe = replace(recipe, groups=[_at(group, first if count is None else count) for group in recipe.groups])
-    return recipe, [group.numbers() for group in recipe.groups]
+    return recipe, [_settled(group.numbers()) for group in recipe.groups]
+
+
+def _settled(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The same numbers, none of which turns into one of 64 bits: under jax.jvp a tracer may stand for Python's own."""
+    return {name: jnp.array(number) if is_traced(number) else number for name, number in numbers.items()}
 
 
 def _at(group: Group, count: Any) -> Group:

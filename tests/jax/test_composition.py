@@ -212,6 +212,37 @@ def test_the_loss_has_a_derivative_by_the_learning_rate(checkpointed: bool) -> N
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_derivatives_forward_and_of_second_order() -> None:
+    """Of Python's own number as the rate, which stays one of 32 bits, plainly and batched."""
+    tree = {"w": jnp.linspace(1, 2, 4)}
+    state = rulec.jax.init("sgd", tree)
+
+    def change(rate: Any) -> Any:
+        return rulec.jax.transform("sgd", lr=rate).update(tree, state, tree)[0]["w"]
+
+    def after(rate: Any) -> Any:
+        return rulec.jax.step("sgd", tree, tree, state, lr=rate, donate=False)[0]["w"]
+
+    for derivative in (jax.jacfwd, jax.jacrev):
+        assert difference(derivative(change)(0.1), -tree["w"]) == 0
+        assert difference(derivative(after)(0.1), -tree["w"]) == 0
+    curvature = jax.hessian(lambda rate: jnp.sum(change(rate) ** 2))(0.1)
+    assert float(curvature) == pytest.approx(float(2 * jnp.sum(tree["w"] ** 2)))
+    assert difference(jax.vmap(jax.jacfwd(change))(jnp.ones(2)), jnp.stack([-tree["w"]] * 2)) == 0
+
+
+def test_rates_alone_may_be_traced_of_large_leaves() -> None:
+    """What differentiates or batches a step does so with XLA's code, never with a kernel that it cannot look into."""
+    tree = {"w": jnp.linspace(-1, 2, 1 << 15)}
+    state = rulec.jax.init("sgd", tree)
+
+    def after(rate: Any) -> Any:
+        return rulec.jax.step("sgd", tree, tree, state, lr=rate, donate=False)[0]["w"]
+
+    assert difference(jax.vmap(after)(jnp.array([0.5, 0.25])), jnp.stack([0.5 * tree["w"], 0.75 * tree["w"]])) == 0
+    assert difference(jax.jacfwd(after)(0.1), -tree["w"]) == 0
+
+
 def test_derivatives_reach_a_schedule() -> None:
     """It closes over what is differentiated, eagerly and under jit, and nothing keeps that."""
     tree = params()
