@@ -36,6 +36,8 @@ _TEXT = {
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
+    "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
+    "parameters and state to reuse. A first call is traced and compiled in a new process.",
     "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "
     "how they are taken.",
 }
@@ -79,6 +81,7 @@ def _machine(result: Result) -> str:
     shown = (
         ("python", "numpy", "torch", "triton", "cupy") if "gpu" in machine else ("python", "numpy", "numba", "torch")
     )
+    shown = ("python", "numba", "jax", "optax") if result.name == "jax" else shown
     versions = [f"{name} {machine['versions'][name]}" for name in shown if machine["versions"].get(name)]
     command = f"rulec bench {result.name}"
     return f"Measured on {result.measured}: {', '.join(parts)}; {', '.join(versions)}. Command: `{command}`."

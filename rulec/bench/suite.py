@@ -17,6 +17,7 @@ MEASUREMENTS: dict[str, str] = {
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates beside parameters, gradients and state",
+    "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
     "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
 }
 
@@ -31,10 +32,11 @@ class Measurement:
 
 
 def usual() -> list[str]:
-    """The names of what can be measured here: without a GPU, all but what needs one."""
-    from rulec.bench.gpu_device import missing
+    """The names of what can be measured here: all but what needs a GPU, or JAX, where there is none."""
+    from rulec.bench import gpu_device, jax
 
-    return [name for name in MEASUREMENTS if name != "gpu" or missing() is None]
+    needs = {"gpu": gpu_device.missing, "jax": jax.missing}
+    return [name for name in MEASUREMENTS if name not in needs or needs[name]() is None]
 
 
 def measurement(
@@ -75,6 +77,10 @@ def measurement(
         from rulec.bench import memory
 
         return Measurement(name, memory.PARTS, lambda advance: memory.measure(quick, advance))
+    if name == "jax":
+        from rulec.bench import jax
+
+        return _restricted(name, jax.parts(only), only, lambda advance: jax.measure(quick, only, advance))
     if name == "gpu":
         from rulec.bench import gpu
 

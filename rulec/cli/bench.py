@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, gpu; by default all."),
+        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, jax, gpu; by default all."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices, gpu to this one; repeatable.")
+        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices, jax, gpu to this one; repeatable.")
     ] = None,
     json: Annotated[
         Path | None,
@@ -38,8 +38,8 @@ def bench(
 ) -> None:
     """Measure speed and memory: ratios within this run.
 
-    Of kernels, steps, start and memory, against the targets that the project set itself. Exit code 1 where a GPU is
-    asked for and there is none.
+    Of kernels, steps, start and memory, against the targets that the project set itself. Exit code 1 where a GPU or
+    JAX is asked for and there is none.
     """
     from rulec.bench.suite import measurement, usual
 
@@ -50,7 +50,7 @@ def bench(
     if tune and what != ["gpu"]:
         raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
     names = what or usual()
-    _check_device(names)
+    _check_there(names)
     results: list[Result] = []
     keep = partial(_keep, results, json)
     chosen = [measurement(name, quick, rule or (), keep, tune) for name in names]
@@ -74,14 +74,15 @@ def _check_paths(json: Path | None, page: Path | None) -> None:
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
 
 
-def _check_device(names: list[str]) -> None:
-    """Exit code 1, and a sentence, where a GPU is asked for and there is none."""
-    from rulec.bench.gpu_device import missing
+def _check_there(names: list[str]) -> None:
+    """Exit code 1, and a sentence, where a GPU or JAX is asked for and there is none."""
+    from rulec.bench import gpu_device, jax
 
-    reason = missing() if "gpu" in names else None
-    if reason is not None:
-        fail(reason)
-        raise typer.Exit(1)
+    for name, missing in (("gpu", gpu_device.missing), ("jax", jax.missing)):
+        reason = missing() if name in names else None
+        if reason is not None:
+            fail(reason)
+            raise typer.Exit(1)
 
 
 def _check_rules(names: list[str] | None) -> None:

@@ -19,7 +19,7 @@ from rulec.backend import registry
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.errors import HyperError, RulecError
-from rulec.jax.packed import Piece
+from rulec.jax.packing import Piece
 from rulec.jax.plan import Bucket
 from rulec.runtime.debug import LEVEL
 

@@ -13,22 +13,25 @@ from rulec.errors import HyperError
 from rulec.jax import cpu
 from rulec.jax.machine import Settings, call, is_wide, machine, numbered
 from rulec.jax.matrix import is_traced
+from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 
 
 def init(
     rule: Rules, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
-    **hyper: Given,
+    packed: bool = False, **hyper: Given,
 ) -> Any:  # fmt: skip
     """The state of a rule before its first step, for a tree of parameters: what `step` takes.
 
     `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`; only rules whose states begin
-    with something that follows from a hyper-parameter need any of these here.
+    with something that follows from a hyper-parameter need any of these here. `packed` gives what `rulec.jax.packed`
+    makes of the state.
     """
     made, numbers = numbered(recipe(rule, hyper, tags))
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
-    return call(found.init, params, numbers)
+    state = call(found.init, params, numbers)
+    return pack(state) if packed else state
 
 
 def step(

@@ -12,7 +12,7 @@ from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.printer import unique_name
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
-from rulec.jax.packed import Packed, Pieces
+from rulec.jax.packing import Packed, Pieces
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.step import Values
 from rulec.language.rule import Rule

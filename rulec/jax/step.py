@@ -18,7 +18,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.jax import cpu
 from rulec.jax.library import JaxLibrary
-from rulec.jax.packed import unpiece_all
+from rulec.jax.packing import unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.shards import filled
 from rulec.language.node import Node, Op, walk

@@ -1,0 +1,186 @@
+"""States of many leaves in few arrays: what a call of JAX costs grows with its arrays, however small they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+#: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
+Where = tuple[int, int, tuple[int, ...]]
+
+
+class Packing:
+    """How leaves of a tree lie in flat arrays: where each does, None for one that has no array, and the tree."""
+
+    def __init__(self, places: tuple[Where | None, ...], structure: Any) -> None:
+        self.places, self.structure = places, structure
+        # JAX asks for it at every call, and there may be thousands of places.
+        self._hash = hash((places, structure))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        own = self.places, self.structure
+        return isinstance(other, Packing) and self._hash == other._hash and own == (other.places, other.structure)
+
+
+@jax.tree_util.register_pytree_node_class
+class Packed:
+    """One state of all leaves, end to end in a flat array for each dtype: a pytree of these.
+
+    `tree` has it as a tree like the parameters, of copies.
+    """
+
+    def __init__(self, flats: Sequence[Any], packing: Packing) -> None:
+        self.flats, self.packing = tuple(flats), packing
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Packing]:
+        """The flat arrays, and how leaves lie in them."""
+        return self.flats, self.packing
+
+    @classmethod
+    def tree_unflatten(cls, packing: Packing, flats: Sequence[Any]) -> Packed:
+        """The same of other arrays."""
+        return cls(flats, packing)
+
+    def __repr__(self) -> str:
+        return f"Packed({len(self.packing.places)} leaves in {', '.join(map(str, map(_described, self.flats)))})"
+
+    @property
+    def tree(self) -> Any:
+        """A tree like the parameters, with None for a leaf that does not have this state."""
+        return jax.tree.map(unpiece, self.pieces(), is_leaf=lambda x: x is None)
+
+    def pieces(self) -> Any:
+        """The same tree of what stands for the leaves' arrays."""
+        flats = [Flat(array) for array in self.flats]
+        places = enumerate(self.packing.places)
+        return self.packing.structure.unflatten(
+            [where and Piece(i, flats[where[0]], *where[1:]) for i, where in places]
+        )
+
+
+def _described(flat: Any) -> str:
+    return f"{flat.dtype}[{flat.size}]" if hasattr(flat, "dtype") else str(flat)
+
+
+@dataclass(eq=False)
+class Flat:
+    """A flat array, which a step replaces as a whole."""
+
+    array: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A leaf's part of a flat array: what that is now. `index` is its number among the places of the `Packed`."""
+
+    index: int
+    flat: Flat
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        return self.flat.array.dtype
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    def array(self) -> Any:
+        """The leaf's own array."""
+        return self.flat.array[self.start : self.start + self.size].reshape(self.shape)
+
+
+class Pieces(dict[int, Any]):
+    """The arrays of a state by the places of their leaves, which came as pieces of a `Packed` and go back to one."""
+
+    def __init__(self, pieces: Mapping[int, Piece], source: Packed) -> None:
+        super().__init__(pieces)
+        self.source = source
+        self.order = {piece.index: place for place, piece in pieces.items()}
+
+    def packed(self) -> Packed:
+        """All of them packed as they were."""
+        by_flat: list[list[Any]] = [[] for _ in self.source.flats]
+        for index, where in enumerate(self.source.packing.places):
+            if where is not None:
+                by_flat[where[0]].append(self[self.order[index]])
+        return Packed([_joined(arrays) for arrays in by_flat], self.source.packing)
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    """Arrays end to end: the flat one itself where all are still pieces of it."""
+    if all(isinstance(x, Piece) for x in arrays):
+        return arrays[0].flat.array
+    return jnp.concatenate([unpiece(x).reshape(-1) for x in arrays])
+
+
+def unpiece(array: Any) -> Any:
+    """An array that may be a piece of another as one of its own."""
+    return array.array() if isinstance(array, Piece) else array
+
+
+def unpiece_all(states: Iterable[dict[int, Any]], places: Sequence[int]) -> None:
+    """Gives these leaves arrays of their own."""
+    for arrays in states:
+        if isinstance(arrays, Pieces):
+            arrays.update({place: unpiece(arrays[place]) for place in places if place in arrays})
+
+
+def packed(state: Any) -> Any:
+    """A state whose trees are packed: `rulec.jax.step` takes it, and gives one back.
+
+    Its fields that were trees are `Packed`. It is for many small leaves on one device, where a step costs less than
+    half with it; leaves are no longer sharded each in its own way.
+    """
+    return _mapped(state, lambda field: field if hasattr(field, "dtype") else _pack(field))
+
+
+def unpacked(state: Any) -> Any:
+    """A state with trees like the parameters again, as `rulec.jax.init` gives it; one that is not packed as it is."""
+    return _mapped(state, lambda field: field.tree if isinstance(field, Packed) else field)
+
+
+def _mapped(state: Any, function: Callable[[Any], Any]) -> Any:
+    return state._replace(**{name: function(getattr(state, name)) for name in state._fields})
+
+
+def _pack(tree: Any) -> Any:
+    if tree is None or isinstance(tree, Packed):
+        return tree
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
+    places, parts = _places(leaves)
+    flats = [jnp.concatenate([x.reshape(-1) for x in arrays]) for arrays in parts]
+    return Packed(flats, Packing(tuple(places), structure))
+
+
+def _places(leaves: Iterable[Any]) -> tuple[list[Where | None], list[list[Any]]]:
+    """Where leaves go, those of a dtype together, and what goes into each flat array."""
+    number: dict[str, int] = {}
+    parts: list[list[Any]] = []
+    ends: list[int] = []
+    places: list[Where | None] = []
+    for leaf in leaves:
+        if leaf is None:
+            places.append(None)
+            continue
+        flat = number.setdefault(str(leaf.dtype), len(parts))
+        if flat == len(parts):
+            parts.append([])
+            ends.append(0)
+        places.append((flat, ends[flat], tuple(leaf.shape)))
+        parts[flat].append(leaf)
+        ends[flat] += leaf.size
+    return places, parts
