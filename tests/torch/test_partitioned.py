@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from torch.optim import lr_scheduler
 
 import rulec
 import rulec.torch
+from rulec.backend import registry
 from rulec.errors import HyperError, PartialUpdate, RuleError, StateMismatch, TensorError
+from tests.runtime.elsewhere import Elsewhere
 
 BOTH: dict[str, Any] = {
     "**/bias": rulec.part("momentum", momentum=0.9, lr=0.1),
@@ -273,8 +276,8 @@ def test_tags_and_routing() -> None:
     made = nn.ModuleDict({"table": nn.Embedding(5, 4), "dense": nn.Linear(4, 4)})
     entries = {"table/*": rulec.part("muon", tags=["embedding"]), "**/bias": "sgd", "...": "muon"}
     optimizer = ours(made, entries, lr=0.1, adamw_lr=0.01)
-    found = {route.name: (route.rule.name, route.group) for route in optimizer.routing()}
-    assert found == {"table.weight": ("AdamW", 0), "dense.bias": ("SGD", 1), "dense.weight": ("Muon", 2)}
+    found = [(route.name, route.rule.name, route.group) for route in optimizer.routing()]
+    assert found == [("table.weight", "AdamW", 0), ("dense.bias", "SGD", 1), ("dense.weight", "Muon", 2)]
     assert str(optimizer.routing()).splitlines()[0].split() == ["table.weight", "(5,", "4)", "AdamW"]
 
 
@@ -332,6 +335,28 @@ def test_a_scaler_skips_all_rules_together() -> None:
         moved = [not torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True)]
         assert moved == ([False] * 4 if scale > 1 else [False, True, True, True])
     assert not {"grad_scale", "found_inf"} & optimizer.optimizers[0].__dict__.keys()
+
+
+def test_a_scaler_leaves_unscaling_and_skipping_to_all_rules() -> None:
+    """Where counts and rates are on the device: torch's CPU in its place. As training without a scaler."""
+    plain = registry.get
+    with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
+        mine, other = model(), model()
+        keywords = {"lr": 0.01, "backend": "elsewhere", "capturable": True}
+        optimizer, unscaled = ours(mine, **keywords), ours(other, **keywords)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        assert optimizer._step_supports_amp_scaling
+        for scale in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(mine(torch.ones(2, 3, dtype=torch.float64)).square().mean() * scale).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        for _ in range(2):
+            unscaled.zero_grad()
+            other(torch.ones(2, 3, dtype=torch.float64)).square().mean().backward()
+            unscaled.step()
+        assert_equal(mine, other)
+        assert [float(optimizer.state[p]["step"]) for p in optimizer.state] == [2.0, 2.0, 2.0]
 
 
 def test_a_step_that_fails_halfway_says_what_was_updated() -> None:
