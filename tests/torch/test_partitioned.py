@@ -342,7 +342,7 @@ def test_a_scaler_leaves_unscaling_and_skipping_to_all_rules() -> None:
     plain = registry.get
     with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
         mine, other = model(), model()
-        keywords = {"lr": 0.01, "backend": "elsewhere", "capturable": True}
+        keywords: dict[str, Any] = {"lr": 0.01, "backend": "elsewhere", "capturable": True}
         optimizer, unscaled = ours(mine, **keywords), ours(other, **keywords)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         assert optimizer._step_supports_amp_scaling
