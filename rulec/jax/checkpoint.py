@@ -18,6 +18,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine
 from rulec.jax.matrix import is_traced
+from rulec.jax.packing import Packed, packed, unpacked
 from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
@@ -42,8 +43,8 @@ def save(
     """
     own = _side(rule, hyper, tags, params, None)
     _, inner = _inner(state)
-    values = own.fields_of(inner).unpacked(inner, own.tree, own.machine.recipe.title)
     _check_here([("the state", x) for x in jax.tree.leaves(inner)], "save")
+    values = own.values_of(inner)
     _check_here(list(zip(own.tree.names, own.tree.arrays, strict=True)) if parameters else [], "save")
     write(file, _checkpoint(own, values, parameters, seed))
 
@@ -72,10 +73,9 @@ def load(
     places = dict(zip(own.rules, found, strict=True))
     whole = own.first(params) if like is None else like
     path, inner = _inner(whole)
-    fields = own.fields_of(inner)
-    first = fields.unpacked(inner, own.tree, own.machine.recipe.title)
-    loaded = _Loading(own, str(file), checkpoint, places).values(first)
-    return path(fields.packed(loaded, own.tree))
+    loaded = _Loading(own, str(file), checkpoint, places).values(own.values_of(inner))
+    made = own.fields_of(inner).packed(loaded, own.tree)
+    return path(packed(made) if any(isinstance(field, Packed) for field in inner) else made)
 
 
 def load_params(file: str | Path, params: Any, *, names: Names = None, axes: Axes = None) -> Any:
@@ -100,7 +100,7 @@ class _Side:
     machine: Machine
     tree: Tree
     plan: StepPlan
-    numbers: Sequence[Mapping[str, Any]]
+    hyper: Sequence[Group]
 
     @cached_property
     def rules(self) -> dict[int, Rule]:
@@ -125,7 +125,12 @@ class _Side:
 
     def first(self, params: Any) -> Any:
         """The state before the first step."""
-        return call(self.machine.init, params, self.numbers)
+        return call(self.machine.init, params, [group.numbers() for group in self.hyper])
+
+    def values_of(self, state: Any) -> Values:
+        """The values of a state, of each leaf apart."""
+        plain = unpacked(state) if isinstance(state, State) else state
+        return self.fields_of(state).unpacked(plain, self.tree, self.machine.recipe.title)
 
     def fields_of(self, state: Any) -> Fields:
         """The fields of a state, which a transformation may call otherwise than the rule, in the same order."""
@@ -150,7 +155,7 @@ def _side(
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
     tree = flat(params, "the parameter")
     plan = found.plan_of(tree, None, None, False)
-    return _Side(found, tree, plan, [group.numbers() for group in made.groups])
+    return _Side(found, tree, plan, made.groups)
 
 
 def _names(tree: Tree) -> list[str]:
@@ -212,7 +217,7 @@ def _checkpoint(own: _Side, values: Values, parameters: bool, seed: int) -> Chec
     number = {name: np.asarray(values.numbers[name], np.float64) for name in levels}
     updates = int(count.max(initial=0))
     return Checkpoint(
-        described, [_plain(group) for group in own.machine.recipe.groups],
+        described, [_plain(group) for group in own.hyper],
         {name: number[name].tolist() for name, level in levels.items() if level == "group"},
         [updates] * plan.groups,
         {name: float(number[name]) for name, level in levels.items() if level == "model"},

@@ -21,6 +21,8 @@ SHAPES: Mapping[str, tuple[int, ...]] = {"bias": (5,), "kernel": (4, 6)}
 
 STEPS = 5
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 
 def first_parameters() -> dict[str, Array]:
     """The same numbers at every call."""

@@ -263,7 +263,7 @@ def test_what_is_no_optimizer_of_ours_is_refused(tmp_path: Path) -> None:
     theirs: Any = torch.optim.AdamW(model().parameters())
     with pytest.raises(RulecError, match=r"rulec\.torch, not torch\.optim\.adamw\.AdamW: load its state_dict"):
         rulec.torch.save(theirs, file)
-    partition = rulec.partition({"*bias": "sgd", "...": "adamw"})
+    partition = rulec.partition({"**/bias": "sgd", "...": "adamw"})
     several: Any = rulec.torch.Partitioned(partition, model().named_parameters())
     with pytest.raises(RulecError, match="save each of its optimizers, in a file of its own"):
         rulec.torch.save(several, file)
