@@ -13,6 +13,7 @@ from rulec.jax.drop_ins import function_named, names
 from rulec.jax.evaluation import eval_params
 from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import init, step
+from rulec.jax.packing import packed, unpacked
 from rulec.jax.transform import transform
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "init",
     "load",
     "load_params",
+    "packed",
     "save",
     "step",
     "to_optax",
     "transform",
+    "unpacked",
     *names(),
 ]
 

@@ -16,6 +16,8 @@ from rulec.jax.exchange import from_optax as from_optax
 from rulec.jax.exchange import to_optax as to_optax
 from rulec.jax.functional import init as init
 from rulec.jax.functional import step as step
+from rulec.jax.packing import packed as packed
+from rulec.jax.packing import unpacked as unpacked
 from rulec.jax.transform import transform as transform
 
 def adabelief(
