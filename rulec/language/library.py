@@ -63,9 +63,19 @@ def load(name: str | Path) -> Rule:
     """
     from rulec.language.composition import compose_text, is_composition
 
+    if not isinstance(name, str | Path):
+        raise _no_name(name)
     text = str(name)
     composed = not isinstance(name, Path) and is_composition(text) and not _is_file(text)
     return compose_text(text, _load_one) if composed else _load_one(text)
+
+
+def _no_name(given: object) -> RuleError:
+    from rulec.language.partition import Partition
+
+    if isinstance(given, Partition):
+        return RuleError("a partition is of several rules, not one: give it to rulec.jax or rulec.torch.Partitioned")
+    return RuleError(f"a rule is loaded by its name or its path, and this is of type {type(given).__name__}")
 
 
 def _is_file(text: str) -> bool:

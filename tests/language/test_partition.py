@@ -120,6 +120,14 @@ def test_parts_that_make_no_sense() -> None:
         rulec.part({})  # type: ignore[arg-type]
 
 
+def test_a_partition_is_no_rule() -> None:
+    sentence = "a partition is of several rules, not one: give it to rulec.jax or rulec.torch.Partitioned"
+    with pytest.raises(RuleError, match=re.escape(sentence)):
+        rulec.load(rulec.partition({"...": "sgd"}))  # type: ignore[arg-type]
+    with pytest.raises(RuleError, match="a rule is loaded by its name or its path, and this is of type int"):
+        rulec.load(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("patterns", "paths", "sentence"),
     [
