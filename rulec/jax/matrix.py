@@ -77,7 +77,8 @@ def _signed(vectors: Any) -> Any:
     """The same columns, each with its largest component positive: their signs are the algorithm's whim otherwise."""
     if not vectors.size:
         return vectors
-    largest = jnp.argmax(jnp.abs(vectors), axis=-2, keepdims=True)
+    # jnp's own counts in 64 bits here, and where users keep JAX to 32 their jit cannot compile that.
+    largest = jax.lax.argmax(jnp.abs(vectors), vectors.ndim - 2, jnp.int32)[..., None, :]
     return jnp.where(jnp.take_along_axis(vectors, largest, axis=-2) < 0, -vectors, vectors)
 
 
