@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, jax, gpu; by default all."),
+        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, jax, gpu; or all."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
