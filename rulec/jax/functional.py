@@ -6,16 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError
 from rulec.jax import cpu
 from rulec.jax.machine import Settings, call, is_wide, machine, numbered
-from rulec.jax.matrix import is_traced
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
+from rulec.jax.xla import is_outermost
 
 
 def init(
@@ -52,11 +50,13 @@ def step(
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     made, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
     chosen = cpu.chosen(backend, params, grads, state)
-    if any(map(is_traced, jax.tree.leaves((numbers, inputs)))) and chosen == "either":
+    # What is on one CPU device was looked at already.
+    alone = is_outermost(numbers, inputs, *(() if chosen == "either" else (params, grads, state)))
+    if not alone and chosen == "either":
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
     own = replace(options(None, maximize, seed), backend=chosen)
     found = machine(made, Settings(own, (), is_wide()))
-    function = found.step if donate else found.step_keeping
+    function = found.step if donate and alone else found.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state
 

@@ -26,6 +26,7 @@ from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import Values, first_values, one_step
 from rulec.language.rule import Rule
+from rulec.jax.xla import compiler_options
 from rulec.language.source import did_you_mean
 from rulec.runtime.engine import EPS
 
@@ -55,8 +56,8 @@ class Machine:
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
         self.init = jax.jit(self._init, inline=True)
         self.update = jax.jit(self._update, inline=True)
-        #: The same as `_step`, with parameters and state donated.
-        self.step = jax.jit(self._step, donate_argnums=(0, 2))
+        #: The same as `_step`, with parameters and state donated; not for calls that others trace.
+        self.step = jax.jit(self._step, donate_argnums=(0, 2), compiler_options=compiler_options())
         self.step_keeping = jax.jit(self._step, inline=True)
 
     # Plans

@@ -1,0 +1,32 @@
+"""What is asked of XLA where a compiled call is a step of ours and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.jax.matrix import is_traced
+
+#: That XLA, where it wants to write over an array that others read, looks for an order in which that does no harm:
+#: without it XLA on the CPU copies the array first.
+_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
+
+
+@functools.cache
+def compiler_options() -> dict[str, Any] | None:
+    """The options of a jit that no other jit is around of; None where XLA has none of them."""
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x + 1, compiler_options=_OPTIONS)(0.0)
+    except jax.errors.JaxRuntimeError:
+        return None
+    return _OPTIONS
+
+
+def is_outermost(*operands: Any) -> bool:
+    """Whether a call with these operands is compiled on its own: JAX takes options there alone."""
+    return not any(map(is_traced, jax.tree.leaves((operands, jnp.zeros(())))))
