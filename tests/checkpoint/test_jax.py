@@ -20,7 +20,7 @@ import rulec.jax
 import rulec.torch
 from rulec.checkpoint import read
 from rulec.errors import RulecError, StateMismatch, TensorError
-from rulec.jax.packed import Packed, packed
+from rulec.jax.packing import Packed, packed
 from rulec.jax.plan import Options
 from rulec.jax.recipe import recipe
 from rulec.jax.transform import of_recipe
