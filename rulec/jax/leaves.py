@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,19 @@ def flat(tree: Any, what: str, wide: bool = True) -> Tree:
     Where JAX is not `wide`, kept to 32 bits by its user, leaves of float64 are refused, and Python's numbers float32.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = tuple(leaf_name(path) for path, _ in paths)
+    variables = _variables(tree)
+    names = tuple(leaf_name(path[:-1] if path[:-1] in variables else path) for path, _ in paths)
     arrays = tuple(_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True))
     return Tree(names, arrays, structure)
+
+
+def _variables(tree: Any) -> set[Any]:
+    """The paths of variables of Flax, which holds arrays in them at first and without them later."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return set()
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return {path for path, leaf in found if isinstance(leaf, nnx.Variable) and hasattr(leaf.get_raw_value(), "dtype")}
 
 
 def leaf_name(path: Sequence[Any]) -> str:
