@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,48 @@ def test_some_of_optax_s_tests_pass() -> None:
     assert not found["skipped"]
 
 
-ALIAS = {
-    "test_optimization": 51, "test_optimizers_accept_extra_args": 25, "test_preserve_dtype": 50,
-    "test_optimizers_can_be_wrapped_in_inject_hyperparams": 25, "test_explicit_dtype": 18,
-    "test_state_shape_dtype_shard_stability": 100, "test_gradient_accumulation": 50,
-}  # fmt: skip
+#: How many tests of each method are ours, with optax 0.2.8: none goes missing unseen.
+ALL = [
+    ("optax._src.alias_test", "test_optimization", 44),
+    ("optax._src.alias_test", "test_optimizers_accept_extra_args", 22),
+    ("optax._src.alias_test", "test_optimizers_can_be_wrapped_in_inject_hyperparams", 22),
+    ("optax._src.alias_test", "test_explicit_dtype", 27),
+    ("optax._src.alias_test", "test_preserve_dtype", 44),
+    ("optax._src.alias_test", "test_state_shape_dtype_shard_stability", 88),
+    ("optax._src.alias_test", "test_gradient_accumulation", 44),
+    ("optax.contrib._common_test", "test_optimizers", 104),
+    ("optax.contrib._common_test", "test_optimizers_accept_extra_args", 52),
+    ("optax.contrib._common_test", "test_optimizers_can_be_wrapped_in_inject_hyperparams", 11),
+    ("optax.contrib._common_test", "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such", 26),
+    ("optax.contrib._common_test", "test_preserve_dtype", 22),
+    ("optax.contrib._common_test", "test_state_shape_dtype_shard_stability", 104),
+    ("optax.contrib._common_test", "test_gradient_accumulation", 22),
+    ("optax._src.sharding_test", "test_init_with_abstract_input", 18),
+    ("optax._src.sharding_test", "test_state_sharding_type_init_match_update", 18),
+    ("optax._src.sharding_test", "test_state_sharding_type_preserved_with_jit", 18),
+    ("optax._src.transform_test", "test_scalers", 5),
+    ("optax.contrib._schedule_free_test", "test_schedule_free_adamw", 1),
+    ("optax.contrib._schedule_free_test", "test_buffer_donation", 1),
+]
+
+#: What optax's tests skip themselves: options of its own that are not annotated so, or not supported there.
+SKIPS = (
+    "requires learning rate scheduling",
+    "needs a non-None learning rate",
+    "Optimizer doesn't accept a learning schedule",
+    "reduce_on_plateau is not supported",
+)
+    "does not support complex",
+    "requires learning rate scheduling",
+    "needs a non-None learning rate",
+    "Optimizer doesn't accept",
+    "reduce_on_plateau is not",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "method", "count"), ALL)
+def test_optax_s_tests_pass(module: str, method: str, count: int) -> None:
+    found = report(module, method)
+    assert found["run"] == count
+    assert all(any(reason in why for reason in SKIPS) for why in found["skipped"].values()), found["skipped"]
