@@ -64,12 +64,6 @@ SKIPS = (
     "Optimizer doesn't accept a learning schedule",
     "reduce_on_plateau is not supported",
 )
-    "does not support complex",
-    "requires learning rate scheduling",
-    "needs a non-None learning rate",
-    "Optimizer doesn't accept",
-    "reduce_on_plateau is not",
-)
 
 
 @pytest.mark.slow
