@@ -21,7 +21,9 @@ def compiler_options() -> dict[str, Any] | None:
     if jax.default_backend() != "cpu":
         return None
     try:
-        jax.jit(lambda x: x + 1, compiler_options=_OPTIONS)(0.0)
+        # Also where a transformation is first used while others trace it.
+        with jax.ensure_compile_time_eval():
+            jax.jit(lambda x: x + 1, compiler_options=_OPTIONS)(0.0)
     except jax.errors.JaxRuntimeError:
         return None
     return _OPTIONS
