@@ -16,6 +16,7 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.errors import HyperError, RuleError, TensorError
+from tests.jax.training import compiled_nothing
 
 Tree = Any
 
@@ -223,29 +224,24 @@ def test_leaves_without_an_entry_stay_as_they_are() -> None:
     assert state.count == 1
 
 
-def test_a_partition_made_anew_compiles_nothing_again() -> None:
-    """Equal by its content, rules that are composed anew too. What is traced calls the schedule."""
-    traced = []
+def test_a_partition_made_anew_compiles_nothing_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Equal by its content, with rules that are composed anew; not where its patterns are others."""
 
-    def counted(count: Any) -> Any:
-        traced.append(count)
-        return schedule(count)
-
-    def partition(decay: float) -> rulec.Partition:
+    def partition(decay: float, pattern: str = "**/w") -> rulec.Partition:
         composed = rulec.load("clip_by_value >> adam")
         return rulec.partition(
-            {"table": None, "**/w": (composed, {"bound": decay}), "...": ("adamw", {"weight_decay": decay})}
+            {"table": None, pattern: (composed, {"bound": decay}), "...": ("adamw", {"weight_decay": decay})}
         )
 
     params = model()
-    state = rulec.jax.init(partition(0.1), params)
-    for number in range(3):
-        grads = gradient(params, number)
-        params, state = rulec.jax.step(partition(0.1 * (number + 1)), params, grads, state, lr=counted)
-    assert len(traced) == 2  # once for each of two rules
-    other = rulec.partition({"table": None, "**/bias": "clip_by_value >> adam", "...": "adamw"})
-    rulec.jax.step(other, params, gradient(params, 0), state, lr=counted)
-    assert len(traced) == 4
+    grads, state = gradient(params, 0), rulec.jax.init(partition(0.1), params)
+    params, state = rulec.jax.step(partition(0.1), params, grads, state, lr=schedule)
+    with compiled_nothing(caplog):
+        params, state = rulec.jax.step(partition(0.2), params, grads, state, lr=schedule)
+        params, state = rulec.jax.step(partition(0.3), params, grads, state, lr=schedule)
+    other = rulec.jax.init(partition(0.1, "**/bias"), params)
+    with pytest.raises(AssertionError, match="Compiling"), compiled_nothing(caplog):
+        rulec.jax.step(partition(0.1, "**/bias"), params, grads, other, lr=schedule)
 
 
 def test_tags_of_a_part_route_its_leaves() -> None:
