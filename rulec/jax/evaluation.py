@@ -35,7 +35,8 @@ def eval_params(
     RuleError for a rule that is evaluated where it is trained; TensorError or StateMismatch as in a step.
     """
     count = getattr(state, "count", None)
-    own, numbers = numbered(recipe(rule, hyper, tags), None if count is None else _last(count))
+    # The last step was given the number of those before it.
+    own, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
     found = machine_of(Evaluation, own, Settings(options(None, False, 0), (), is_wide()))
     return call(found.evaluate, params, state, numbers)
 
@@ -54,7 +55,7 @@ class Evaluation(Machine):
         tree = self._flat(params, "the parameter")
         trained, values = self._begun(state, tree, None, False)
         plan = self._moving(trained)
-        hyper = self._hyper(numbers, _last(values.count), plan)
+        hyper = self._hyper(numbers, plan)
         found, _ = one_step(plan, tree.arrays, tree.arrays, _values_of(plan, trained, values), hyper, {})
         return tree.structure.unflatten(found)
 
@@ -77,8 +78,3 @@ def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:
         if level == "tensor":
             numbers[name] = numbers[name][np.searchsorted(trained.having[name], plan.having[name])]
     return Values(values.count - 1, values.arrays, numbers)
-
-
-def _last(count: Any) -> Any:
-    """The number of steps before the last one."""
-    return jnp.maximum(count, 1) - 1

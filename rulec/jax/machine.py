@@ -17,16 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
-from rulec.errors import HyperError, RulecError, TensorError
+from rulec.errors import RulecError, TensorError
 from rulec.jax.leaves import Leaf, Tree, flat, like
 from rulec.jax.matrix import is_traced
-from rulec.jax.operands import explained
+from rulec.jax.operands import explained, without_remarks
 from rulec.jax.plan import Assignment, Options, StepPlan
 from rulec.jax.recipe import Group, Recipe
+from rulec.jax.schedule import check_number, value_at
 from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import Values, first_values, one_step
-from rulec.language.rule import Rule
 from rulec.jax.xla import compiler_options
+from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.engine import EPS
 
@@ -40,7 +41,7 @@ class Settings:
 
     options: Options
     renamed: tuple[tuple[str, str], ...] = ()
-    #: Whether users allow JAX 64 bits: their own functions are called so.
+    #: Whether users allow JAX 64 bits.
     wide: bool = False
 
 
@@ -93,7 +94,7 @@ class Machine:
     def _init(self, params: Any, numbers: Any) -> Any:
         tree = self._flat(params, "the parameter")
         plan = self.plan_of(tree, None, None, False)
-        hyper = self._hyper(numbers, jnp.zeros((), jnp.int32), plan)
+        hyper = self._hyper(numbers, plan)
         number_dtype = "float64" if self.settings.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
 
@@ -130,7 +131,7 @@ class Machine:
     def _run(
         self, plan: StepPlan, params: Tree, grads: Tree, values: Values, numbers: Any, inputs: Any
     ) -> tuple[Sequence[Any], Values]:
-        hyper = self._hyper(numbers, values.count, plan)
+        hyper = self._hyper(numbers, plan)
         given = {name: self._input(name, value, params) for name, value in inputs.items()}
         return one_step(plan, params.arrays, grads.arrays, values, hyper, given)
 
@@ -143,36 +144,14 @@ class Machine:
             )
         return value
 
-    def _hyper(self, numbers: Any, count: Any, plan: StepPlan) -> list[Mapping[str, Any]]:
-        # A function of the step is the user's own, and computes as it would elsewhere.
-        with jax.enable_x64(self.settings.wide):
-            found = [_worked_out(group, count) for group in self.recipe.groups]
+    def _hyper(self, numbers: Any, plan: StepPlan) -> list[Mapping[str, Any]]:
         for group, own in zip(self.recipe.groups, numbers, strict=True):
             for name, number in own.items():
-                _check_number(f"{name} of {group.rule.name}", number)
+                check_number(f"{name} of {group.rule.name}", number)
         return [
-            group.resolved({**own, **worked_out}, _coarsest(plan, index))
-            for index, (group, own, worked_out) in enumerate(zip(self.recipe.groups, numbers, found, strict=True))
+            group.resolved(own, _coarsest(plan, index))
+            for index, (group, own) in enumerate(zip(self.recipe.groups, numbers, strict=True))
         ]
-
-
-def _worked_out(group: Group, count: Any) -> dict[str, Any]:
-    """The hyper-parameters that are functions of the number of steps before this one."""
-    steps = jnp.max(count) if jnp.ndim(count) else count
-    found = {name: given(steps) for name, given in group.hyper.items() if callable(given)}
-    for name, number in found.items():
-        _check_number(f"what the function for {name} of {group.rule.name} returns", number)
-    return found
-
-
-def _check_number(what: str, number: Any) -> None:
-    """HyperError for what is not one real number."""
-    if not hasattr(number, "dtype") and not isinstance(number, bool | int | float):
-        raise HyperError(f"{what} must be one number, and is a {type(number).__name__}")
-    if jnp.ndim(number):
-        raise HyperError(f"{what} must be one number, and is an array of shape {jnp.shape(number)}")
-    if jnp.iscomplexobj(number):
-        raise HyperError(f"{what} must be a real number, and is complex")
 
 
 def _without_numbers(recipe: Recipe) -> Recipe:
@@ -182,8 +161,7 @@ def _without_numbers(recipe: Recipe) -> Recipe:
 
 def _group_without_numbers(group: Group) -> Group:
     settings = group.settings
-    kept = {name: given if callable(given) or settings[name].static else 0.0 for name, given in group.hyper.items()}
-    return replace(group, hyper=kept)
+    return replace(group, hyper={name: given if settings[name].static else 0.0 for name, given in group.hyper.items()})
 
 
 def _coarsest(plan: StepPlan, group: int) -> float:
@@ -235,25 +213,29 @@ def machine_of(kind: type[_Kind], recipe: Recipe, settings: Settings) -> _Kind:
 
 
 def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, Any]]]:
-    """A recipe, and the hyper-parameters that are passed to its machine; without `count` before the first step.
+    """A recipe, and the hyper-parameters that are passed to its machine.
 
-    Where others trace the call, they may trace what functions of the count close over, and that no machine may keep:
-    then the values of these functions are passed in their place.
+    Functions of the `count` of steps are replaced by their values; without a count, by those before the first step.
     """
     if any(callable(given) for group in recipe.groups for given in group.hyper.values()):
-        first = jnp.zeros((), jnp.int32)
-        if is_traced(first) or is_traced(count):
-            recipe = replace(recipe, groups=[_at(group, first if count is None else count) for group in recipe.groups])
+        count = jnp.zeros((), jnp.int32) if count is None else count
+        recipe = replace(recipe, groups=[_at(group, count) for group in recipe.groups])
     return recipe, [_settled(group.numbers()) for group in recipe.groups]
+
+
+def _at(group: Group, count: Any) -> Group:
+    settings = group.settings
+    found = {
+        name: value_at(count, given, f"{name} of {group.rule.name}")
+        for name, given in group.hyper.items()
+        if callable(given) and not settings[name].static
+    }
+    return replace(group, hyper={**group.hyper, **found})
 
 
 def _settled(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The same numbers, none of which turns into one of 64 bits: under jax.jvp a tracer may stand for Python's own."""
     return {name: jnp.array(number) if is_traced(number) else number for name, number in numbers.items()}
-
-
-def _at(group: Group, count: Any) -> Group:
-    return replace(group, hyper={**group.hyper, **_worked_out(group, count)})
 
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:
@@ -265,8 +247,7 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
         try:
             return function(*operands)
         except RulecError as error:
-            # JAX adds remarks about its own frames.
-            error.__dict__.pop("__notes__", None)
+            without_remarks(error)
             raise
         except (TypeError, RuntimeError, ValueError) as error:
             found = explained(error, function, operands)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rulec.errors import TensorError
+from rulec.errors import RulecError, TensorError
 from rulec.jax.leaves import called, leaf_name
 from rulec.jax.matrix import is_traced
 
@@ -24,13 +24,18 @@ _WORDS: Mapping[str, str] = {
 _NUMBERS = bool | int | float | complex
 
 
+def without_remarks(error: RulecError) -> None:
+    """Takes from an error what JAX adds about frames of its own."""
+    error.__dict__.pop("__notes__", None)
+
+
 def explained(error: Exception, function: Callable[..., Any], operands: Sequence[Any]) -> TensorError | None:
     """The user's mistake behind an error of JAX in one sentence; None where it is none that is known."""
     named = dict(zip(inspect.signature(function).parameters, operands, strict=True))
     leaves = [leaf for name, words in _WORDS.items() if name in named for leaf in _leaves(named[name], words)]
     if isinstance(error, TypeError):
         return _stranger(leaves)
-    return _deleted(leaves) or _twice(leaves)
+    return _deleted(leaves) or (_twice(leaves) if "donate" in str(error) else None)
 
 
 def _leaves(tree: Any, words: str) -> Iterator[tuple[str, Any]]:

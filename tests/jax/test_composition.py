@@ -223,12 +223,11 @@ def test_derivatives_forward_and_of_second_order() -> None:
     def after(rate: Any) -> Any:
         return rulec.jax.step("sgd", tree, tree, state, lr=rate, donate=False)[0]["w"]
 
-    for derivative in (jax.jacfwd, jax.jacrev):
-        assert difference(derivative(change)(0.1), -tree["w"]) == 0
-        assert difference(derivative(after)(0.1), -tree["w"]) == 0
+    assert difference(jax.jacfwd(change)(0.1), -tree["w"]) == 0
+    assert difference(jax.jacrev(after)(0.1), -tree["w"]) == 0
+    assert difference(jax.jacfwd(after)(0.1), -tree["w"]) == 0
     curvature = jax.hessian(lambda rate: jnp.sum(change(rate) ** 2))(0.1)
     assert float(curvature) == pytest.approx(float(2 * jnp.sum(tree["w"] ** 2)))
-    assert difference(jax.vmap(jax.jacfwd(change))(jnp.ones(2)), jnp.stack([-tree["w"]] * 2)) == 0
 
 
 def test_rates_alone_may_be_traced_of_large_leaves() -> None:
@@ -245,17 +244,18 @@ def test_rates_alone_may_be_traced_of_large_leaves() -> None:
 
 def test_derivatives_reach_a_schedule() -> None:
     """It closes over what is differentiated, eagerly and under jit, and nothing keeps that."""
-    tree = params()
+    tree = {"w": jnp.linspace(1, 2, 4)}
+    state = rulec.jax.init("sgd", tree)._replace(count=jnp.int32(2))
 
-    def loss(rate: Any) -> Any:
-        return _loss_after(lambda lr: ours(lr=lambda count: lr * (count + 1)), tree)(rate)
+    def change(rate: Any) -> Any:
+        made = rulec.jax.transform("sgd", lr=lambda count: rate * (count + 1))
+        made.init(tree)
+        return made.update(tree, state, tree)[0]["w"]
 
     with jax.checking_leaks():
-        under_jit = jax.jit(jax.grad(loss))(0.05)
-    assert float(jax.grad(loss)(0.05)) == pytest.approx(float(under_jit), rel=1e-5)
-    step = 1e-3
-    rise = (float(loss(0.05 + step)) - float(loss(0.05 - step))) / (2 * step)
-    assert float(under_jit) == pytest.approx(rise, rel=1e-2)
+        assert difference(jax.jit(jax.jacrev(change))(0.1), -3 * tree["w"]) < 1e-6
+    assert difference(jax.jacrev(change)(0.1), -3 * tree["w"]) < 1e-6
+    assert difference(jax.jacfwd(change)(0.1), -3 * tree["w"]) < 1e-6
 
 
 def test_a_schedule_may_mean_something_else_in_another_trace() -> None:

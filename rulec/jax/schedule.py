@@ -1,0 +1,62 @@
+"""Hyper-parameters that are functions of the number of steps before this one: their values."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.errors import HyperError, RulecError
+from rulec.jax.matrix import is_traced
+from rulec.jax.operands import without_remarks
+
+#: Compiled functions are kept for this many.
+_KEPT = 256
+
+_compiled: OrderedDict[int, Callable[[Any], Any]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def value_at(count: Any, given: Callable[[Any], Any], what: str) -> Any:
+    """The value of a user's function at a count of steps, computed as it would be elsewhere.
+
+    `count` is a whole number, or one for each leaf, of which the largest counts. Raises HyperError, in which the
+    function is called `what`, where its value is not one real number.
+    """
+
+    def value(count: Any) -> Any:
+        found = given(jnp.max(count) if jnp.ndim(count) else count)
+        check_number(f"what the function for {what} returns", found)
+        return found
+
+    if is_traced(count):
+        return value(count)
+    with _lock:
+        # It holds the function, whose id is therefore no other's.
+        compiled = _compiled.pop(id(given), None) or jax.jit(value)
+    try:
+        found = compiled(count)
+    except RulecError as error:
+        without_remarks(error)
+        raise
+    # What the function closes over may be traced, and must not be kept.
+    if not is_traced(found):
+        with _lock:
+            _compiled[id(given)] = compiled
+            if len(_compiled) > _KEPT:
+                _compiled.popitem(last=False)
+    return found
+
+
+def check_number(what: str, number: Any) -> None:
+    """HyperError for what is not one real number."""
+    if not hasattr(number, "dtype") and not isinstance(number, bool | int | float):
+        raise HyperError(f"{what} must be one number, and is a {type(number).__name__}")
+    if jnp.ndim(number):
+        raise HyperError(f"{what} must be one number, and is an array of shape {jnp.shape(number)}")
+    if jnp.iscomplexobj(number):
+        raise HyperError(f"{what} must be a real number, and is complex")
