@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rulec.bench import gpu_check, gpu_host, gpu_large, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
+from rulec.bench import gpu_check, gpu_host, gpu_jax, gpu_large, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
 from rulec.bench.gpu_crew import Processes
 from rulec.bench.gpu_device import Bench, gpu_facts, missing
 from rulec.bench.gpu_part import Findings, Section
@@ -38,6 +38,7 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
         Section("seed", gpu_seed.parts(only), 30.0),
         Section("rules", gpu_rules.parts(only), 120.0),
         Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
+        Section("jax", gpu_jax.parts(only), 60.0),
         Section("other ways", gpu_rules.other_parts(only), 25.0),
         Section("peers", gpu_sizes.peer_parts(only), 240.0),
     ]
@@ -114,7 +115,7 @@ def workers() -> int:
 
 def _left_out(only: Sequence[str]) -> list[str]:
     seed = gpu_seed.missing()
-    return [*gpu_sizes.not_installed(only), *([seed] if seed else [])]
+    return [*gpu_sizes.not_installed(only), *gpu_jax.missing(only), *([seed] if seed else [])]
 
 
 def _machine() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps in JAX that are compared: ours, and optax's update with its addition in one jit; both reuse what they are given.
+"""Steps in JAX that are compared: ours, and optax's update and its addition in one jit. Both reuse what they are given.
 
 Each contender has parameters and a state of its own; the gradients are shared.
 """
@@ -35,8 +35,10 @@ def tree(leaves: int, elements: int, seed: str) -> dict[str, Any]:
     return {f"layer{i}": array(elements, f"{seed} {i}") for i in range(leaves)}
 
 
-def ours(rule: str, grads: Any, params: Any, *, packed: bool = False, **keywords: Any) -> Step:
-    """A step of `rulec.jax.step` at default hyper-parameters; `packed` is whether its states are."""
+def ours(
+    rule: str, grads: Any, params: Any, *, packed: bool = False, together: int = 1, **keywords: Any
+) -> Step:  # fmt: skip
+    """A step of `rulec.jax.step` at default hyper-parameters, or several `together`; `packed` is whether states are."""
     import jax
 
     import rulec.jax
@@ -45,13 +47,14 @@ def ours(rule: str, grads: Any, params: Any, *, packed: bool = False, **keywords
     held = [params, state]
 
     def step() -> None:
-        held[:] = rulec.jax.step(rule, held[0], grads, held[1], **keywords)
+        for _ in range(together):
+            held[:] = rulec.jax.step(rule, held[0], grads, held[1], **keywords)
         jax.block_until_ready(held)  # type: ignore[no-untyped-call]
 
     return step
 
 
-def theirs(rule: str, grads: Any, params: Any) -> Step:
+def theirs(rule: str, grads: Any, params: Any, together: int = 1) -> Step:
     """The same rule by optax, its update and `apply_updates` in one jit, parameters and state donated."""
     import jax
     import optax
@@ -66,7 +69,8 @@ def theirs(rule: str, grads: Any, params: Any) -> Step:
     jitted = jax.jit(update, donate_argnums=(0, 1))
 
     def step() -> None:
-        held[:] = jitted(*held, grads)
+        for _ in range(together):
+            held[:] = jitted(*held, grads)
         jax.block_until_ready(held)  # type: ignore[no-untyped-call]
 
     return step
