@@ -57,7 +57,7 @@ class TorchRun:
             name: torch.nn.Parameter(torch.tensor(array, dtype=self.dtype))
             for name, array in first_parameters().items()
         }
-        tags = {} if kind.__module__.startswith("torch.optim") else {"tags": []}
+        tags: dict[str, Any] = {} if kind.__module__.startswith("torch.optim") else {"tags": []}
         self.optimizer = kind([{"params": [*self.params.items()], **tags}], **keywords)
 
     def steps(self, numbers: range) -> TorchRun:

@@ -26,7 +26,7 @@ from rulec.jax.recipe import recipe
 from rulec.jax.transform import of_recipe
 from tests.checkpoint.runs import ROOT, JaxRun, first_parameters, gradients
 
-ADAMW = {"lr": 0.01, "weight_decay": 0.1}
+ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def tree() -> dict[str, Any]:
@@ -46,7 +46,8 @@ def trained(tx: optax.GradientTransformation, params: Any, state: Any, steps: ra
 
 def same(one: Any, other: Any) -> bool:
     """Whether two trees are the same, dtypes and structure too."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (one, other)]
+    assert structures[0] == structures[1]
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
 
@@ -68,6 +69,15 @@ def test_a_state_comes_back_as_it_was(adamw: JaxRun, file: Path) -> None:
     assert same(rulec.jax.load_params(file, tree()), adamw.params)
     assert type(rulec.jax.load(file, "adamw", adamw.params)) is type(adamw.state)
     assert read(file).hyper[0] == {"lr": 0.01, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+
+
+def test_a_number_of_each_leaf_is_its_own(file: Path) -> None:
+    run = JaxRun("novograd", "float32").steps(range(2))
+    assert run.state.v[0] != run.state.v[1]
+    run.save(file)
+    assert same(rulec.jax.load(file, "novograd", run.params), run.state)
+    for place, parameter in enumerate(read(file).parameters):
+        assert parameter.states["v"].number == run.state.v[place]
 
 
 def test_what_is_loaded_may_be_donated_and_compiles_nothing_anew(adamw: JaxRun, file: Path) -> None:
