@@ -93,4 +93,4 @@ def _entry(rule: str) -> tuple[Mapping[str, Any], Callable[..., Any]]:
     import optax
 
     found = functools.reduce(getattr, called(rule).split("."), optax)
-    return entries(rulec.load(rule), "optax")[0], found  # type: ignore[return-value]
+    return entries(rulec.load(rule), "optax")[0], found

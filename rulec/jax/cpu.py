@@ -21,6 +21,7 @@ from rulec.compiler.ir import Program
 from rulec.errors import HyperError, RulecError
 from rulec.jax.packing import Piece
 from rulec.jax.plan import Bucket
+from rulec.language.node import Node
 from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
@@ -58,7 +59,7 @@ class Run(Protocol):
 
     bucket: Bucket
     states: dict[str, dict[int, Any]]
-    table: Mapping[Any, Any]
+    table: dict[Node, Any]
     row: Any
     kept: Any
 
@@ -93,7 +94,8 @@ def _kernel(program: Program, layout: Layout) -> Any:
     try:
         registry.usable("cpu")
         kernel = importlib.import_module("rulec_backends.cpu").ffi_kernel(program, layout)
-        jax.ffi.register_ffi_target(kernel.target, jax.ffi.pycapsule(kernel.address), platform="cpu")
+        capsule = jax.ffi.pycapsule(kernel.address)  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(kernel.target, capsule, platform="cpu")
     except RulecError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - an XLA of another version refuses in its own ways
@@ -125,6 +127,10 @@ def _table(run: Run) -> Any:
     return jnp.stack([jnp.broadcast_to(column, (len(run.kept),)) for column in columns], axis=-1)
 
 
+def _result(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
 class _Call:
     """One call over some leaves: its operands in order, each array once, and where in them each leaf's arrays lie."""
 
@@ -150,8 +156,8 @@ class _Call:
         words = plan([arrays["p"].size for arrays in self.leaves], self.lines, rows)
         given = [getattr(holder, "array", holder) for holder in self.operands]
         stored = sorted({self.lines[line][i][0] - 2 for line in self._stored() for i in range(len(self.leaves))})
-        scratch = jax.ShapeDtypeStruct((len(self.lines) * len(self.leaves),), jnp.int64)
-        shapes = [scratch, *(jax.ShapeDtypeStruct(given[k].shape, given[k].dtype) for k in stored)]
+        scratch = _result((len(self.lines) * len(self.leaves),), jnp.int64)
+        shapes = [scratch, *(_result(given[k].shape, given[k].dtype) for k in stored)]
         aliases = {k + 2: number for number, k in enumerate(stored, 1)}
         call = jax.ffi.ffi_call(self.kernel.target, shapes, input_output_aliases=aliases)
         new = dict(zip(stored, call(words, table, *given)[1:], strict=True))

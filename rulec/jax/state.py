@@ -64,8 +64,10 @@ class Fields:
         found = {}
         for name, field in self.arrays.items():
             arrays = values.arrays.get(name, {})
-            whole = isinstance(arrays, Pieces)
-            found[field] = arrays.packed() if whole else tree.structure.unflatten([arrays.get(p) for p in places])
+            if isinstance(arrays, Pieces):
+                found[field] = arrays.packed()
+            else:
+                found[field] = tree.structure.unflatten([arrays.get(place) for place in places])
         found |= {field: values.numbers.get(name) for name, field in self.numbers.items()}
         return state_class(("count", *self.every.values()))(count=values.count, **found)
 

@@ -431,7 +431,7 @@ class _BucketStep:
 
     def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
         for i, place in enumerate(self.bucket.places):
-            old, view = self.step.old.arrays[buffer][place], self.bucket.views[i]
+            old, view = self.states[buffer][place], self.bucket.views[i]
             made = LIBRARY.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
             self.step.new.arrays[buffer][place] = self._unless(stays, i, old, made)
 
