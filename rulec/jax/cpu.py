@@ -51,7 +51,8 @@ def _on_one_cpu(tree: Any) -> bool:
         if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or type(array.sharding) is not kind:
             return False
         first = array if first is None else first
-    return first is not None and next(iter(first.sharding.device_set)).platform == "cpu"
+    devices: Any = first.sharding.device_set if first is not None else ()
+    return any(device.platform == "cpu" for device in devices)
 
 
 class Run(Protocol):

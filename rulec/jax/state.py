@@ -61,7 +61,7 @@ class Fields:
     def packed(self, values: Values, tree: Tree) -> Any:
         """Values as users see them."""
         places = range(len(tree.arrays))
-        found = {}
+        found: dict[str, Any] = {}
         for name, field in self.arrays.items():
             arrays = values.arrays.get(name, {})
             if isinstance(arrays, Pieces):
