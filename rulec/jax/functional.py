@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.jax.xla import is_outermost
+from rulec.language.rule import Rule
 
 
 def init(
@@ -62,8 +64,14 @@ def step(
 
 
 def _inputs(rule: Rules, given: Mapping[str, Any]) -> list[str]:
-    named = {name: own for own in rules_of(rule) for found in Router(own).rules for name in found.inputs}
+    named = {name: own for own in rules_of(rule) for name in _names(own)}
     for name, own in named.items():
         if name not in given:
             raise HyperError(f"{own.name} needs {name}: give it to step as a keyword, {name}=...")
     return list(named)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(rule: Rule) -> list[str]:
+    """What a rule, and those that it routes leaves to, name under inputs."""
+    return [name for found in Router(rule).rules for name in found.inputs]
