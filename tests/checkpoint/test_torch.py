@@ -16,7 +16,7 @@ from rulec.checkpoint import read
 from rulec.errors import RulecError, StateMismatch, TensorError
 
 
-def model(transposed: bool = False) -> torch.nn.Module:
+def model(transposed: bool = False) -> Any:
     """Two layers; `transposed` has a parameter whose axes are the other way round."""
     torch.manual_seed(0)
     made = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
@@ -25,7 +25,7 @@ def model(transposed: bool = False) -> torch.nn.Module:
     return made
 
 
-def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range, only: str = "") -> None:
+def train(net: Any, optimizer: torch.optim.Optimizer, steps: range, only: str = "") -> None:
     """Steps by gradients that follow from the step and the parameter's name alone."""
     for step in steps:
         for name, p in net.named_parameters():
@@ -39,7 +39,7 @@ def hash_of(name: str, step: int) -> int:
     return sum(map(ord, name)) + 1000 * step
 
 
-def trained(kind: Any = rulec.torch.AdamW, steps: int = 3, **keywords: Any) -> tuple[torch.nn.Module, Any]:
+def trained(kind: Any = rulec.torch.AdamW, steps: int = 3, **keywords: Any) -> tuple[Any, Any]:
     net = model()
     optimizer = kind(net.named_parameters(), **keywords)
     train(net, optimizer, range(steps))
@@ -47,7 +47,7 @@ def trained(kind: Any = rulec.torch.AdamW, steps: int = 3, **keywords: Any) -> t
 
 
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("AdamW", {"weight_decay": 0.1, "amsgrad": True}), ("NAdam", {}), ("SGD", {"momentum": 0.9}), ("Prodigy", {}),
+    ("AdamW", {"weight_decay": 0.1, "amsgrad": True}), ("Prodigy", {}), ("SGD", {"momentum": 0.9}), ("NAdam", {}),
     ("ScheduleFreeAdamW", {}), ("Apollo", {"seed": 5, "rank": 2}), ("Muon", {}),
 )  # fmt: skip
 
