@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import rulec
 import rulec.torch
-from rulec.checkpoint import read
+from rulec.checkpoint import meaning, read
 from rulec.errors import RulecError, StateMismatch, TensorError
 
 
@@ -145,6 +145,14 @@ def test_a_count_that_torch_does_not_keep_goes_over(tmp_path: Path) -> None:
     rulec.torch.load(other, first)
     rulec.torch.save(other, second)
     assert [p.steps for p in read(second).parameters] == [3, 3, 3, 3]
+
+
+def test_a_default_that_follows_from_the_dtype_makes_no_other_rule(tmp_path: Path) -> None:
+    """Torch's Adafactor leaves eps to each parameter's dtype; elsewhere that is a default like any other."""
+    file = tmp_path / "run.safetensors"
+    _, optimizer = trained(rulec.torch.Adafactor, steps=0, weight_decay=0.1)
+    rulec.torch.save(optimizer, file)
+    assert {p.meaning for p in read(file).parameters} == {meaning(rulec.load("adafactor"))}
 
 
 def test_parameters_that_were_never_updated_have_no_state(tmp_path: Path) -> None:
