@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +62,14 @@ def test_the_targets_are_those_that_were_set(monkeypatch: pytest.MonkeyPatch) ->
         "adamw, 10 leaves of 1,000: step, times as fast as optax": None,
     }
     row = result.rows[0]
-    assert row.value == pytest.approx(row.detail["optax"] / row.detail["step"], rel=0.9)
+    assert row.detail["scatter"][0] <= row.value <= row.detail["scatter"][1]
     assert "| lion, optax.lion |" in page._section(result)
+
+
+def test_a_step_that_takes_half_as_long_is_twice_as_fast() -> None:
+    contenders = {"optax": lambda: time.sleep(0.02), "step": lambda: time.sleep(0.01)}
+    (row,) = bench_jax._rows("", contenders, 3, {"step": ("", 1.0), "alone": ("", None)})
+    assert 1.3 < row.value < 3.0
 
 
 @pytest.mark.slow
@@ -114,8 +121,9 @@ def test_a_step_on_a_gpu_is_held_against_a_copy_and_optax(
     assert isinstance(faster, Row)
     assert (share.target, faster.target) == (target, 1.0)
     assert share.detail["bytes"] == moved * 4 * gpu_jax.QUICK
-    copied = share.detail["copy"] / share.detail["step"] * moved / 2
-    assert share.value == pytest.approx(copied, rel=0.9)
+    least, most = share.detail["scatter"]
+    assert least * moved / 2 <= share.value * (1 + 1e-9)
+    assert share.value <= most * moved / 2 * (1 + 1e-9)
     assert faster.measure == f"step in JAX, times as fast as optax.{rule}"
 
 
