@@ -1,0 +1,166 @@
+"""Steps over eight devices that XLA makes of one CPU: what was found, as JSON. For a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import rulec
+import rulec.jax
+
+P = PartitionSpec
+MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+#: Parameters and how they are sharded: by rows, columns, both, neither; vectors; kernels of convolutions.
+LAYOUTS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "both": ((16, 8), P("x", "y")),
+    "cols": ((16, 8), P(None, "y")),
+    "conv_in": ((8, 4, 3, 3), P(None, "y")),
+    "conv_out": ((8, 4, 3, 3), P("x")),
+    "flat": ((16,), P("x")),
+    "everywhere": ((8, 8), P()),
+    "joined": ((16, 8), P(("x", "y"))),
+    "rows": ((16, 8), P("x")),
+}
+
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
+
+
+def placed(seed: int) -> dict[str, Any]:
+    """The same numbers for the same seed, sharded."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: jax.device_put(rng.standard_normal(shape).astype(np.float32), NamedSharding(MESH, spec))
+        for name, (shape, spec) in LAYOUTS.items()
+    }
+
+
+def alone(tree: Any) -> Any:
+    """The same on one device."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
+
+
+def lost(arrays: Any, like: Any) -> list[str]:
+    """The arrays in the shape of a parameter that are not sharded as it is; a tree that is no such tree has none."""
+    found = []
+    for name, own in like.items():
+        array = arrays.get(name) if isinstance(arrays, dict) else None
+        same = array is not None and array.shape == own.shape
+        if same and not array.sharding.is_equivalent_to(own.sharding, own.ndim):
+            found.append(f"{name}: {array.sharding}")
+    return found
+
+
+def lost_states(state: Any, params: Any) -> list[str]:
+    """The same of every state."""
+    return [
+        f"{field}.{text}" for field, value in zip(state._fields, state, strict=True) for text in lost(value, params)
+    ]
+
+
+def compiled(train: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, list[str]]]:
+    """A donating step compiled, and the results of its collectives by their kind."""
+    made = jax.jit(train, donate_argnums=(0, 2)).lower(*arguments).compile()
+    found: dict[str, list[str]] = {}
+    for line in made.as_text().splitlines():
+        if match := COLLECTIVE.search(line):
+            found.setdefault(match[1], []).append(line.split(" = ")[1][: match.start()].split(match[0])[0])
+    return made, found
+
+
+def report(rule: str, way: str) -> dict[str, Any]:
+    """How a rule does: shardings kept by its state and its step, collectives, and how far from one device."""
+    transformation = rulec.jax.transform(rule)
+
+    def step(params: Any, grads: Any, state: Any) -> Any:
+        if way == "step":
+            return rulec.jax.step(rule, params, grads, state)
+        updates, state = transformation.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, grads = placed(0), placed(1)
+    state = rulec.jax.init(rule, params)
+    traced = jax.jit(lambda p: rulec.jax.init(rule, p))(params)
+    _, collectives = compiled(step, params, grads, state)
+    want, want_state = alone(params), rulec.jax.init(rule, alone(params))
+    first = lost_states(state, params) + lost_states(traced, params)
+    for _ in range(3):
+        params, state = jax.jit(step)(params, grads, state)
+        want, want_state = jax.jit(step)(want, alone(grads), want_state)
+    return {
+        "first": first,
+        "after": lost(params, grads) + lost_states(state, grads),
+        "factors": {
+            field: {name: str(array.sharding.spec) for name, array in value.items() if array is not None}
+            for field, value in zip(state._fields, state, strict=True)
+            if isinstance(value, dict)
+        },
+        "collectives": collectives,
+        "apart": apart(params, want) + apart(state, want_state),
+    }
+
+
+def apart(tree: Any, other: Any) -> list[str]:
+    """The leaves that differ by more than the order of sums explains."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(other), strict=True)
+    return [
+        jax.tree_util.keystr(path)
+        for (path, a), b in pairs
+        if not np.allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=2e-5 * (1 + float(np.abs(b).max())))
+    ]
+
+
+def eager(rule: str) -> list[str]:
+    """What a step that nobody else compiles loses of shardings."""
+    params, grads = placed(0), placed(1)
+    state = rulec.jax.init(rule, params)
+    params, state = rulec.jax.step(rule, params, grads, state)
+    return lost(params, grads) + lost_states(state, grads)
+
+
+def in_shard_map(rule: str) -> list[str]:
+    """Where a step of each device's own part differs from that of the whole."""
+    params, grads = placed(0), placed(1)
+    specs = {name: spec for name, (_, spec) in LAYOUTS.items()}
+    state = rulec.jax.init(rule, params)
+    of_state = type(state)(P(), *(specs if isinstance(x, dict) else P() for x in state[1:]))
+
+    def step(params: Any, grads: Any, state: Any) -> Any:
+        return rulec.jax.step(rule, params, grads, state)
+
+    mapped = jax.shard_map(step, mesh=MESH, in_specs=(specs, specs, of_state), out_specs=(specs, of_state))
+    first = jax.shard_map(lambda p: rulec.jax.init(rule, p), mesh=MESH, in_specs=(specs,), out_specs=of_state)
+    made, collectives = compiled(mapped, params, grads, jax.jit(first)(params))
+    found = made(params, grads, state)
+    want = jax.jit(step)(alone(placed(0)), alone(grads), rulec.jax.init(rule, alone(placed(0))))
+    return apart(found, want) + list(collectives)
+
+
+def main() -> None:
+    """Prints everything that was asked for."""
+    asked = json.loads(sys.argv[1])
+    found: dict[str, Any] = {
+        "devices": jax.device_count(),
+        "largest": max(math.prod(shape) for shape, _ in LAYOUTS.values()),
+        "rules": {rule: report(rule, way) for rule, way in asked["rules"].items()},
+        "eager": {rule: eager(rule) for rule in asked["eager"]},
+        "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
