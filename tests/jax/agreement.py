@@ -75,12 +75,16 @@ def run(pair: tuple[Any, Any], given: Trial, states: tuple[Any, Any] | None = No
     return Both(updates, kept, params)
 
 
-def difference(mine: Any, other: Any) -> np.ndarray[Any, Any]:
-    """How far elements are apart, by the largest of their leaf in the same step; the first axis is steps."""
+def difference(mine: Any, other: Any, across: bool = False) -> np.ndarray[Any, Any]:
+    """How far elements are apart, by the largest of their leaf in the same step; the first axis is steps.
+
+    `across` is by the largest in any step, for updates that are differences of parameters and may be nothing in one.
+    """
     found = []
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(other), strict=True):
         a, b = (np.asarray(x, np.float64).reshape(x.shape[0], -1) for x in (a, b))
-        found.append(np.abs(a - b) / np.maximum(np.abs(b).max(axis=1, keepdims=True), 1e-300))
+        largest = np.abs(b).max() if across else np.abs(b).max(axis=1, keepdims=True)
+        found.append(np.abs(a - b) / np.maximum(largest, 1e-300))
     return np.concatenate(found, axis=1)
 
 

@@ -24,7 +24,17 @@ pytestmark = pytest.mark.peer
 ENTRIES = entries()
 ROWS = (*PEERS, *REDUCING, *MATRICES)
 
-FLAVOURS = [(entry, *flavour) for entry in ENTRIES for flavour in entry.decays()]
+#: One entry of each rule for each class or function.
+FIRST = list({(entry.rule, entry.callable): entry for entry in reversed(ENTRIES)}.values())
+
+
+def everyday(entry: Entry) -> Any:
+    """Another name of what is compared already takes its turn in the slow run."""
+    marks = [pytest.mark.slow] if entry.callable in ("nadam", "nadamw") else []
+    return [pytest.param(entry, *flavour, marks=marks) for flavour in entry.decays()]
+
+
+FLAVOURS = [flavour for entry in ENTRIES for flavour in everyday(entry)]
 
 
 def values(entry: Entry) -> dict[str, float]:
@@ -98,9 +108,6 @@ def test_keywords_and_defaults(entry: Entry) -> None:
             assert default == theirs, f"{key} is {theirs} by default there, {default} here"
 
 
-FIRST = list({(entry.rule, entry.callable): entry for entry in reversed(ENTRIES)}.values())
-
-
 @pytest.mark.parametrize("entry", FIRST, ids=str)
 def test_the_diff_command_reads_entries_alike(entry: Entry) -> None:
     hyper = values(entry)
@@ -136,7 +143,7 @@ def _means(entry: Entry, given: dict[str, Any]) -> bool:
     return all(open_ones[v](given[k]) if v in open_ones else given[k] == v for k, v in entry.when.items())
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", FIRST, ids=str)
 def test_state_names(entry: Entry) -> None:
     """Every state of ours has a key of theirs, and every key of theirs is named."""
     trial = trial_of(entry, steps=2)
