@@ -10,6 +10,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import jax
@@ -19,6 +20,7 @@ from rulec.backend import registry
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.errors import HyperError, RulecError
+from rulec.jax.matrix import is_traced
 from rulec.jax.packing import Piece
 from rulec.jax.plan import Bucket
 from rulec.language.node import Node
@@ -46,13 +48,14 @@ def chosen(backend: str | None, *trees: Any) -> str:
 
 
 def _on_one_cpu(tree: Any) -> bool:
-    kind, first = jax.sharding.SingleDeviceSharding, None
-    for array in jax.tree.leaves(tree):
-        if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or type(array.sharding) is not kind:
-            return False
-        first = array if first is None else first
-    devices: Any = first.sharding.device_set if first is not None else ()
-    return any(device.platform == "cpu" for device in devices)
+    """Whether all leaves are arrays that lie on one CPU device; there may be thousands, at every step."""
+    leaves = jax.tree.leaves(tree)
+    if not leaves or len(set(map(type, leaves))) > 1 or not isinstance(leaves[0], jax.Array) or is_traced(leaves[0]):
+        return False
+    if set(map(type, map(attrgetter("sharding"), leaves))) != {jax.sharding.SingleDeviceSharding}:
+        return False
+    devices: Any = leaves[0].sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
 
 
 class Run(Protocol):

@@ -169,6 +169,16 @@ def test_under_transformations_xla_does_it(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(batched["w"], jitted["w"])
 
 
+def test_it_is_chosen_for_arrays_on_one_cpu_alone() -> None:
+    array = jnp.ones(3)
+    meshed = jax.device_put(array, jax.NamedSharding(jax.make_mesh((1,), ("x",)), jax.P("x")))
+    assert cpu.chosen(None, {"a": array}, [array]) == "either"
+    assert cpu.chosen(None, {"a": array, "b": meshed}) == "jax"
+    assert cpu.chosen(None, {"a": np.ones(3)}) == "jax"
+    assert cpu.chosen(None, {"a": array}, {"a": np.ones(3), "b": array}) == "jax"
+    assert cpu.chosen("cpu", {"a": meshed}) == "cpu"
+
+
 def test_a_rule_that_is_no_single_pass_is_left_to_xla(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
