@@ -72,9 +72,9 @@ class Evaluation(Machine):
 
 
 def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:
-    """The values of the leaves that move, at the last count that there was: the step adds one."""
+    """The values of the leaves that move."""
     numbers = dict(values.numbers)
     for name, level in plan.numbers.items():
         if level == "tensor":
             numbers[name] = numbers[name][np.searchsorted(trained.having[name], plan.having[name])]
-    return Values(values.count - 1, values.arrays, numbers)
+    return Values(values.count, values.arrays, numbers)

@@ -17,6 +17,7 @@ import torch
 import rulec
 import rulec.jax
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.jax.operands import explained
 from tests.jax.training import gradients, params
 
 ADAM = rulec.jax.transform("adam", lr=0.1)
@@ -242,6 +243,20 @@ def test_one_array_twice() -> None:
         rulec.jax.step("sgd", {"a": one}, {"a": one}, rulec.jax.init("sgd", {"a": one}))
     assert not one.is_deleted()
     rulec.jax.step("sgd", tree, grads, state, donate=False)
+
+
+def test_what_is_not_known_is_left_to_jax() -> None:
+    """An array that is given twice is nobody's mistake where memory was not the trouble."""
+    tree = {"a": jnp.ones(3)}
+    operands = tree, tree, rulec.jax.init("sgd", tree), [{}], {}
+
+    def step(params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> None:
+        """Has the operands of a machine's."""
+
+    assert explained(RuntimeError("out of memory"), step, operands) is None
+    assert explained(TypeError("of something else"), step, operands) is None
+    found = explained(RuntimeError("Attempt to donate the same buffer twice"), step, operands)
+    assert str(found).startswith("the gradient of a is the same array as the parameter a")
 
 
 # Hyper-parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -355,13 +356,14 @@ def test_strict_promotion() -> None:
             jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), params("bfloat16"))
 
 
-@pytest.mark.parametrize("mode", [jax.disable_jit, lambda: jax.debug_nans(True), jax.checking_leaks])
+@pytest.mark.parametrize("mode", [jax.checking_leaks, jax.disable_jit, lambda: jax.debug_nans(True)])
 def test_modes_for_debugging(mode: Callable[[], Any]) -> None:
     tree = {"w": jnp.arange(6.0).reshape(2, 3)}
     expected = ours().update(gradients(tree, 0), ours().init(tree), tree)[0]
     with mode():
         found, _ = ours().update(gradients(tree, 0), ours().init(tree), tree)
-        jax.jit(lambda rate: ours(lr=rate).update(gradients(tree, 0), ours().init(tree), tree)[0])(0.1)
+        made = functools.partial(rulec.jax.transform, "adamw", eps=1e-7)  # of no other test's names
+        jax.jit(lambda rate: made(lr=rate).update(gradients(tree, 0), made(lr=rate).init(tree), tree)[0])(0.1)
     assert difference(found, expected) < 3e-7
 
 

@@ -104,6 +104,39 @@ def test_leaves_of_several_rules_go_each_its_own_way() -> None:
     assert difference(found["b"], tree["b"]) == 0
 
 
+COUNTED = rulec.parse("""
+name: Counted
+hyper: {lr: 0.5}
+state: {n: {init: 0, per: tensor}}
+step: |
+  n = n + sum(g)
+  p = p - lr*g
+evaluate: p/4 + n
+""")
+
+SUMMED = rulec.parse("""
+name: Summed
+state: {n: {init: 0, per: tensor}}
+step: |
+  n = n + 1
+  direction = n*g
+""")
+
+
+def test_with_the_numbers_of_each_leaf() -> None:
+    """Two of three leaves are evaluated elsewhere; all have a number of their own, kept in one vector."""
+    rule = rulec.partition({"b": SUMMED, "...": COUNTED})
+    start = {"a": jnp.full(3, 8.0), "b": jnp.full(2, 16.0), "c": jnp.full(4, 32.0)}
+    tree, state = start, rulec.jax.init(rule, start)
+    for _ in range(2):
+        grads = jax.tree.map(jnp.ones_like, tree)
+        tree, state = rulec.jax.step(rule, tree, grads, state, lr=0.5, donate=False)
+    found = rulec.jax.eval_params(rule, tree, state, lr=0.5)
+    assert found["a"].tolist() == pytest.approx([(8 - 1) / 4 + 2 * 3] * 3)
+    assert found["b"].tolist() == tree["b"].tolist()
+    assert found["c"].tolist() == pytest.approx([(32 - 1) / 4 + 2 * 4] * 4)
+
+
 def test_dtypes_stay() -> None:
     tree = params("bfloat16")
     state = rulec.jax.init("schedule_free_adamw", tree, state_dtype="float32")
