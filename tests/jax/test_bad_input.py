@@ -248,7 +248,7 @@ def test_one_array_twice() -> None:
 def test_what_is_not_known_is_left_to_jax() -> None:
     """An array that is given twice is nobody's mistake where memory was not the trouble."""
     tree = {"a": jnp.ones(3)}
-    operands = tree, tree, rulec.jax.init("sgd", tree), [{}], {}
+    operands: Any = tree, tree, rulec.jax.init("sgd", tree), [{}], {}
 
     def step(params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> None:
         """Has the operands of a machine's."""
