@@ -80,8 +80,8 @@ def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
 
 
 def test_arrays_begin_where_their_dtype_may(tmp_path: Path) -> None:
-    file = tmp_path / "some.safetensors"
-    write_file(file, {name: stored(tensor) for name, tensor in tensors().items()}, {})
+    file, odd = tmp_path / "some.safetensors", torch.zeros(3, dtype=torch.bfloat16)
+    write_file(file, {name: stored(tensor) for name, tensor in {"a": odd, **tensors()}.items()}, {})
     found, _ = read_file(file)
     assert all(each.bits.ctypes.data % each.bits.itemsize == 0 for each in found.values() if each.data.size)
 
