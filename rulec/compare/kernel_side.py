@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from rulec.testing.kinds import ArrayKind, kind_named
 Array = np.ndarray[Any, Any]
 
 #: The library of the arrays that a backend works on, where it is not NumPy.
-ARRAYS: Mapping[str, str] = {"triton": "torch", "jax": "jax"}
+ARRAYS: Mapping[str, str] = {"triton": "torch"}
 
 
 @dataclass
@@ -62,15 +61,12 @@ class KernelSide:
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str) -> None:
         self.name = backend
         self.kind = kind_named(ARRAYS.get(backend, "numpy"))
-        self.width = _width(self.kind.name)
-        with self.width():
-            router = Router(rule)
-            self.tensors = [_tensor(router.choose(p.shape, ()), p, hyper, backend, self.kind) for p in params]
+        router = Router(rule)
+        self.tensors = [_tensor(router.choose(p.shape, ()), p, hyper, backend, self.kind) for p in params]
 
     def step(self, grads: Sequence[Array]) -> None:
-        with self.width():
-            for tensor, grad in zip(self.tensors, grads, strict=True):
-                tensor.step(self.kind.make(grad))
+        for tensor, grad in zip(self.tensors, grads, strict=True):
+            tensor.step(self.kind.make(grad))
 
     def values(self) -> list[dict[str, Array]]:
         read = self.kind.read
@@ -82,20 +78,6 @@ class KernelSide:
 
 def _as_arrays(numbers: Mapping[str, float]) -> dict[str, Array]:
     return {k: np.asarray(v) for k, v in numbers.items()}
-
-
-def _width(arrays: str) -> Any:
-    """What a block runs in: JAX with float64, whose 32 bits are its default; nothing for others."""
-    if arrays != "jax":
-        return nullcontext
-
-    def wide() -> AbstractContextManager[Any]:
-        import jax
-
-        found: AbstractContextManager[Any] = jax.enable_x64(True)
-        return found
-
-    return wide
 
 
 def _tensor(rule: Rule, param: Array, hyper: Mapping[str, float], backend: str, kind: ArrayKind) -> _Tensor:

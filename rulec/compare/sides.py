@@ -36,13 +36,16 @@ def check_inputs(rule: Rule) -> None:
 
 
 def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
-    """A rule of ours through a backend: through `rulec.array` where that drives it, else by its kernels alone.
+    """A rule of ours through a backend: through `rulec.array` or `rulec.jax` where that drives it, or by its kernels.
 
     RuleError for a rule with inputs, BackendUnsupported for one that the backend does not run.
     """
+    from rulec.compare.jax_side import JaxSide
     from rulec.compare.kernel_side import ARRAYS, KernelSide
 
     check_inputs(rule)
+    if backend == "jax":
+        return JaxSide(rule, params, hyper)
     if backend in ARRAYS:
         return KernelSide(rule, params, hyper, backend)
     return ArraySide(rule, params, hyper, backend)

@@ -77,10 +77,10 @@ def test_what_cannot_be_held_against_50_digits_says_why() -> None:
         assert side["reason"] == "eigh has no 50-digit form: use the float64 reference"
 
 
-def test_a_backend_without_stages_says_so() -> None:
+def test_jax_runs_several_stages() -> None:
     reference, jax = run_json("check", "lamb", "--steps", "2", "--backend", "jax")["oracle"]["sides"]
     assert "ulps" in reference
-    assert "backend 'jax' cannot express the reductions" in jax["reason"]
+    assert "ulps" in jax
 
 
 def test_a_rule_with_inputs_is_valid_and_not_run(tmp_path: Path) -> None:

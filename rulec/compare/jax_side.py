@@ -1,0 +1,69 @@
+"""A rule through `rulec.jax`, as one side of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.routing import Router
+from rulec.language.rule import Rule
+
+Array = np.ndarray[Any, Any]
+
+
+class JaxSide:
+    """A rule of ours in JAX with float64 allowed, by what the jax backend prints alone.
+
+    `params` are NumPy arrays, which are copied.
+    """
+
+    name = "jax"
+
+    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, Any]) -> None:
+        import jax
+
+        import rulec.jax
+
+        self.rule, self.hyper = rule, hyper
+        routed = [Router(rule).choose(p.shape, ()) for p in params]
+        #: The tensors that have a state, by its name.
+        self.having = {n: [i for i, r in enumerate(routed) if n in r.state] for own in routed for n in own.state}
+        with jax.enable_x64(True):
+            self.params = [jax.numpy.array(p) for p in params]
+            self.state = rulec.jax.init(rule, self.params, **hyper)
+
+    def step(self, grads: Sequence[Array]) -> None:
+        """One update of every tensor."""
+        import jax
+
+        import rulec.jax
+
+        with jax.enable_x64(True):
+            given = [jax.numpy.array(g) for g in grads]
+            self.params, self.state = rulec.jax.step(
+                self.rule, self.params, given, self.state, backend="jax", **self.hyper
+            )
+
+    def values(self) -> list[dict[str, Array]]:
+        """For each tensor its parameter as `p`, and its states by the rule's names."""
+        found: list[dict[str, Array]] = [{"p": np.asarray(p)} for p in self.params]
+        for name, kept in self._states().items():
+            for place, i in enumerate(self.having[name]):
+                found[i][name] = np.asarray(kept[i] if isinstance(kept, list) else _number(kept, place))
+        return found
+
+    def _states(self) -> dict[str, Any]:
+        from rulec.jax.recipe import recipe
+        from rulec.jax.state import fields_of
+
+        rules = [own for group in recipe(self.rule, {}, None).groups for own in Router(group.rule).rules]
+        fields = fields_of(rules, {}).every
+        return {name: getattr(self.state, fields[name]) for name in self.having}
+
+
+def _number(kept: Any, place: int) -> Any:
+    """A tensor's among numbers of tensors; that of the one group, or of the model."""
+    numbers = np.asarray(kept).reshape(-1)
+    return numbers[place if numbers.size > 1 else 0]

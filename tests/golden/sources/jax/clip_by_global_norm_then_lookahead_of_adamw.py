@@ -1,0 +1,36 @@
+"""ClipByGlobalNormThenLookaheadAdamW by the jax backend: p:f32 g:f32 m:f32 v:f32 slow:f32. Printed by rulec."""
+
+import jax.numpy as jnp
+
+
+def stage_0(g):
+    """Stage 0 of 2 for one tensor, and reductions in float64.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    sum_model = jnp.sum(g * g, dtype=jnp.float64)
+    return {}, {'sum_model': sum_model}
+
+
+def stage_1(
+    p, g, m, v, slow, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+    weight_decay, lr, alpha, scalar_11, scalar_0,
+):
+    """Stage 1 of 2 for one tensor.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    scalar_11 = scalar_11 != 0
+    clip_by_global_norm_direction = g * scalar_0
+    m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
+    v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction)
+    m_hat = m_new / one_minus_beta1_t
+    v_hat = v_new / one_minus_beta2_t
+    adam_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+    decay_direction = weight_decay * p
+    adamw_direction = adam_direction + decay_direction
+    adamw_p = p - lr * adamw_direction
+    slow_new = slow + alpha * (adamw_p - slow)
+    slow_new_ = jnp.where(scalar_11, slow_new, slow)
+    p_new = jnp.where(scalar_11, slow_new, adamw_p)
+    return {'m': m_new, 'v': v_new, 'slow': slow_new_, 'p': p_new}

@@ -1,0 +1,26 @@
+"""Prodigy by the jax backend: p:f32 g:f32 m:f32 v:f32 s:f32 x0:f32. Printed by rulec."""
+
+import jax.numpy as jnp
+
+
+def stage_0(p, g, s, x0, beta3, scalar_2, a):
+    """Stage 0 of 2 for one tensor, and reductions in float64.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    s_new = beta3 * s + scalar_2 * g
+    sum_model = jnp.sum(a * g * (x0 - p), dtype=jnp.float64)
+    total = jnp.sum(jnp.abs(s_new), dtype=jnp.float64)
+    return {'s': s_new}, {'sum_model': sum_model, 'total': total}
+
+
+def stage_1(p, g, m, v, beta1, beta2, one_minus_beta2, weight_decay, scalar_0, scalar_1, a, scalar_4):
+    """Stage 1 of 2 for one tensor.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    m_new = beta1 * m + scalar_0 * g
+    x1 = scalar_1 * g
+    v_new = beta2 * v + one_minus_beta2 * (x1 * x1)
+    p_new = p - a * (m_new / (jnp.sqrt(v_new) + scalar_4) + weight_decay * p)
+    return {'m': m_new, 'v': v_new, 'p': p_new}
