@@ -299,6 +299,8 @@ def test_no_kernel_waits_for_a_thread_that_has_not_begun(way: str, monkeypatch: 
     assert handler(xla.frame.ctypes.data) is None
     np.testing.assert_array_equal(p, np.full_like(p, -0.5))
     assert len(xla.tasks) == (2 if way == "late" else 0)
+    # A job lives until all have left it.
+    assert [ctypes.c_int64.from_address(job + 8 * ffi._LEFT).value for _, job in xla.tasks] == [2] * len(xla.tasks)
     assert xla.destroyed == (2 if way == "refused" else 0)
     # A thread that comes when all is over touches nothing of the call any more.
     xla.frame[:], plan[:] = 0, 0
@@ -350,7 +352,7 @@ def test_a_packed_state_is_updated_where_it_lies() -> None:
 
 @pytest.mark.parametrize("rule", ["adam", "adafactor"])
 def test_packed_states_without_the_kernel(rule: str) -> None:
-    params = {k: normal(i, 3, 4) for i, k in enumerate("abc")} | {"n": None}
+    params = {k: normal(i, 3, 4) for i, k in enumerate("bcd")} | {"a": None}
     grads = jax.tree.map(jnp.ones_like, params)
     state = rulec.jax.init(rule, params)
     expected, whole = rulec.jax.step(rule, params, grads, state, donate=False, backend="jax")
