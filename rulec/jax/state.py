@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.printer import unique_name
 from rulec.errors import StateMismatch
@@ -68,7 +70,9 @@ class Fields:
                 found[field] = arrays.packed()
             else:
                 found[field] = tree.structure.unflatten([arrays.get(place) for place in places])
-        found |= {field: values.numbers.get(name) for name, field in self.numbers.items()}
+        # Of no leaves, as optax asks where parameters stand in a state, numbers still stand where they do.
+        none = None if tree.arrays else jnp.zeros(())
+        found |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
         return state_class(("count", *self.every.values()))(count=values.count, **found)
 
     def unpacked(self, state: Any, tree: Tree, title: str) -> Values:
