@@ -14,13 +14,12 @@ import rulec
 from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
-from rulec.errors import BackendUnavailable, BackendUnsupported
+from rulec.errors import BackendUnavailable
 from rulec.testing import XLA, JaxKind, check_backend
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
 from rulec_backends.jax import JaxBackend, JaxKernel
-from tests.backends.elementwise import elementwise_rules
 
 ISSUE = ["sgd", "adamw", "lion", "radam"]
 
@@ -42,7 +41,7 @@ def step(p_stored, g_stored, m, beta2, one_minus_beta2, beta1, one_minus_beta1, 
 '''
 
 
-@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["x32", "x64"])
 def wide(request: pytest.FixtureRequest) -> Iterator[bool]:
     with jax.enable_x64(request.param):
         yield request.param
@@ -78,20 +77,7 @@ def test_rules_with_other_operations(name: str) -> None:
 def test_it_is_a_backend_for_every_rule() -> None:
     with jax.enable_x64(True):
         report = check_backend("jax")
-    assert report.rules == elementwise_rules()
-    assert report.refused == [name for name in rulec.rules() if name not in report.rules]
-
-
-@pytest.mark.parametrize("name", ["lamb", "adafactor", "prodigy", "transforms/clip_by_global_norm", "muon"])
-def test_programs_of_several_stages_are_refused_in_one_sentence(name: str) -> None:
-    rule = rulec.load(name)
-    program = compile(rule)
-    with pytest.raises(BackendUnsupported) as caught:
-        JaxBackend().emit(program, layout_for(program, "float32"))
-    assert str(caught.value) == (
-        f"backend 'jax' cannot express the reductions or matrix functions of rule {rule.name!r}: "
-        "choose another backend (`rulec doctor` lists them)"
-    )
+    assert (report.refused, report.stages) == ([], True)
 
 
 def test_the_code_reads_like_the_rule() -> None:
@@ -108,7 +94,7 @@ def test_neither_a_new_count_nor_a_new_rate_traces_anything_again(monkeypatch: p
         step = run_source(*args)["step"]
         return {"step": lambda *arrays: traces.append(len(arrays)) or step(*arrays)}  # type: ignore[func-returns-value]
 
-    jax_backend._bucket_step.cache_clear()
+    jax_backend._kernel.cache_clear()
     monkeypatch.setattr(jax_backend, "run_source", counting)
     kernel, program = kernel_of("adamw")
     params = [jnp.ones((3, 2)), jnp.ones(5)]
@@ -121,7 +107,7 @@ def test_neither_a_new_count_nor_a_new_rate_traces_anything_again(monkeypatch: p
         0, [jnp.ones((3, 2)), jnp.ones(5)], table(program, 2)
     )
     assert len(traces) == 2
-    jax_backend._bucket_step.cache_clear()
+    jax_backend._kernel.cache_clear()
 
 
 def test_parameters_and_states_are_donated_and_gradients_are_not() -> None:

@@ -10,7 +10,7 @@ from rulec.compare.difference import compare, order_of_values
 from rulec.compare.sides import ReferenceSide, backend_side
 from rulec.compare.target import resolve
 from rulec.compare.trial import Trial, shapes_for
-from rulec.errors import BackendUnsupported, RulecError, RuleError
+from rulec.errors import RulecError, RuleError
 from rulec.runtime.engine import default_hyper
 
 
