@@ -107,7 +107,7 @@ class JaxKernel:
             stored = {b: self._stored(b, value, shape) for b, value in new.items()}
             return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
 
-        return jax.jit(stage, static_argnums=(2, 3))  # type: ignore[no-any-return]
+        return jax.jit(stage, static_argnums=(2, 3))
 
     def _evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
         """What the printed function returns; a reduction of what another reduces too is worked out apart from it."""
@@ -175,7 +175,7 @@ def _apart(operands: Sequence[Any]) -> Sequence[Any]:
     """
     import jax
 
-    return jax.lax.optimization_barrier(list(operands))  # type: ignore[no-any-return]
+    return jax.lax.optimization_barrier(list(operands))  # type: ignore[no-untyped-call, no-any-return]
 
 
 class JaxCall:

@@ -19,7 +19,7 @@ def filled(shape: tuple[int, ...], number: Any, dtype: str, axes: Axes, param: A
         return jnp.full(shape, number, dtype)
     model = model.reshape(shape).astype(dtype)
     # XLA shards what meets element by element alike. Only then may it see that one of the two is never taken.
-    taken = jax.lax.optimization_barrier(jnp.zeros((), bool))
+    taken = jax.lax.optimization_barrier(jnp.zeros((), bool))  # type: ignore[no-untyped-call]
     return jnp.where(taken, model, jnp.full_like(model, number))
 
 
