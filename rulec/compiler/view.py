@@ -33,12 +33,12 @@ class MatrixView:
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes of the tensor that hold its rows, and those that hold its columns."""
         count = len(self.shape)
-        if count < 2:
-            rows, cols = (), tuple(range(count))
-        elif {self.rows, self.cols} == {*self.shape[-2:]} and self.batch == math.prod(self.shape[:-2]):
+        rows: tuple[int, ...] = ()
+        cols: tuple[int, ...] = tuple(range(count))
+        if count >= 2 and {self.rows, self.cols} == {*self.shape[-2:]} and self.batch == math.prod(self.shape[:-2]):
             rows, cols = (count - 2,), (count - 1,)
-        else:
-            rows, cols = (0,), tuple(range(1, count))
+        elif count >= 2:
+            rows, cols = (0,), cols[1:]
         return (cols, rows) if self.transposed else (rows, cols)
 
     def matrices(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
