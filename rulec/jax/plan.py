@@ -19,8 +19,9 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import BackendUnsupported, RuleError
+from rulec.jax.guards import Guard, guards_of
 from rulec.jax.leaves import Leaf
-from rulec.language.node import Op, walk
+from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
@@ -74,6 +75,11 @@ class Bucket:
     def plan(self) -> Plan:
         """What is worked out between the stages."""
         return Plan(self.program)
+
+    @cached_property
+    def guards(self) -> Mapping[Node, Guard]:
+        """The matrix functions that are wanted under a condition alone."""
+        return guards_of(self.program)
 
     @cached_property
     def table(self) -> ScalarTable:

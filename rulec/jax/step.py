@@ -17,12 +17,13 @@ import numpy as np
 from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.jax import cpu
+from rulec.jax.gaps import Gaps
 from rulec.jax.library import JaxLibrary
 from rulec.jax.packing import unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.shards import filled
 from rulec.language.node import Node, Op, walk
-from rulec.runtime.between import Between, Join, Joining, joined
+from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.device import known_number
 
 LIBRARY = JaxLibrary()
@@ -208,13 +209,6 @@ class _Step:
         return jnp.where(jnp.stack([jnp.asarray(x, bool) for x in stays]), old, more)
 
 
-class _Apart(Between):
-    """Works out matrix functions matrix by matrix: XLA would shard all matrices of a stack alike."""
-
-    def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
-        return self._for_each(value, function)
-
-
 class _BucketStep:
     """One bucket's share of a step: the surroundings of what is worked out between its stages, and the loop over them.
 
@@ -230,7 +224,7 @@ class _BucketStep:
         #: The row of each leaf, and the leaf that each row is of.
         self.row, self.kept = row, keep
         self.table = evaluated([*bucket.table.columns, *(s.value for s in bucket.table.stores)], self._scalar)
-        self.between = _Apart(bucket.plan, self)
+        self.between = Gaps(bucket, self)
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
         self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}

@@ -1,0 +1,39 @@
+"""What is worked out between stages where XLA sees all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax.numpy as jnp
+
+from rulec.jax.guards import Guard, where_wanted
+from rulec.jax.plan import Bucket
+from rulec.language.node import Node
+from rulec.runtime.between import Between, Join, Surroundings
+
+
+class Gaps(Between):
+    """Works out matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
+
+    Those that are wanted under a condition alone are worked out where it holds.
+    """
+
+    def __init__(self, bucket: Bucket, around: Surroundings) -> None:
+        super().__init__(bucket.plan, around)
+        self._guards = bucket.guards
+
+    def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
+        return self._for_each(value, function)
+
+    def _value(self, value: Node) -> Generator[Join, Any, Any]:
+        guard = self._guards.get(value)
+        if guard is None or guard.condition not in self.values or not self._is_number(guard.condition):
+            return (yield from super()._value(value))
+        function = self._matrix_function(value)
+        return [self._guarded(value, guard, function, i) for i in range(self.count)]
+
+    def _guarded(self, value: Node, guard: Guard, function: Callable[..., Any], i: int) -> Any:
+        holds = jnp.asarray(self.library.at(self.values[guard.condition], i)) != 0
+        found = where_wanted(holds == guard.truth, function, self._operands(value, i))
+        return self._rounded(value, found)
