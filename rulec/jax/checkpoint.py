@@ -22,8 +22,8 @@ from rulec.jax.packing import Packed, packed, unpacked
 from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
-from rulec.jax.step import Values
 from rulec.jax.transform import options
+from rulec.jax.values import Values
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.language.traits import draws

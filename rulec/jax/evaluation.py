@@ -17,8 +17,9 @@ from rulec.jax.leaves import Leaf
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine_of, numbered
 from rulec.jax.plan import Assignment, StepPlan
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
-from rulec.jax.step import Values, one_step
+from rulec.jax.step import one_step
 from rulec.jax.transform import options
+from rulec.jax.values import Values
 from rulec.language.evaluation import to_evaluation
 from rulec.language.rule import Rule
 

@@ -15,6 +15,7 @@ from rulec.errors import HyperError
 from rulec.jax.apart import apart
 from rulec.jax.leaves import Leaf
 from rulec.jax.matrix import is_traced
+from rulec.jax.values import evaluated
 from rulec.language.hyper import Hyper, number_of
 from rulec.language.library import load
 from rulec.language.node import Node, names_in
@@ -86,7 +87,6 @@ class Group:
         named = {n: values[n] for n in names_in([default])}
         if all(isinstance(x, int | float) for x in named.values()):
             return number_of(default, named)
-        from rulec.jax.step import evaluated
 
         def leaf(value: Node) -> Any:
             return jnp.asarray(value.arg if value.arg not in named else named[str(value.arg)], jnp.float64)

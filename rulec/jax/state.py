@@ -16,7 +16,7 @@ from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
 from rulec.jax.packing import Packed, Pieces
 from rulec.jax.plan import Bucket, StepPlan
-from rulec.jax.step import Values
+from rulec.jax.values import Values
 from rulec.language.rule import Rule
 
 

@@ -6,9 +6,8 @@ each bucket its stages, and between them what is narrower than a parameter, in f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,114 +17,12 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.jax import cpu
 from rulec.jax.gaps import Gaps
-from rulec.jax.library import JaxLibrary
 from rulec.jax.packing import unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
-from rulec.jax.shards import filled
-from rulec.language.node import Node, Op, walk
+from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
+from rulec.language.node import Node, Op
 from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.device import known_number
-
-LIBRARY = JaxLibrary()
-
-#: Hyper-parameters of each group: numbers, or 0-d arrays.
-Hypers = Sequence[Mapping[str, Any]]
-
-
-@dataclass
-class Values:
-    """A state's arrays, without the containers that users see.
-
-    `count` is how often the leaves were updated: one number, or one for each leaf. `arrays` has for each state the
-    arrays of those leaves that have it, by their places; `numbers` a vector over the leaves that have it, over the
-    groups, or one number.
-    """
-
-    count: Any
-    arrays: dict[str, dict[int, Any]] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)
-
-    def copied(self) -> Values:
-        """The same arrays in containers of their own."""
-        return Values(self.count, {k: copy(v) for k, v in self.arrays.items()}, dict(self.numbers))
-
-
-def evaluated(roots: Sequence[Node], leaf: Callable[[Node], Any]) -> dict[Node, Any]:
-    """The values of expressions and of all their parts."""
-    values: dict[Node, Any] = {}
-    for part in walk(roots):
-        values[part] = leaf(part) if not part.args else LIBRARY.arithmetic[part.op](*(values[a] for a in part.args))
-    return values
-
-
-# The first state
-
-
-def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:
-    """The state before the first step."""
-    count = jnp.zeros((len(plan.leaves),) if plan.own_counts else (), jnp.int32)
-    values = Values(count, {name: {} for name in plan.arrays})
-    numbers: dict[str, dict[int, Any]] = {name: {} for name in plan.numbers}
-    for bucket in plan.buckets:
-        for i, place in enumerate(bucket.places):
-            _first_of(plan, bucket, i, params[place], hyper[bucket.groups[i]], values, numbers)
-    for name, level in plan.numbers.items():
-        found = numbers[name]
-        if level == "tensor":
-            values.numbers[name] = jnp.stack([found[place] for place in plan.having[name]]).astype(number_dtype)
-            continue
-        by_group = {group: found[place] for place, group in _groups(plan, name)}
-        any_group = next(iter(by_group.values()))
-        whole = [by_group.get(group, any_group) for group in range(plan.groups if level == "group" else 1)]
-        made = jnp.stack(whole).astype(number_dtype)
-        values.numbers[name] = made if level == "group" else made[0]
-    return values
-
-
-def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
-    """The leaves that have a state, each with its group; of the model, one with group 0."""
-    found = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
-    return found if plan.numbers[name] == "group" else [(min(found)[0], 0)]
-
-
-def _first_of(
-    plan: StepPlan, bucket: Bucket, i: int, param: Any, hyper: Mapping[str, Any], values: Values,
-    numbers: Mapping[str, dict[int, Any]],
-) -> None:  # fmt: skip
-    place, facts = bucket.places[i], bucket.facts[i]
-    compute = bucket.layout.compute
-
-    def leaf(value: Node) -> Any:
-        if value.op is Op.LOAD:
-            return param.astype(compute)
-        return _leaf(value, hyper, facts)
-
-    for spec in bucket.specs:
-        shape = spec.shape(bucket.views[i], bucket.static, facts)
-        if spec.copies_parameter:
-            made = jnp.array(param, spec.dtype)
-        else:
-            made = evaluated([spec.init], leaf)[spec.init]
-            if spec.reads_parameter:
-                made = jnp.array(made, spec.dtype)
-            else:
-                made = filled(shape, made, spec.dtype, spec.axes, param, bucket.views[i])
-        values.arrays[spec.name][place] = made
-    for level in ("tensor", "group", "model"):
-        for name in plan.states_of(bucket, level):
-            init = bucket.program.buffer(name).init
-            assert init is not None
-            numbers[name][place] = jnp.asarray(evaluated([init], leaf)[init], jnp.float64).reshape(())
-
-
-def _leaf(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, float]) -> Any:
-    if value.op is Op.CONST:
-        return LIBRARY.constant(float(value.arg))  # type: ignore[arg-type]
-    found = facts[str(value.arg)] if value.op is Op.FACT else hyper[str(value.arg)]
-    return jnp.asarray(found, jnp.float64)
-
-
-# A step
 
 
 def one_step(
