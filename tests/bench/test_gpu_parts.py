@@ -220,6 +220,7 @@ def test_targets_come_first_and_compiled_peers_last() -> None:
         "seed",
         "rules",
         "reducing rules",
+        "jax",
         "other ways",
         "peers",
     ]

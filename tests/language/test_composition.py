@@ -147,5 +147,5 @@ def test_what_is_composed_without_end_is_refused() -> None:
 
 @pytest.mark.parametrize("text", [1, None, 2.5])
 def test_a_name_is_a_text(text: Any) -> None:
-    with pytest.raises(RuleError, match="there is no rule"):
+    with pytest.raises(RuleError, match="a rule is loaded by its name or its path, and this is of type"):
         rulec.load(text)
