@@ -26,7 +26,7 @@ KEPT = {
     "cautious_adamw": 2, "came": 3, "dadapt_adam": 1, "sm3": 1, "adamp": 1,
     "transforms/cautious": 1, "transforms/skip_not_finite": 1, "transforms/noise": 2,
     # Matrix functions.
-    "galore": 2, "muon": 3, "normuon": 3, "transforms/orthogonalize": 3, "shampoo": 7, "soap": 10,
+    "galore": 2, "muon": 3, "normuon": 3, "transforms/orthogonalize": 3, "shampoo": 7, "soap": 13,
 }  # fmt: skip
 
 #: Rules of one pass, of reductions of tensors, and of reductions of rows and columns.
