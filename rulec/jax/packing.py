@@ -142,8 +142,8 @@ def unpiece_all(states: Iterable[dict[int, Any]], places: Sequence[int]) -> None
 def packed(state: Any) -> Any:
     """A state whose trees are packed: `rulec.jax.step` takes it, and gives one back.
 
-    Its fields that were trees are `Packed`. It is for many small leaves on one device, where a step costs less than
-    half with it; leaves are no longer sharded each in its own way.
+    Its fields that were trees are `Packed`. It is for many small leaves on one device, where a step costs about half
+    with it; leaves are no longer sharded each in its own way.
     """
     return _mapped(state, lambda field: field if hasattr(field, "dtype") else _pack(field))
 
