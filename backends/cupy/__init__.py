@@ -16,16 +16,14 @@ from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
-from .call import CudaCall
+from .call import CudaCall, Functions
 from .memory import memory_of, used
+from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
 
 #: The oldest GPUs that kernels are compiled for: earlier ones have no instruction that rounds to bfloat16.
 OLDEST = 80
-
-#: What NVRTC is told: nothing is contracted, so that results are those of the other backends.
-OPTIONS = ("--fmad=false", "-std=c++17")
 
 
 class CupyBackend:
@@ -56,7 +54,7 @@ class CupyBackend:
         return kernel_source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> CupyKernel:
-        """The kernel of a source text; compiled for a device when first bound there, and kept in CuPy's own cache."""
+        """The kernel of a source text; compiled for a device when first bound there."""
         return CupyKernel(program, layout, _modules(source), self.threads)
 
 
@@ -75,42 +73,32 @@ class CupyKernel:
         """
         memory = memory_of(params, f"the parameters of {self.program.name}")
         with used(memory):
-            self.modules.compiled(self.program.name, memory.device)
-        return CudaCall(self.program, self.layout, self.modules.function, self.threads, memory, params, states, views)
+            functions = self.modules.functions(self.program.name, memory.device)
+        return CudaCall(self.program, self.layout, functions, self.threads, memory, params, states, views)
 
 
 class Modules:
-    """A source text as CuPy compiles it, for each device when first used there."""
+    """A source text compiled for each device where it is used."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._module: Any = None
-        self._devices: set[int] = set()
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[int, Functions] = {}
 
-    def compiled(self, name: str, device: int) -> None:
-        """Compiles for the current device, once; BackendUnavailable where it is too old, or with NVRTC's first line."""
-        if device in self._devices:
-            return
-        import cupy
+    def functions(self, name: str, device: int) -> Functions:
+        """The kernels by their names, on the current device, which is `device`.
 
-        _check_age(device)
-        try:
-            self._module = self._module or cupy.RawModule(code=self._source, options=OPTIONS)
-            self._module.compile()
-        except Exception as error:
-            raise BackendUnavailable(
-                f"NVRTC cannot compile the kernels of {name} ({_first_line(error)}): check that CuPy and CUDA fit "
-                f"together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
-            ) from error
-        self._devices.add(device)
-
-    def function(self, kernel: str) -> Any:
-        """A kernel by its name."""
-        found = self._functions.get(kernel)
-        if found is None:
-            found = self._functions[kernel] = self._module.get_function(kernel)
-        return found
+        BackendUnavailable where it is too old, or with NVRTC's first line.
+        """
+        if device not in self._functions:
+            _check_age(device)
+            try:
+                self._functions[device] = functools.cache(loaded(self._source).get_function)
+            except Exception as error:
+                raise BackendUnavailable(
+                    f"NVRTC cannot compile the kernels of {name} ({_first_line(error)}): check that CuPy and CUDA fit "
+                    f"together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
+                ) from error
+        return self._functions[device]
 
 
 @functools.lru_cache(maxsize=1024)

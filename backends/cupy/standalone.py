@@ -10,7 +10,7 @@ from ..array_print import operations
 from ..c.words import words_used
 from ..numpy.standalone import DIALECT, WORDS
 from ..python_standalone import OneFile, ScalarLines, call_lines, expression, indented, words_in
-from . import OPTIONS
+from .nvrtc import OPTIONS
 from .plan import GIVEN, bound_lines, given_lines, kernel_name
 from .stage import StageKernel
 from .words import DIALECT as CUDA
@@ -88,7 +88,9 @@ class CupyFile(OneFile):
             *(f"self.{x} = {x}" for x in self.fields.values()), "self.params = list(params)", "for p in self.params:",
             f"    if not isinstance(p, cupy.ndarray) or p.dtype != np.{self.dtype} or not p.flags.c_contiguous:",
             f"        {wrong}", "self.states = [self._begin(p) for p in self.params]",
-            f'self.kernel = cupy.RawModule(code=SOURCE, options=({options})).get_function("step")',
+            f"image, _ = cupy.cuda.compiler.compile_using_nvrtc(SOURCE, ({options}))",
+            "self.module = cupy.cuda.function.Module()", "self.module.load(image)",
+            'self.kernel = self.module.get_function("step")',
         ])]  # fmt: skip
 
     def _begin(self) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rulec_backends.cupy import OPTIONS
+from rulec_backends.cupy.nvrtc import OPTIONS
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 

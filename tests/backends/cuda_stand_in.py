@@ -281,18 +281,20 @@ class Failure(Exception):
     """What the stand-in raises where CuPy's compiler would."""
 
 
-class RawModule:
-    """A source text, compiled for the CPU."""
+def compile_using_nvrtc(source: str, options: tuple[str, ...]) -> tuple[bytes, None]:
+    """What NVRTC makes of a source text: here the text itself, once it compiles."""
+    _library(source)
+    return source.encode(), None
 
-    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
-        self.code, self.options = code, options
 
-    def compile(self) -> None:
-        _library(self.code, self.options)
+class Module:
+    """Kernels on the device."""
+
+    def load(self, image: bytes) -> None:
+        self._library = _library(image.decode())
 
     def get_function(self, name: str) -> Callable[..., None]:
-        library = _library(self.code, self.options)
-        run = ctypes.cast(getattr(library, f"cuda_run_{name}"), ctypes.c_void_p)
+        run = ctypes.cast(getattr(self._library, f"cuda_run_{name}"), ctypes.c_void_p)
 
         def launch(grid: tuple[int], block: tuple[int], arguments: tuple[int, ...]) -> None:
             assert all(type(x) is int for x in (*grid, *block, *arguments))
@@ -300,6 +302,8 @@ class RawModule:
 
         return launch
 
+
+COMPILER = types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc)
 
 #: Whether blocks and threads run in descending order.
 backwards = False
@@ -344,7 +348,7 @@ def _machine() -> Any:
 
 
 @functools.cache
-def _library(code: str, options: tuple[str, ...]) -> Any:
+def _library(code: str) -> Any:
     """The kernels of a source text, as functions of this process."""
     _machine()
     folder = Path(tempfile.mkdtemp(dir=_folder()))
@@ -365,13 +369,13 @@ def _module() -> types.ModuleType:
     memory = types.SimpleNamespace(OutOfMemoryError=OutOfMemory)
     cuda = types.SimpleNamespace(
         memory=memory, Device=Device, Event=Event, Stream=Stream, alloc_pinned_memory=_pinned, runtime=runtime,
-        get_current_stream=lambda: _STREAMS[-1],
+        get_current_stream=lambda: _STREAMS[-1], nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
+        compiler=COMPILER, function=types.SimpleNamespace(Module=Module),
     )  # fmt: skip
     linalg = types.SimpleNamespace(**{n: _wrapped(getattr(np.linalg, n)) for n in ("qr", "eigh", "svd")})
     own = {
         "__version__": "14.0.0", "ndarray": Array, "linalg": linalg, "empty": empty, "zeros": zeros,
-        "asarray": asarray, "RawModule": RawModule,
-        "cuda": cuda,
+        "asarray": asarray, "cuda": cuda,
     }  # fmt: skip
     for name, value in own.items():
         setattr(found, name, value)

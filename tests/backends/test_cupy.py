@@ -7,6 +7,7 @@ A stand-in for CuPy compiles them with g++; see `cuda_stand_in`. That NVRTC make
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -427,13 +428,30 @@ def _fresh(source: str) -> Any:
     return Modules(source)
 
 
-def test_the_first_error_of_nvrtc_is_told(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> None:
+def test_a_damaged_kernel_in_the_cache_is_compiled_again(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
+    program = compile(loaded("sgd"))
+    layout = layout_for(program, "float32")
+    source = backend().emit(program, layout)
+    _fresh(source).functions("SGD", 0)
+    (kept,) = tmp_path.rglob("*.cubin")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])
+    _fresh(source).functions("SGD", 0)
+    assert kept.read_bytes() == whole
+
+
+def test_the_first_error_of_nvrtc_is_told(cupy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
+
+    def fail(source: str, options: tuple[str, ...]) -> tuple[bytes, None]:
         raise cuda_stand_in.Failure(
             '\nkernel.cu(1): warning: a\nkernel.cu(7): error: identifier "x" is undefined\n more'
         )
 
-    monkeypatch.setattr(cuda_stand_in.RawModule, "compile", fail)
+    monkeypatch.setattr(cuda_stand_in.COMPILER, "compile_using_nvrtc", fail)
     monkeypatch.setattr("rulec_backends.cupy._modules", lambda source: _fresh(source))
     assert refusal([cupy.zeros(3, np.float32)]) == (
         'NVRTC cannot compile the kernels of AdamW (kernel.cu(7): error: identifier "x" is undefined): check that CuPy '
