@@ -61,7 +61,7 @@ def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
 
 
 def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
-    """The kernel of an elementwise program as a custom call of XLA; from the cache, or compiled into it."""
+    """The kernel of a program as a custom call of XLA for each stage; from the cache, or compiled into it."""
     from .ffi import FfiKernel, ffi_source
     from .machine import FFI_ENTRY
 

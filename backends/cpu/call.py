@@ -11,7 +11,7 @@ from rulec.backend.protocol import Rows, Scratch, Written
 
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
-from .chunks import Table, flat_chunks
+from .chunks import flat_chunks
 from .machine import Machine
 from .threads import Job
 
@@ -33,7 +33,6 @@ class ElementwiseCall:
         self._chunks = flat_chunks([element_count(p) for p in params])
         everything = tuple(range(len(params)))
         self._spans = self._chunks.spans(everything)
-        self._part: tuple[tuple[int, ...], Table] = (everything, self._spans)
         self._tables = [array_address(t) for t in (self._spans, self._chunks.table, self._pointers)]
 
     def __call__(
@@ -46,9 +45,7 @@ class ElementwiseCall:
             self._gradients[:] = [*map(self._address, moving)]
         else:
             self._gradients[list(tensors)] = [*map(self._address, moving)]
-            if self._part[0] != (fired := tuple(tensors)):
-                self._part = (fired, self._chunks.spans(fired))
-            spans = self._part[1]
+            spans = self._chunks.spans(tensors)
             spans_at = array_address(spans)
         job = Job()
         job[cpu_threads.SPANS :] = [

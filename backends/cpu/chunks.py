@@ -30,6 +30,8 @@ MOST_PIECES = 128
 SPANS_PER_THREAD = 32
 #: Elements in a span, at least: fewer are not worth taking.
 SMALLEST_SPAN = 32768
+#: How many sets of tensors that are updated together a bucket remembers the spans of.
+_KNOWN = 1024
 
 
 class Chunks:
@@ -40,19 +42,30 @@ class Chunks:
 
     def __init__(self, table: Table, first: Sequence[int], lengths: Sequence[int]) -> None:
         self.table, self.first, self.lengths = table, first, lengths
-        self._least = max(SMALLEST_SPAN, sum(lengths) // (SPANS_PER_THREAD * cpu_threads.thread_count()))
+        self._known: dict[tuple[int, ...], Table] = {}
 
     def spans(self, tensors: Iterable[int]) -> Table:
         """Rows (first chunk, last chunk + 1) over the chunks of these tensors."""
+        chosen = tuple(tensors)
+        found = self._known.get(chosen)
+        if found is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[chosen] = self._joined(chosen)
+        return found
+
+    def _joined(self, tensors: Sequence[int]) -> Table:
+        chunks = [chunk for tensor in tensors for chunk in range(self.first[tensor], self.first[tensor + 1])]
+        # Of these tensors alone: one that is updated by itself is work for all threads, too.
+        total = sum(self.lengths[chunk] for chunk in chunks)
+        held = least = max(SMALLEST_SPAN, total // (SPANS_PER_THREAD * cpu_threads.thread_count()))
         spans: list[list[int]] = []
-        held = self._least
-        for tensor in tensors:
-            for chunk in range(self.first[tensor], self.first[tensor + 1]):
-                if held >= self._least or spans[-1][1] != chunk:
-                    spans.append([chunk, chunk])
-                    held = 0
-                spans[-1][1] = chunk + 1
-                held += self.lengths[chunk]
+        for chunk in chunks:
+            if held >= least or spans[-1][1] != chunk:
+                spans.append([chunk, chunk])
+                held = 0
+            spans[-1][1] = chunk + 1
+            held += self.lengths[chunk]
         return np.array(spans, np.int64).reshape(-1, 2)
 
 

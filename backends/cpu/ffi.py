@@ -1,34 +1,41 @@
 """The cpu kernel as a custom call of XLA, through the C interface that XLA has for foreign functions.
 
-A call updates all tensors of a bucket where they lie. Nothing of Python runs in it: machine code reads the addresses
-from the frame that XLA hands over, and asks XLA's own pool of threads to share the work, so that there is never a
-second set of threads. Whoever comes late finds nothing left to do, and nobody waits for a thread that has not begun:
-so no pool is too small, and none is ever stuck.
+A call does one stage of a program, and updates all tensors of a bucket where they lie. Nothing of Python runs in it:
+machine code reads the addresses from the frame that XLA hands over, and asks XLA's own pool of threads to share the
+work, so that there is never a second set of threads. Whoever comes late finds nothing left to do, and nobody waits for
+a thread that has not begun: so no pool is too small, and none is ever stuck.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
+from rulec.backend.layout import Layout, kernel_buffers
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.language.node import Op, walk
 
-from ..plan import address_lines
 from . import threads as cpu_threads
-from .chunks import flat_chunks
 from .machine import Machine
 from .print import kernel_source
+from .slots import NOTHING, LineSlots
 from .threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
+from .work import Planner
 
 #: Positions in a job behind those that kernels know: how many have not left it, and the arguments of calls into XLA.
 _LEFT, _ARGUMENTS, _JOB_WORDS = 24, 32, 40
 
-#: Positions in a plan, which goes on with its spans, its chunks, the places of its arrays, and the rows of its tensors.
-_THREADS, _SPANS, _CHUNKS, _TENSORS, _LINES, _HEAD = range(6)
+#: Positions in a plan, which goes on with its spans, its chunks, the places of its arrays, the rows of its tensors, and
+#: for each reduction to a number for each tensor what it does and the bits of what it begins with.
+_THREADS, _STAGE_NUMBER, _SPANS, _CHUNKS, _CHUNK_WORDS, _TENSORS, _LINES, _TOTALS, _HEAD = range(9)
+
+#: Reductions as plans have them.
+_SUM, _MIN, _MAX = range(3)
+_NUMBERS = {Op.SUM: _SUM, Op.MIN: _MIN, Op.MAX: _MAX}
 
 #: The interface as it was when this was written. XLA tells whether it still understands it.
 MAJOR, MINOR = 0, 3
@@ -83,18 +90,31 @@ def call_helpers(frame, job, task, count):
 
 @compiled
 def operand(frame, index):
-    """Where an operand of the call lies."""
+    """Where an operand of the call lies; of an index below 0 the result -1 - index."""
+    if index < 0:
+        return word(word(word(frame, {_RESULTS}), -1 - index), {_DATA})
     return word(word(word(frame, {_OPERANDS}), index), {_DATA})
+
+
+@compiled
+def chunk_table(plan):
+    """Where the chunks of a plan are."""
+    return plan + 8 * ({_HEAD} + 2 * word(plan, {_SPANS}))
+
+
+@compiled
+def place_table(plan):
+    """Where the places of its arrays are."""
+    return chunk_table(plan) + 8 * word(plan, {_CHUNKS}) * word(plan, {_CHUNK_WORDS})
 
 
 @compiled
 def begin(frame):
     """A job for a call. The first operand is the plan, the second the scalar table; the first result is scratch."""
-    plan, pointers = operand(frame, 0), word(word(word(frame, {_RESULTS}), 0), {_DATA})
+    plan, pointers = operand(frame, 0), operand(frame, -1)
     spans, tensors = word(plan, {_SPANS}), word(plan, {_TENSORS})
     addresses = word(plan, {_LINES}) * tensors
-    chunks_at = plan + 8 * ({_HEAD} + 2 * spans)
-    places = chunks_at + 24 * word(plan, {_CHUNKS})
+    places = place_table(plan)
     for i in range(addresses):
         put(pointers, i, operand(frame, word(places, 2 * i)) + word(places, 2 * i + 1))
     job = allocate({8 * _JOB_WORDS})
@@ -102,14 +122,39 @@ def begin(frame):
         put(job, i, 0)
     put(job, {SPANS}, spans)
     put(job, {SPAN_TABLE}, plan + {8 * _HEAD})
-    put(job, {CHUNK_TABLE}, chunks_at)
+    put(job, {CHUNK_TABLE}, chunk_table(plan))
     put(job, {POINTERS}, pointers)
     put(job, {TENSORS}, tensors)
     put(job, {ROW_INDEX}, places + 16 * addresses)
     put(job, {ROWS}, operand(frame, 1))
-    put(job, {STAGE}, 0)
+    put(job, {STAGE}, word(plan, {_STAGE_NUMBER}))
     put(job, {_LEFT}, 1)
     return job
+
+
+@compiled
+def taken_in(op, so_far, x):
+    """One number more in a reduction, NaN where either is."""
+    if op == {_SUM}:
+        return so_far + x
+    better = x < so_far if op == {_MIN} else x > so_far
+    return x if better or x != x else so_far
+
+
+@compiled
+def finish(frame):
+    """Reduces what the chunks of each tensor have left in scratch, in their order, to the second result."""
+    plan, totals = operand(frame, 0), operand(frame, -2)
+    chunks, tensors, lines = word(plan, {_CHUNKS}), word(plan, {_TENSORS}), word(plan, {_LINES})
+    table, columns = chunk_table(plan), word(plan, {_CHUNK_WORDS})
+    slots = operand(frame, -1) + 8 * lines * tensors
+    reductions = place_table(plan) + 8 * tensors * (2 * lines + 1)
+    for i in range(word(plan, {_TOTALS})):
+        for tensor in range(tensors):
+            put(totals, i * tensors + tensor, word(reductions, 2 * i + 1))
+        for chunk in range(chunks):
+            at = i * tensors + word(table, columns * chunk)
+            put(totals, at, taken_in(word(reductions, 2 * i), real(totals, at), real(slots, i * chunks + chunk)))
 
 
 @compiled
@@ -126,6 +171,7 @@ def update(frame, task):
     while fetch_add(job + {8 * ACTIVE}, 0) != 0:
         pause(job)
     leave(job)
+    finish(frame)
 
 
 @compiled
@@ -144,38 +190,83 @@ def enter(frame, job, task):
 def ffi_source(program: Program, layout: Layout) -> str:
     """The source of a program's kernel with its door to XLA."""
     text = kernel_source(program, layout)
-    names = "from rulec_backends.cpu.ffi_words import allocate, invoke, pause, put, release\n"
+    names = "from rulec_backends.cpu.ffi_words import allocate, invoke, pause, put, real, release\n"
     return text.replace("\n\n\n@compiled", f"\n{names}\n\n@compiled", 1).rstrip("\n") + "\n" + _SOURCE
 
 
-#: An array of a tensor: which operand it lies in, and how many bytes from its beginning.
+#: An array of a tensor: which operand it lies in, or -1 - i for result i, and how many bytes from its beginning.
 Place = tuple[int, int]
 
-
-def plan(sizes: Sequence[int], lines: Sequence[Sequence[Place]], rows: Sequence[int]) -> np.ndarray[Any, Any]:
-    """What a call must know beside addresses and scalars, as one vector of int64.
-
-    `sizes` are the elements of each tensor, `lines` for each line of the address table the place of each tensor's
-    array, `rows` each tensor's row of scalars.
-    """
-    chunks = flat_chunks(sizes)
-    spans = chunks.spans(range(len(sizes)))
-    head = [cpu_threads.asked_for(), len(spans), len(chunks.table), len(sizes), len(lines)]
-    parts = [head, spans, chunks.table, lines, rows]
-    return np.concatenate([np.asarray(part, np.int64).reshape(-1) for part in parts])
+#: The place of what a stage does not use.
+_NOWHERE = (0, 0)
 
 
 class FfiKernel:
-    """Machine code for one program and layout that XLA can call.
+    """Machine code for one program and layout that XLA can call, stage by stage.
 
     `address` is that of an XLA_FFI_Handler, valid as long as this object lives; `target` a name that no other kernel
-    has, on any machine; `lines` what it updates or reads of each tensor, in the order of the address table, and
-    `stored` what it updates of that.
+    has, on any machine.
     """
 
     def __init__(self, program: Program, layout: Layout, source: str, machine: Machine) -> None:
+        self.program, self.layout = program, layout
         self._machine = machine
         self.address = machine.address
-        self.lines = address_lines(program)
-        self.stored = frozenset(store.buffer for store in program.stages[0].stores)
         self.target = f"rulec_{hashlib.sha256(source.encode()).hexdigest()[:32]}"
+
+    def stage(self, index: int, sizes: Sequence[int], views: Sequence[MatrixView] = ()) -> FfiStage:
+        """A stage over tensors of so many elements, seen as these matrices where the program sees any."""
+        return FfiStage(self, index, sizes, views)
+
+
+class FfiStage:
+    """What a call of one stage over some tensors takes beside the plan and the scalar table, and gives beside scratch.
+
+    `given` are the buffers and vectors that it reads or stores, of each tensor; `stored` those that it stores. `totals`
+    are the reductions of which one number for each tensor remains: the second result, float64, has a line of each.
+    `slots` are the others: for each tensor a result float64, of which `LineSlots` says the shape, and the rest.
+    """
+
+    def __init__(self, kernel: FfiKernel, index: int, sizes: Sequence[int], views: Sequence[MatrixView]) -> None:
+        program, layout = kernel.program, kernel.layout
+        planner, stage = Planner(program, layout, sizes, views, flat=False), program.stages[index]
+        self._index, self._tensors, self._lines = index, len(sizes), planner.lines
+        self._work = planner.work(stage)
+        loaded = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
+        self.stored = [s.buffer for s in stage.stores]
+        buffers = [b.name for b in kernel_buffers(program) if b.name in {*loaded, *self.stored}]
+        self.given = [*buffers, *stage.reads]
+        self.slots = {name: slots for name, slots in self._work.slots.items() if isinstance(slots, LineSlots)}
+        self._ops = {r.name: r.value.op for r in stage.reduces if r.name not in self.slots}
+        self.totals = [*self._ops]
+
+    @property
+    def scratch(self) -> int:
+        """The words of the first result: addresses, and the slots of whole tensors."""
+        return self._addresses + len(self.totals) * self._chunks
+
+    @property
+    def _addresses(self) -> int:
+        return len(self._lines) * self._tensors
+
+    @property
+    def _chunks(self) -> int:
+        return len(self._work.chunks.table)
+
+    def plan(self, places: Mapping[str, Sequence[Place]], rows: Sequence[int]) -> np.ndarray[Any, Any]:
+        """What a call must know beside addresses and scalars, as one vector of int64.
+
+        `places` says where what is `given` lies, and the `slots`, of each tensor; `rows` is each one's row of scalars.
+        """
+        work, tensors = self._work, self._tensors
+        own = {name: [(-1, 8 * (self._addresses + i * self._chunks))] * tensors for i, name in enumerate(self.totals)}
+        lines = [{**places, **own}.get(name, [_NOWHERE] * tensors) for name in self._lines]
+        head = [
+            cpu_threads.asked_for(), self._index, len(work.spans), *work.chunks.table.shape, tensors, len(lines),
+            len(self.totals),
+        ]  # fmt: skip
+        # Every other stage goes backwards: it begins with what the one before it has left in the cache.
+        spans = work.spans[:: -1 if self._index % 2 else 1]
+        ops = [(_NUMBERS[op], np.float64(NOTHING[op]).view(np.int64)) for op in self._ops.values()]
+        parts = [head, spans, work.chunks.table, lines, rows, ops]
+        return np.concatenate([np.asarray(part, np.int64).reshape(-1) for part in parts])

@@ -6,9 +6,10 @@ import functools
 from typing import Any
 
 from .words import _intrinsic as intrinsic
+from .words import words as kernel_words
 
 #: Every word.
-NAMES = frozenset({"put", "invoke", "allocate", "release", "pause"})
+NAMES = frozenset({"put", "real", "invoke", "allocate", "release", "pause"})
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,7 @@ def words() -> dict[str, Any]:
     """Every word by its name."""
     return {
         "put": _put(),
+        "real": kernel_words()["number"],
         "invoke": _invoke(),
         "allocate": _of_c("malloc", 1),
         "release": _of_c("free", 1),
@@ -31,12 +33,11 @@ def words() -> dict[str, Any]:
 
 
 def _put() -> Any:
-    """`put(at, i, n)`: entry i of a table of int64 becomes n."""
-    from llvmlite import ir
+    """`put(at, i, n)`: entry i of a table of int64 or float64 becomes n, of the table's type."""
     from numba import types
 
     def generate(builder: Any, _: Any, values: Any) -> None:
-        at = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        at = builder.inttoptr(values[0], values[2].type.as_pointer())
         builder.store(values[2], builder.gep(at, [values[1]], inbounds=True))
 
     return intrinsic(3, lambda at, index, value: types.void, generate)

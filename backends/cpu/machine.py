@@ -142,3 +142,5 @@ class Machine:
         if not self.address:
             raise InternalError("the cpu kernel's object file has no entry")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self.address)
+        # A thread that comes late to a job may call this when all else has forgotten the kernel.
+        self.run.engine = self._engine  # type: ignore[attr-defined]

@@ -58,14 +58,14 @@ class TensorSlots:
 class LineSlots:
     """For each tensor one slot for each row, or column, of its matrices and each chunk that it passes through.
 
-    The rows and columns are those in memory; results have the shape that the rule sees.
+    The rows and columns are those in memory; results have the shape that the rule sees, one of `shapes`.
     """
 
     def __init__(self, op: Op, tensors: Sequence[Matrices], rows: bool, as_rows: bool) -> None:
-        self._op = op
+        self.op = op
         kept = [(t.blocks, t.batch * t.height) if rows else (t.pieces, t.batch * t.width) for t in tensors]
         self._slots = [np.full(shape, NOTHING[op]) for shape in kept]
-        self._shapes = [
+        self.shapes = [
             (t.batch, t.height if rows else t.width, 1) if as_rows else (t.batch, 1, t.height if rows else t.width)
             for t in tensors
         ]
@@ -79,10 +79,10 @@ class LineSlots:
 
         Some are the slots themselves: they hold until the tensor's next pass through this stage.
         """
-        reduce = _UFUNC[self._op].reduce
+        reduce = _UFUNC[self.op].reduce
         fired = range(len(self._slots)) if tensors is None else tensors
         with np.errstate(all="ignore"):
             return [
-                (slots[0] if len(slots) == 1 else reduce(slots, axis=0)).reshape(self._shapes[i])
+                (slots[0] if len(slots) == 1 else reduce(slots, axis=0)).reshape(self.shapes[i])
                 for i, slots in ((i, self._slots[i]) for i in fired)
             ]

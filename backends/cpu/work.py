@@ -36,21 +36,16 @@ class Moving:
 
 @dataclass
 class Work:
-    """What a stage needs. `part` is the last set of tensors fired without the others, and its spans."""
+    """What a stage needs."""
 
     chunks: Chunks
     spans: Table
     moving: list[Moving]
     slots: dict[str, TensorSlots | LineSlots]
-    part: tuple[tuple[int, ...], Table]
 
     def spans_of(self, fired: tuple[int, ...] | None) -> Table:
         """The spans of these tensors, or of all."""
-        if fired is None:
-            return self.spans
-        if self.part[0] != fired:
-            self.part = (fired, self.chunks.spans(fired))
-        return self.part[1]
+        return self.spans if fired is None else self.chunks.spans(fired)
 
 
 class Planner:
@@ -74,11 +69,10 @@ class Planner:
     def work(self, stage: Stage) -> Work:
         """What a stage needs."""
         chunks, matrices = self._cut(stage)
-        everything = tuple(range(len(self.sizes)))
-        spans = chunks.spans(everything)
+        spans = chunks.spans(range(len(self.sizes)))
         moving = [Moving(name, self.lines.index(name), self._bytes(name)) for name in moving_lines(self.program, stage)]
         slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
-        return Work(chunks, spans, moving, slots, (everything, spans))
+        return Work(chunks, spans, moving, slots)
 
     def _cut(self, stage: Stage) -> tuple[Chunks, list[Matrices]]:
         """A stage's chunks, and the matrices that they are of; stages that are cut alike share them."""

@@ -10,6 +10,7 @@ from typing import Any
 from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
 from rulec.jax.drop_ins import function_named, names
+from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.evaluation import eval_params
 from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import init, step
@@ -18,6 +19,8 @@ from rulec.jax.transform import transform
 
 __all__ = [
     "contrib",
+    "eager_scan",
+    "eager_step",
     "eval_params",
     "from_optax",
     "init",

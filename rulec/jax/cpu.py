@@ -1,4 +1,4 @@
-"""The fused kernel of the cpu backend in place of what XLA makes of an elementwise step: many leaves in one call.
+"""The fused kernel of the cpu backend in place of what XLA makes of a stage: many leaves in one call.
 
 XLA calls it in place, through its interface for foreign functions, and lends it its own threads. It is for arrays on
 one CPU device alone: XLA can neither cut such a call for several devices nor batch it.
@@ -10,21 +10,26 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import Layout
+from rulec.backend.layout import Layout, is_shaped
 from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
 from rulec.jax.matrix import is_traced
 from rulec.jax.packing import Piece
 from rulec.jax.plan import Bucket
-from rulec.language.node import Node
+from rulec.jax.state import State
+from rulec.jax.values import LIBRARY
 from rulec.runtime.debug import LEVEL
+from rulec.runtime.library import START
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
 MOST_LEAVES = 128
@@ -49,7 +54,7 @@ def chosen(backend: str | None, *trees: Any) -> str:
 
 def _on_one_cpu(tree: Any) -> bool:
     """Whether all leaves are arrays that lie on one CPU device; there may be thousands, at every step."""
-    leaves = jax.tree.leaves(tree)
+    leaves = _leaves(tree)
     if not leaves or len(set(map(type, leaves))) > 1 or not isinstance(leaves[0], jax.Array) or is_traced(leaves[0]):
         return False
     if set(map(type, map(attrgetter("sharding"), leaves))) != {jax.sharding.SingleDeviceSharding}:
@@ -58,12 +63,20 @@ def _on_one_cpu(tree: Any) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
+def _leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in any order: those of a dict of arrays alone need not be sorted."""
+    if type(tree) is dict and all(issubclass(kind, jax.Array) for kind in set(map(type, tree.values()))):
+        return [*tree.values()]
+    if isinstance(tree, State):
+        return [leaf for field in tree._asdict().values() for leaf in _leaves(field)]  # type: ignore[attr-defined]
+    return jax.tree.leaves(tree)
+
+
 class Run(Protocol):
     """A bucket's share of a step, as far as it matters here."""
 
     bucket: Bucket
     states: dict[str, dict[int, Any]]
-    table: dict[Node, Any]
     row: Any
     kept: Any
 
@@ -71,12 +84,16 @@ class Run(Protocol):
         """The arrays of leaf i, by name."""
         ...
 
+    def scalars(self, column: int) -> Any:
+        """A column of the scalar table: for each row or, one that is late, for each leaf; or one number."""
+        ...
+
 
 def kernel_for(run: Run, backend: str) -> Any:
     """The kernel for a bucket, where XLA's own code is not to be used; `backend` is one of `Options.backend`."""
     if backend == "jax" or (backend == "either" and not _pays(run)):
         return None
-    found = _kernel(run.bucket.program, run.bucket.layout)
+    found = _unlike(run) or _kernel(run.bucket.program, run.bucket.layout)
     if isinstance(found, str):
         _tell(f"{run.bucket.program.name} by jax alone, not by the cpu backend: {found}")
         return None
@@ -84,17 +101,30 @@ def kernel_for(run: Run, backend: str) -> Any:
 
 
 def _pays(run: Run) -> bool:
-    """Whether the kernel is faster than XLA's loops for such leaves."""
+    """Whether the kernel is faster than XLA's loops for such leaves: not than one that gives a single array."""
     sizes, first = [facts["numel"] for facts in run.bucket.facts], run.bucket.places[0]
     packed = any(isinstance(arrays.get(first), Piece) for arrays in run.states.values())
-    return packed or sum(sizes) >= LEAST_ELEMENTS * len(sizes)
+    program = run.bucket.program
+    plain = program.elementwise and len(program.stages[0].stores) == 1
+    return packed or (not plain and sum(sizes) >= LEAST_ELEMENTS * len(sizes))
+
+
+def _unlike(run: Run) -> str | None:
+    """Why these leaves are not as a kernel takes them, where they are not: users give inputs of any dtype."""
+    program, layout = run.bucket.program, run.bucket.layout
+    if is_shaped(program) and any(view.transposed for view in run.bucket.views):
+        return "it sees rows as columns"
+    inputs = [(b.name, layout.dtype(b.name)) for b in program.buffers if b.role == "input" and b.axes.elementwise]
+    every = range(len(run.bucket.places)) if inputs else ()
+    same = all(str(run.arrays(i)[name].dtype) == dtype for i in every for name, dtype in inputs)
+    return None if same else "its inputs are of another dtype"
 
 
 @functools.lru_cache(maxsize=1024)
 def _kernel(program: Program, layout: Layout) -> Any:
     """The kernel, known to XLA by its target; why there is none."""
-    if not program.elementwise or program.skip is not None or _given(program):
-        return "it is not one pass over elements"
+    if program.skip is not None:
+        return "it may leave leaves as they are"
     try:
         registry.usable("cpu")
         kernel = importlib.import_module("rulec_backends.cpu").ffi_kernel(program, layout)
@@ -107,28 +137,53 @@ def _kernel(program: Program, layout: Layout) -> Any:
     return kernel
 
 
-def _given(program: Program) -> bool:
-    """Whether a step reads arrays beside parameters, gradients and states."""
-    return any(buffer.role not in ("param", "grad", "state") for buffer in program.buffers)
-
-
 def _tell(what: str) -> None:
     if LEVEL:
         print(f"rulec: {what}", file=sys.stderr)
 
 
-def update(kernel: Any, run: Run) -> Iterator[dict[str, Any]]:
-    """New values of each leaf's buffers that the program stores; those that are pieces stay so, of a new flat array."""
-    leaves, table = [run.arrays(i) for i in range(len(run.bucket.places))], _table(run)
-    for begin in range(0, len(leaves), MOST_LEAVES):
+@dataclass
+class Done:
+    """What a stage has done: new arrays of each leaf by name, and its reductions as `Between.reduced` has them.
+
+    Arrays that are pieces stay so, of a new flat array.
+    """
+
+    arrays: list[dict[str, Any]] = field(default_factory=list)
+    reduced: dict[str, Any] = field(default_factory=dict)
+
+
+def stage(kernel: Any, run: Run, index: int) -> Done:
+    """One stage of every leaf of a bucket."""
+    done = Done()
+    if not run.bucket.program.stages[index].roots:
+        return done
+    table, rows = _table(run, index)
+    totals: dict[str, list[Any]] = {}
+    for begin in range(0, len(rows), MOST_LEAVES):
         part = slice(begin, begin + MOST_LEAVES)
-        yield from _Call(kernel, leaves[part]).run(table, run.row[part])
+        call = _Call(kernel, index, [run.arrays(i) for i in range(len(rows))[part]], run.bucket.views[part])
+        call.run(table, rows[part])
+        done.arrays += call.stored()
+        for name, found in call.totals().items():
+            totals.setdefault(name, []).append(found)
+        for name, found in call.lines().items():
+            done.reduced.setdefault(name, []).extend(found)
+    done.reduced |= {name: jnp.concatenate(parts) for name, parts in totals.items()}
+    return done
 
 
-def _table(run: Run) -> Any:
-    """Scalars in float64, `(rows, columns)`; truth is 1 and 0."""
-    columns = [jnp.asarray(run.table[value], jnp.float64) for value in run.bucket.table.columns]
-    return jnp.stack([jnp.broadcast_to(column, (len(run.kept),)) for column in columns], axis=-1)
+def _table(run: Run, index: int) -> tuple[Any, Any]:
+    """Scalars in float64, `(rows, columns)`, of those that the stage reads; truth is 1 and 0. And each leaf's row."""
+    known, leaves = len(run.bucket.table.columns), len(run.row)
+    found = {i: jnp.asarray(run.scalars(i), jnp.float64) for i in run.bucket.kernel.columns(index)}
+    own = any(i >= known and column.ndim for i, column in found.items())
+    rows = np.arange(leaves) if own else run.row
+    count = leaves if own else len(run.kept)
+    if own:
+        found = {i: column[run.row] if i < known and column.ndim else column for i, column in found.items()}
+    columns = [found.get(i, jnp.float64(0)) for i in range(len(run.bucket.program.columns))]
+    return jnp.stack([jnp.broadcast_to(column, (count,)) for column in columns], axis=-1), rows
 
 
 def _result(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -136,47 +191,92 @@ def _result(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 class _Call:
-    """One call over some leaves: its operands in order, each array once, and where in them each leaf's arrays lie."""
+    """One call over some leaves: its operands in order, each array once, its results, and where each leaf's arrays lie.
 
-    def __init__(self, kernel: Any, leaves: Sequence[Mapping[str, Any]]) -> None:
+    Beside the arrays there are two operands: what follows from sizes alone, and the scalar table. Beside new arrays
+    there are two results: scratch, and numbers for each tensor.
+    """
+
+    def __init__(
+        self, kernel: Any, index: int, leaves: Sequence[Mapping[str, Any]], views: Sequence[MatrixView]
+    ) -> None:
         self.kernel, self.leaves = kernel, leaves
-        #: Beside the arrays there are two operands: what follows from sizes alone, and the scalar table.
+        self.needs = kernel.stage(index, [arrays["p"].size for arrays in leaves], views)
         self.operands: list[Any] = []
+        self.results = [
+            _result((self.needs.scratch,), jnp.int64), _result((len(self.needs.totals), len(leaves)), jnp.float64)
+        ]  # fmt: skip
+        self.aliases: dict[int, int] = {}
         self._known: dict[int, int] = {}
-        self.lines = [[self._place(arrays[name]) for arrays in leaves] for name in kernel.lines]
+        #: Of each leaf: the result that is its array now, or has its slots.
+        self._made: dict[str, list[int]] = {}
+        self._places = {name: [self._place(name, arrays) for arrays in leaves] for name in self.needs.given}
+        for name, slots in self.needs.slots.items():
+            self._made[name] = [self._result(_result(x.shape, jnp.float64)) for x in slots.arrays()]
+            self._places[name] = [(-1 - result, 0) for result in self._made[name]]
 
-    def _place(self, array: Any) -> tuple[int, int]:
-        """The operand that an array lies in, and the byte where it begins."""
+    def _place(self, name: str, arrays: Mapping[str, Any]) -> tuple[int, int]:
+        """The operand that an array lies in, or -1 - i for result i, and the byte where it begins."""
+        made = self._made.setdefault(name, []) if name in self.needs.stored else []
+        if name not in arrays:
+            made.append(self._result(_result(arrays["p"].shape, self.kernel.layout.dtype(name))))
+            return -1 - made[-1], 0
+        array = arrays[name]
         holder = array.flat if isinstance(array, Piece) else array
-        if id(holder) not in self._known:
-            self._known[id(holder)] = len(self.operands)
-            self.operands.append(holder)
+        operand = self._operand(holder)
+        if name in self.needs.stored:
+            made.append(self._aliased(operand))
         start = array.start * array.dtype.itemsize if isinstance(array, Piece) else 0
-        return 2 + self._known[id(holder)], start
+        return operand, start
 
-    def run(self, table: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The call, and the new arrays of each leaf by name."""
-        plan = importlib.import_module("rulec_backends.cpu.ffi").plan
-        words = plan([arrays["p"].size for arrays in self.leaves], self.lines, rows)
-        given = [getattr(holder, "array", holder) for holder in self.operands]
-        stored = sorted({self.lines[line][i][0] - 2 for line in self._stored() for i in range(len(self.leaves))})
-        scratch = _result((len(self.lines) * len(self.leaves),), jnp.int64)
-        shapes = [scratch, *(_result(given[k].shape, given[k].dtype) for k in stored)]
-        aliases = {k + 2: number for number, k in enumerate(stored, 1)}
-        call = jax.ffi.ffi_call(self.kernel.target, shapes, input_output_aliases=aliases)
-        new = dict(zip(stored, call(words, table, *given)[1:], strict=True))
-        return [self._taken(new, i) for i in range(len(self.leaves))]
+    def _operand(self, holder: Any) -> int:
+        if id(holder) not in self._known:
+            self._known[id(holder)] = 2 + len(self.operands)
+            self.operands.append(holder)
+        return self._known[id(holder)]
 
-    def _stored(self) -> list[int]:
-        return [line for line, name in enumerate(self.kernel.lines) if name in self.kernel.stored]
+    def _aliased(self, operand: int) -> int:
+        """The result that takes the place of an operand."""
+        if operand not in self.aliases:
+            array = _array(self.operands[operand - 2])
+            self.aliases[operand] = self._result(_result(array.shape, array.dtype))
+        return self.aliases[operand]
 
-    def _taken(self, new: Mapping[int, Any], i: int) -> dict[str, Any]:
-        """What leaf i has now; a flat array is replaced where it is held."""
-        found = {}
-        for line in self._stored():
-            name, (operand, _) = self.kernel.lines[line], self.lines[line][i]
-            array, value = self.leaves[i][name], new[operand - 2]
-            if isinstance(array, Piece):
-                array.flat.array = value
-            found[name] = array if isinstance(array, Piece) else value
-        return found
+    def _result(self, result: Any) -> int:
+        self.results.append(result)
+        return len(self.results) - 1
+
+    def run(self, table: Any, rows: Sequence[int]) -> None:
+        """The call itself."""
+        plan = self.needs.plan(self._places, rows)
+        call = jax.ffi.ffi_call(self.kernel.target, self.results, input_output_aliases=self.aliases)
+        self.results = [*call(plan, table, *map(_array, self.operands))]
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The new arrays of each leaf by name; a flat array is replaced where it is held."""
+        return [{name: self._taken(name, i) for name in self.needs.stored} for i in range(len(self.leaves))]
+
+    def _taken(self, name: str, i: int) -> Any:
+        array, value = self.leaves[i].get(name), self.results[self._made[name][i]]
+        if isinstance(array, Piece):
+            array.flat.array = value
+        return array if isinstance(array, Piece) else value
+
+    def totals(self) -> dict[str, Any]:
+        """The reductions of which there is one number for each tensor."""
+        return dict(zip(self.needs.totals, self.results[1], strict=True))
+
+    def lines(self) -> dict[str, list[Any]]:
+        """The reductions of which there is a number for each row, column or matrix: `(batch, rows, cols)` of each."""
+        return {name: [*self._finished(name, slots)] for name, slots in self.needs.slots.items()}
+
+    def _finished(self, name: str, slots: Any) -> Iterator[Any]:
+        for i, shape in enumerate(slots.shapes):
+            found = self.results[self._made[name][i]]
+            if not self.leaves[i]["p"].size:
+                found = jnp.full_like(found, START[slots.op])
+            yield LIBRARY.reduce(slots.op, found, (0,)).reshape(shape)
+
+
+def _array(holder: Any) -> Any:
+    return getattr(holder, "array", holder)

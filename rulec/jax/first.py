@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from rulec.jax.plan import Bucket, StepPlan
-from rulec.jax.shards import filled
+from rulec.jax.shards import filled, never
 from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
 from rulec.language.node import Node, Op
 
@@ -18,9 +18,10 @@ def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dt
     count = jnp.zeros((len(plan.leaves),) if plan.own_counts else (), jnp.int32)
     values = Values(count, {name: {} for name in plan.arrays})
     numbers: dict[str, dict[int, Any]] = {name: {} for name in plan.numbers}
+    taken = never()
     for bucket in plan.buckets:
         for i, place in enumerate(bucket.places):
-            _first_of(plan, bucket, i, params[place], hyper[bucket.groups[i]], values, numbers)
+            _first_of(plan, bucket, i, params[place], hyper[bucket.groups[i]], values, numbers, taken)
     for name, level in plan.numbers.items():
         found = numbers[name]
         if level == "tensor":
@@ -42,7 +43,7 @@ def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
 
 def _first_of(
     plan: StepPlan, bucket: Bucket, i: int, param: Any, hyper: Mapping[str, Any], values: Values,
-    numbers: Mapping[str, dict[int, Any]],
+    numbers: Mapping[str, dict[int, Any]], taken: Any,
 ) -> None:  # fmt: skip
     place, facts = bucket.places[i], bucket.facts[i]
     compute = bucket.layout.compute
@@ -61,7 +62,7 @@ def _first_of(
             if spec.reads_parameter:
                 made = jnp.array(made, spec.dtype)
             else:
-                made = filled(shape, made, spec.dtype, spec.axes, param, bucket.views[i])
+                made = filled(shape, made, spec.dtype, spec.axes, param, bucket.views[i], taken)
         values.arrays[spec.name][place] = made
     for level in ("tensor", "group", "model"):
         for name in plan.states_of(bucket, level):

@@ -44,8 +44,9 @@ def step(
     jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`. Neither another
     number nor another step compiles anything again.
 
-    On one CPU device the fused kernel of the cpu backend is called in place where it is faster than XLA's own code.
-    `backend="jax"` leaves it out; with `backend="cpu"` every elementwise rule uses it, inside of another jit too.
+    On one CPU device the fused kernels of the cpu backend are called in place where they are faster than XLA's own
+    code. `backend="jax"` leaves them out; with `backend="cpu"` they are used whatever the sizes, inside of another jit
+    too.
 
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """

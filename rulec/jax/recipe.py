@@ -158,7 +158,15 @@ def rules_of(rule: Rules) -> list[Rule]:
     """The rules that are given, not those that they route leaves to."""
     if isinstance(rule, Partition):
         return [own.rule for own in rule.parts]
-    return [rule if isinstance(rule, Rule) else load(rule)]
+    return [rule if isinstance(rule, Rule) else _named(rule) if _is_lasting(rule) else load(rule)]
+
+
+def _is_lasting(name: str | Path) -> bool:
+    """Whether a name is always of the same rule: those of the library are, and what is written in a file may change."""
+    return isinstance(name, str) and ".y" not in name
+
+
+_named = functools.lru_cache(maxsize=1024)(load)
 
 
 def _all_in_one(name: str, shape: tuple[int, ...]) -> int:

@@ -12,15 +12,24 @@ from rulec.compiler.ir import Axes
 from rulec.compiler.view import MatrixView
 
 
-def filled(shape: tuple[int, ...], number: Any, dtype: str, axes: Axes, param: Any, view: MatrixView) -> Any:
-    """A state of one number everywhere, in this shape: `axes` say which of its parameter's it has."""
+def never() -> Any:
+    """False, which XLA cannot know."""
+    return jax.lax.optimization_barrier(jnp.zeros((), bool))  # type: ignore[no-untyped-call]
+
+
+def filled(
+    shape: tuple[int, ...], number: Any, dtype: str, axes: Axes, param: Any, view: MatrixView, taken: Any
+) -> Any:
+    """A state of one number everywhere, in this shape: `axes` say which of its parameter's it has.
+
+    `taken` is what `never` gives; all states of a tree may share it.
+    """
     model = _reduced(param, axes, view)
     if model is None or model.size != math.prod(shape):
         return jnp.full(shape, number, dtype)
     model = model.reshape(shape).astype(dtype)
     # XLA shards what meets element by element alike. Only then may it see that one of the two is never taken.
-    taken = jax.lax.optimization_barrier(jnp.zeros((), bool))  # type: ignore[no-untyped-call]
-    return jnp.where(taken, model, jnp.full_like(model, number))
+    return jax.lax.select(taken, model, jnp.full_like(model, number))
 
 
 def _reduced(param: Any, axes: Axes, view: MatrixView) -> Any:

@@ -17,7 +17,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.jax import cpu
 from rulec.jax.gaps import Gaps
-from rulec.jax.packing import unpiece_all
+from rulec.jax.packing import unpiece, unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
 from rulec.language.node import Node, Op
@@ -27,13 +27,15 @@ from rulec.runtime.device import known_number
 
 def one_step(
     plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, Any], numbers: Sequence[Any] | None = None,
 ) -> tuple[list[Any], Values]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
     `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
+    `numbers` are those that tell the leaves' random numbers apart, by default their places.
     """
     step = _Step(plan, params, grads, values, hyper, inputs)
+    step.numbers = range(len(plan.leaves)) if numbers is None else numbers
     alone = [run for run in step.runs if run.bucket.plan.alone]
     for run in alone:
         for _ in run.steps():
@@ -79,6 +81,7 @@ class _Step:
         self.plan, self.params, self.grads = plan, params, grads
         self.old, self.new, self.hyper, self.inputs = values, values.copied(), hyper, inputs
         self.results: dict[int, Any] = {}
+        self.numbers: Sequence[Any] = ()
         self.t = jnp.asarray(values.count).astype(jnp.float64) + 1
         self.stays: dict[int, Any] = {}
         self.runs = [_BucketStep(self, bucket) for bucket in plan.buckets]
@@ -169,13 +172,18 @@ class _BucketStep:
         """A column of the scalar table, for each leaf or one for all."""
         return self._of_leaves(self.table[self.bucket.table.columns[index]])
 
+    def scalars(self, index: int) -> Any:
+        """A column of the table as kernels see it: for each row or, one that is late, for each leaf; or one number."""
+        value = self.program.columns[index].value
+        return self.between.values[value] if self._late(index) else self.table[value]
+
+    def _late(self, index: int) -> bool:
+        return index >= len(self.bucket.table.columns)
+
     def _kernel_scalar(self, index: int, i: int) -> Any:
         """A column as a kernel takes it, for leaf i."""
-        known = len(self.bucket.table.columns)
-        late = index >= known
-        value = self.program.columns[index].value
-        found = self.between.values[value] if late else self.table[value]
-        at = (i if late else int(self.row[i])) if jnp.ndim(found) else 0
+        found = self.scalars(index)
+        at = (i if self._late(index) else int(self.row[i])) if jnp.ndim(found) else 0
         if (index, at) not in self._numbers:
             self._numbers[index, at] = jnp.asarray(found[at] if jnp.ndim(found) else found).astype(self.compute)
         return self._numbers[index, at]
@@ -197,8 +205,8 @@ class _BucketStep:
         return self.bucket.static
 
     def tensor_number(self, i: int) -> int:
-        """What tells a leaf's random numbers from others'."""
-        return self.bucket.places[i]
+        """What tells a leaf's random numbers from others'; it may be traced."""
+        return self.step.numbers[self.bucket.places[i]]  # type: ignore[no-any-return]
 
     def numbers(self, buffer: str) -> Any:
         """The value of a buffer that is a number, for each leaf or one for all."""
@@ -231,7 +239,7 @@ class _BucketStep:
             return self.step.params[place]
         if buffer in self.scratch:
             return self.scratch[buffer][i]
-        return self.states[buffer][place] if buffer in self.states else self.step.inputs[buffer][place]
+        return unpiece(self.states[buffer][place]) if buffer in self.states else self.step.inputs[buffer][place]
 
     # The loop
 
@@ -272,9 +280,11 @@ class _BucketStep:
     def _stage(self, index: int, stays: Sequence[Any] | None) -> None:
         """One stage of every leaf; what it stores is taken over, and what it reduces."""
         if self.cpu_kernel is not None:
-            for i, found in enumerate(cpu.update(self.cpu_kernel, self)):
-                for buffer, value in found.items():
+            done = cpu.stage(self.cpu_kernel, self, index)
+            for i, new in enumerate(done.arrays):
+                for buffer, value in new.items():
                     self._keep(buffer, i, value, None)
+            self.between.reduced.update(done.reduced)
             return
         kernel, reduced = self.bucket.kernel, []
         columns = kernel.columns(index)

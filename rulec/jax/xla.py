@@ -31,4 +31,10 @@ def compiler_options() -> dict[str, Any] | None:
 
 def is_outermost(*operands: Any) -> bool:
     """Whether a call with these operands is compiled on its own: JAX takes options there alone."""
-    return not any(map(is_traced, jax.tree.leaves((operands, jnp.zeros(())))))
+    return not any(map(is_traced, jax.tree.leaves((operands, _made_here()))))
+
+
+@jax.jit
+def _made_here() -> Any:
+    """Something that is traced wherever what others compile is traced: the cheapest thing there is."""
+    return jnp.zeros(())

@@ -13,7 +13,7 @@ import rulec
 import rulec.jax
 from tests.rules.runs import Array, Hyper
 
-#: The two ways to take a step.
+#: The two ways to take a step; there is also "kernel", the first by the cpu backend where it can.
 WAYS = ("step", "transform")
 
 
@@ -49,9 +49,10 @@ class JaxRun:
             if self.state is None:  # as theirs: with the hyper-parameters of the first step
                 self.state = self.transformation(hyper).init(self.now)
             given = {k: self.tree(v) if isinstance(v, list) else v for k, v in (inputs or {}).items()}
-            if self.way == "step":
+            if self.way != "transform":
+                backend = "cpu" if self.way == "kernel" else None
                 found = rulec.jax.step(
-                    self.rule, self.now, self.tree(grads), self.state, **self.options, **hyper, **given
+                    self.rule, self.now, self.tree(grads), self.state, backend=backend, **self.options, **hyper, **given
                 )
                 self.now, self.state = found
                 return

@@ -134,13 +134,13 @@ def test_it_is_called_in_place() -> None:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the kernel is built for from now on, by name."""
     found: list[str] = []
-    own = cpu.update
+    own = cpu.stage
 
-    def update(kernel: Any, run: Any) -> Any:
+    def stage(kernel: Any, run: Any, index: int) -> Any:
         found.append(run.bucket.program.name)
-        return own(kernel, run)
+        return own(kernel, run, index)
 
-    monkeypatch.setattr(cpu, "update", update)
+    monkeypatch.setattr(cpu, "stage", stage)
     return found
 
 
@@ -157,6 +157,8 @@ def test_large_leaves_on_one_device_are_for_the_kernel_and_small_ones_for_xla(mo
     step_of({"w": jnp.ones(LARGE + 1)}, backend="jax")
     assert used == ["Adam"]
     step_of({"w": jnp.ones(LARGE - 1)}, backend="cpu")
+    assert used == ["Adam"] * 2
+    step_of({"w": jnp.ones(LARGE + 1)}, "sgd")
     assert used == ["Adam"] * 2
 
 
@@ -179,17 +181,14 @@ def test_it_is_chosen_for_arrays_on_one_cpu_alone() -> None:
     assert cpu.chosen("cpu", {"a": meshed}) == "cpu"
 
 
-def test_a_rule_that_is_no_single_pass_is_left_to_xla(
+def test_a_rule_that_may_skip_steps_is_left_to_xla(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu, "LEVEL", 1)
     used = kernels(monkeypatch)
-    step_of({"w": jnp.ones((4, 4))}, "lamb", backend="cpu")
+    step_of({"w": jnp.ones((4, 4))}, "transforms/skip_not_finite >> sgd", backend="cpu")
     assert used == []
-    assert (
-        capsys.readouterr().err
-        == "rulec: LAMB by jax alone, not by the cpu backend: it is not one pass over elements\n"
-    )
+    assert capsys.readouterr().err.endswith(" by jax alone, not by the cpu backend: it may leave leaves as they are\n")
 
 
 def test_an_xla_that_refuses_the_kernel_does_the_step_itself(
@@ -244,17 +243,17 @@ class FakeXla:
     fork has left behind, "inline" for one that is run at once by the caller, "refused" for none.
     """
 
-    def __init__(self, way: str, operands: list[Any], scratch: Any) -> None:
+    def __init__(self, way: str, operands: list[Any], results: list[Any]) -> None:
         self.way, self.tasks, self.destroyed = way, list[tuple[int, int]](), 0
         kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
         self._calls = [kind(self._schedule), kind(self._size), kind(self._destroy)]
         api = np.zeros(24, np.int64)
         for place, call in zip((ffi._SCHEDULE, ffi._POOL_SIZE, ffi._DESTROY), self._calls, strict=True):
             api[place] = ctypes.cast(call, ctypes.c_void_p).value
-        self._kept = [api, operands, scratch]
+        self._kept = [api, operands, results]
         self.frame = np.zeros(22, np.int64)
         self.frame[[2, 3, 4]] = api.ctypes.data, 77, 3
-        self.frame[9], self.frame[14] = self._buffers(operands), self._buffers([scratch])
+        self.frame[9], self.frame[14] = self._buffers(operands), self._buffers(results)
 
     def _buffers(self, arrays: list[Any]) -> int:
         found = np.zeros((len(arrays), 6), np.int64)
@@ -293,8 +292,9 @@ def test_no_kernel_waits_for_a_thread_that_has_not_begun(way: str, monkeypatch: 
     program = rulec.compile(rulec.load("sgd").standalone())
     kernel = ffi_kernel(program, layout_for(program, "float32"))
     p, g = np.zeros(1_000_000, np.float32), np.ones(1_000_000, np.float32)
-    plan = ffi.plan([p.size], [[(2, 0)], [(3, 0)]], [0])
-    xla = FakeXla(way, [plan, np.array([[0.5]]), p, g], np.zeros(2, np.int64))
+    stage = kernel.stage(0, [p.size])
+    plan = stage.plan({"p": [(2, 0)], "g": [(3, 0)]}, [0])
+    xla = FakeXla(way, [plan, np.array([[0.5]]), p, g], [np.zeros(stage.scratch, np.int64), np.zeros(0)])
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(kernel.address)
     assert handler(xla.frame.ctypes.data) is None
     np.testing.assert_array_equal(p, np.full_like(p, -0.5))
@@ -384,9 +384,16 @@ def test_the_structures_are_where_the_header_has_them() -> None:
 
 
 def test_a_plan_says_what_a_call_needs() -> None:
-    words = ffi.plan([2, 40_000], [[(2, 0), (3, 0)], [(4, 0), (4, 8)]], [0, 1]).tolist()
-    threads, spans, chunks, tensors, lines = words[:5]
-    assert (threads, chunks, tensors, lines) == (int(os.environ.get("RULEC_NUM_THREADS", "0")), 3, 2, 2)
-    rest = words[5 + 2 * spans :]
-    assert rest[: 3 * chunks] == [0, 0, 2, 1, 0, 32768, 1, 32768, 40000]
-    assert rest[3 * chunks :] == [2, 0, 3, 0, 4, 0, 4, 8, 0, 1]
+    rule = rulec.parse("name: Scaled\nhyper: {lr: 1}\nstep: |\n  direction = g/(1 + max(g))")
+    program = rulec.compile(rule)
+    first = ffi_kernel(program, layout_for(program, "float32")).stage(0, [2, 40_000])
+    assert (first.given, first.stored, first.slots, len(first.totals)) == (["g"], [], {}, 1)
+    # Three lines of addresses, and a slot for each chunk.
+    assert first.scratch == 3 * 2 + 3
+    words = first.plan({"g": [(2, 0), (4, 8)]}, [0, 1]).tolist()
+    threads, stage, spans, chunks, columns, tensors, lines, totals = words[:8]
+    assert (threads, stage) == (int(os.environ.get("RULEC_NUM_THREADS", "0")), 0)
+    assert (chunks, columns, tensors, lines, totals) == (3, 3, 2, 3, 1)
+    rest = words[8 + 2 * spans :]
+    assert rest[:9] == [0, 0, 2, 1, 0, 32768, 1, 32768, 40000]
+    assert rest[9:] == [0, 0, 0, 0, 2, 0, 4, 8, -1, 48, -1, 48, 0, 1, 2, np.float64(-np.inf).view(np.int64)]

@@ -1,0 +1,248 @@
+"""The cpu kernel under XLA for rules of several stages: the bits of the cpu backend, and what others' code gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rulec
+import rulec.array
+import rulec.jax
+from rulec.backend.printer import unique_name
+from rulec.compiler.routing import Router
+from rulec.compiler.view import matrix_view
+from rulec.errors import RuleError
+from rulec.jax import cpu
+from tests.jax.runs import JaxRun
+from tests.jax.test_ffi import hlo, kernels, normal, numbers
+from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
+from tests.rules.peers import Peer
+from tests.rules.reducing import REDUCING
+
+#: Leaves without dimensions and without elements, of several chunks, stacks, and matrices cut in both directions.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "number": (), "empty": (0, 3), "long": (70_000,), "few": (6, 5), "stack": (3, 8, 5), "wide": (3, 33_000),
+    "tall": (33_000, 3),
+}  # fmt: skip
+#: Those of which matrix functions give what is definite, and soon.
+SQUARE: dict[str, tuple[int, ...]] = {"number": (), "long": (70_000,), "square": (6, 6), "stack": (3, 5, 5)}
+
+#: Every rule of the library that is more than one pass over elements, and some compositions.
+REDUCE = (
+    "adafactor", "adafactor_paper", "adai", "adam_mini", "adamp", "came", "cautious_adamw", "dadapt_adam", "dog",
+    "dowg", "fromage", "lamb", "larc", "lars", "mars_adamw", "novograd", "prodigy", "sgdp", "sm3", "stable_adamw",
+    "transforms/adaptive_clip >> sgd", "transforms/cautious >> sgd", "transforms/centralize >> adam",
+    "transforms/clip_by_global_norm >> lookahead(adamw)", "transforms/clip_by_norm >> momentum",
+    "transforms/noise >> sgd", "transforms/normalize >> lion", "adam >> transforms/projection",
+    "adam >> transforms/trust_ratio", "mechanic(adam)",
+)  # fmt: skip
+MATRICES = (
+    "apollo(rank=2)", "apollo_mini", "galore(rank=2)", "muon", "normuon", "shampoo", "soap",
+    "sgd >> transforms/orthogonalize", "low_rank(adam)",
+)  # fmt: skip
+
+STEPS = 3
+
+#: Of parameters, and of states where that is another.
+DTYPES = (("float32", None), ("bfloat16", "float32"), ("float16", None), ("float64", None))
+
+#: What the everyday run compares: per model and per tensor; states that a first stage stores; rows and columns.
+EVERYDAY = {("prodigy", "float32"), ("sm3", "bfloat16")}
+
+
+CASES = [
+    pytest.param(
+        rule, dtype, states, marks=[] if (rule, dtype) in EVERYDAY else pytest.mark.slow, id=f"{rule} in {dtype}"
+    )
+    for rule, (dtype, states) in itertools.product(REDUCE, DTYPES)
+]  # fmt: skip
+
+
+def both(
+    rule: str, shapes: dict[str, tuple[int, ...]], dtype: str, state_dtype: str | None
+) -> Iterator[tuple[str, Any, Any]]:
+    """What each leaf and its states are after some steps by the kernel under XLA, and by the cpu backend without it."""
+    with jax.enable_x64(dtype == "float64"):
+        shapes = dict(sorted(shapes.items()))
+        params = {name: normal(i, *shape, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
+        arrays = [np.array(p) for p in params.values()]
+        theirs = rulec.array.Optimizer(rule, arrays, backend="cpu", state_dtype=state_dtype)
+        state = rulec.jax.init(rule, params, state_dtype=state_dtype)
+        for t in range(STEPS):
+            grads = {name: normal(100 * t + i, *s, dtype=dtype) for i, (name, s) in enumerate(shapes.items())}
+            theirs.step([np.array(g) for g in grads.values()])
+            params, state = rulec.jax.step(rule, params, grads, state, backend="cpu")
+        yield from zip(params, [np.array(p) for p in params.values()], arrays, strict=True)
+        trees = {field: tree for field, tree in state._asdict().items() if isinstance(tree, dict)}
+        for i, leaf in enumerate(params):
+            own = {unique_name(name, set()): array for name, array in theirs.state(str(i)).items()}
+            kept = {field: np.array(tree[leaf]) for field, tree in trees.items() if tree[leaf] is not None}
+            yield from ((f"{field} of {leaf}", array, own[field]) for field, array in kept.items())
+
+
+def within_ulps(found: Any, expected: Any, dtype: str, ulps: int) -> None:
+    """To so many units in the last place of the largest magnitude: an element may be what is left of a difference."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    largest = np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected)).max(initial=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ulps * float(jnp.finfo(dtype).eps) * largest)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(("rule", "dtype", "state_dtype"), CASES)
+def test_a_step_gives_what_the_cpu_backend_gives(rule: str, dtype: str, state_dtype: str | None) -> None:
+    """Most bit by bit; what differs in the last bit are scalars, and states that JAX keeps in float32 as numbers."""
+    for name, found, expected in both(rule, SHAPES, dtype, state_dtype):
+        # A mean of no elements is NaN.
+        assert name.endswith("empty") or not np.isnan(expected.astype(np.float64)).any(), name
+        within_ulps(found, expected, dtype, 8 if dtype == "float64" else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", MATRICES)
+def test_rules_of_matrix_functions_give_what_the_cpu_backend_gives(rule: str) -> None:
+    """As near as NumPy's matrix functions and XLA's are; some are made in bfloat16."""
+    close = 1e-3 if rule in ("muon", "normuon", "sgd >> transforms/orthogonalize") else 1e-7
+    for _, found, expected in both(rule, SQUARE, "float64", None):
+        np.testing.assert_allclose(found, expected, rtol=close, atol=close)
+
+
+TRANSPOSED = """
+name: Transposed
+view: {short: first}
+hyper: {lr: 1}
+step: |
+  direction = g*norm(g, per="row")
+"""
+
+
+def test_matrices_that_are_seen_transposed_are_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = kernels(monkeypatch)
+    rule = rulec.parse(TRANSPOSED)
+    for shape, axis in (((2, 3), 1), ((3, 2), 0)):
+        grads = {"w": normal(0, *shape)}
+        params = jax.tree.map(jnp.zeros_like, grads)
+        new, _ = rulec.jax.step(rule, params, grads, rulec.jax.init(rule, params), backend="cpu")
+        norms = np.linalg.norm(grads["w"], axis=axis, keepdims=True)
+        np.testing.assert_allclose(new["w"], -grads["w"] * norms, rtol=1e-6)
+    assert used == ["Transposed"] * 2
+
+
+def test_every_rule_of_several_stages_is_compared() -> None:
+    named = " ".join([*REDUCE, *MATRICES])
+    assert [name for name in rulec.rules() if is_staged(name) and name.rpartition("/")[2] not in named] == []
+
+
+def is_staged(name: str) -> bool:
+    """Whether leaves of some shape take more than one pass over elements, and none may be skipped."""
+    try:
+        rules = Router(rulec.load(name).standalone()).rules
+    except RuleError:  # it wraps another rule
+        return False
+    programs = [
+        rulec.compile(rule, {**matrix_view(shape, rule.view).facts, "machine_eps": 1e-7}, static(rule))
+        for rule in rules for shape in ((4,), (4, 4))
+    ]  # fmt: skip
+    return any(not program.elementwise and program.skip is None for program in programs)
+
+
+def static(rule: rulec.Rule) -> dict[str, float]:
+    return {name: float(h.default) for name, h in rule.hyper.items() if h.static}  # type: ignore[arg-type]
+
+
+PEER = "l2 >> dog = optax.contrib.dog"
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, marks=[] if str(r) == PEER else pytest.mark.slow, id=str(r)) for r in REDUCING]
+)
+def test_a_step_gives_what_others_give(row: Peer) -> None:
+    trial = Trial("float64", 8, ALL_DIMENSIONS)
+    ours = JaxRun(row.ours(), trial.params, "kernel")
+    assert largest_difference(ours, row.start(trial.params, row.hyper), trial, row.hyper).relative <= 1e-12
+
+
+EXTREMES = """
+name: Extremes
+hyper: {lr: 1}
+inputs: {scale: like p}
+step: |
+  direction = scale*(max(g) + 2*min(g)) + sum(g)/numel
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_extremes_sums_and_inputs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several chunks; where an input is of another dtype than the parameter, XLA's code reads it."""
+    used = kernels(monkeypatch)
+    rule = rulec.parse(EXTREMES)
+    params = {"w": jnp.zeros(70_000), "v": jnp.zeros(3)}
+    grads = {"w": normal(0, 70_000).at[40_000].set(9).at[69_999].set(-8), "v": jnp.array([1.0, jnp.nan, 2.0])}
+    scale = jax.tree.map(lambda p: jnp.full(p.shape, 0.5, dtype), params)
+    state = rulec.jax.init(rule, params)
+    new, _ = rulec.jax.step(rule, params, grads, state, scale=scale, lr=1, backend="cpu")
+    expected = 0.5 * (9 - 16) + np.asarray(grads["w"], np.float64).mean()
+    np.testing.assert_allclose(new["w"], np.full(70_000, -expected), rtol=1e-6)
+    assert np.isnan(new["v"]).all()
+    assert used == (["Extremes"] * 2 if dtype == "float32" else [])
+
+
+def test_leaves_of_several_calls_and_groups_share_what_is_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "MOST_LEAVES", 3)
+    rules = rulec.partition({"l[0-3]": ("novograd", {"lr": 0.5}), "l[45]": "novograd", "...": "dog"})
+    params = {f"l{i}": normal(i, i + 1) for i in range(9)}
+    grads = jax.tree.map(lambda p: p + 1, params)
+    state = rulec.jax.init(rules, params)
+    step = {
+        backend: rulec.jax.step(rules, params, grads, state, donate=False, backend=backend)
+        for backend in ("cpu", "jax")
+    }
+    for found, expected in zip(jax.tree.leaves(step["cpu"]), jax.tree.leaves(step["jax"]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
+# Memory
+
+
+def test_stages_update_in_place() -> None:
+    params, grads = {"w": jnp.ones(70_000)}, {"w": jnp.ones(70_000)}
+    state = rulec.jax.init("prodigy", params)
+    text = hlo("prodigy", params, grads, "cpu")
+    assert text.count('custom_call_target="rulec_') == 2
+    assert not [line for line in text.splitlines() if "f32[70000]" in line and " copy(" in line]
+
+    def pointers(params: Any, state: Any) -> list[int]:
+        return [x["w"].unsafe_buffer_pointer() for x in (params, state.m, state.v, state.s)]
+
+    before = pointers(params, state)
+    assert pointers(*rulec.jax.step("prodigy", params, grads, state)) == before
+
+
+def test_large_leaves_are_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = kernels(monkeypatch)
+    for elements in (cpu.LEAST_ELEMENTS - 1, cpu.LEAST_ELEMENTS):
+        params = {"w": jnp.ones(elements)}
+        rulec.jax.step("dog", params, {"w": jnp.ones(elements)}, rulec.jax.init("dog", params))
+    assert used == ["DoG", "DoG"]
+
+
+@pytest.mark.parametrize("rule", ["prodigy", pytest.param("adafactor", marks=pytest.mark.slow)])
+def test_packed_states_of_rules_that_reduce(rule: str) -> None:
+    """Of the parameters' shape, and of rows and columns, which stages do not write."""
+    params = {"a": normal(0, 6, 4), "b": normal(1, 7), "c": normal(2, 5, 9)}
+    whole, packed = rulec.jax.init(rule, params), rulec.jax.init(rule, params, packed=True)
+    ours = theirs = params
+    for t in range(2):
+        grads = jax.tree.map(lambda p: p + t, params)  # noqa: B023 - called at once
+        theirs, whole = rulec.jax.step(rule, theirs, grads, whole, donate=False, backend="cpu")
+        ours, packed = rulec.jax.step(rule, ours, grads, packed, donate=False)
+    for a, b in zip(numbers((ours, rulec.jax.unpacked(packed))), numbers((theirs, whole)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
