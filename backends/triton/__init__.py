@@ -19,10 +19,12 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
 
 from ..printed import run_source
+from .epilogue import epilogue_source
 from .print import program_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
+    from .product import ProductKernel
 
 
 class TritonBackend:
@@ -51,6 +53,16 @@ class TritonBackend:
     def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
         """The kernel of a source text; Triton compiles it at the first call, and keeps it in its own cache."""
         return TritonKernel(program, layout, _kernels(program.name, source))
+
+    def emit_epilogue(self, program: Program, layout: Layout, factors: str) -> str:
+        """The source of a kernel that makes a gradient tile by tile, a product of such factors, and updates with it."""
+        return epilogue_source(program, layout, factors)
+
+    def build_epilogue(self, program: Program, layout: Layout, factors: str, source: str) -> ProductKernel:
+        """Its kernel."""
+        from .product import ProductKernel
+
+        return ProductKernel(program, layout, factors, _kernels(program.name, source)["product"])
 
 
 def interpreted() -> bool:

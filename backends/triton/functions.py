@@ -88,6 +88,13 @@ def tanh(x):
     return tl.where(x < 0, -result, tl.where(x == 0, x, result))
 '''
 
+_FLOOR = '''\
+@triton.jit
+def floor(x):
+    """The largest whole number not above a float32: Triton's own takes subnormal numbers for zero on NVIDIA's GPUs."""
+    return tl.where((x < 0) & (x > -1.0), -1.0, tl.floor(x))
+'''
+
 _CBRT = '''\
 @triton.jit
 def cbrt(x):
@@ -280,8 +287,8 @@ FUNCTIONS: Mapping[str, str] = {
     name: _filled(source)
     for name, source in {
         "power_of_two": _POWER_OF_TWO, "exp": _EXP, "log": _LOG, "erf": _ERF, "sigmoid": _SIGMOID, "tanh": _TANH,
-        "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64, "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER,
-        "power_of_any": _POWER_OF_ANY, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
+        "floor": _FLOOR, "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64, "tanh_64": _TANH_64, "cbrt_64": _CBRT_64,
+        "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
         "log_in_two": _LOG_IN_TWO.replace("<series>", _series()), "power_64": _POWER_64,
     }.items()
 }  # fmt: skip

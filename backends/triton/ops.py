@@ -13,17 +13,18 @@ _OPERATORS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.NEG: "(-{})",
     Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
     Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "({} == 0)",
-    Op.ABS: "tl.abs({})", Op.FLOOR: "tl.floor({})", Op.ISFINITE: '(tl.abs({}) < float("inf"))',
+    Op.ABS: "tl.abs({})", Op.ISFINITE: '(tl.abs({}) < float("inf"))',
 }  # fmt: skip
 _WORDS: Mapping[Op, str] = {
     Op.POW: "power", Op.MOD: "remainder", Op.CBRT: "cbrt", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log",
     Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf",
+    Op.FLOOR: "floor",
 }  # fmt: skip
 
 #: Functions that are others in float64.
 _WIDE: Mapping[str, str] = {
     "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "sigmoid": "sigmoid_64", "tanh": "tanh_64", "cbrt": "cbrt_64",
-    "power": "power_64",
+    "power": "power_64", "floor": "tl.floor",
 }  # fmt: skip
 
 
@@ -38,13 +39,14 @@ def operations(compute: str) -> OpTable:
 
     narrow = compute == "float32"
     quotient = "tl.div_rn({}, {})" if narrow else "({} / {})"
+    floor = "floor" if narrow else "tl.floor"
     root = "tl.sqrt_rn({})" if narrow else "tl.sqrt({})"
     propagate = ", propagate_nan=tl.PropagateNan.ALL"
     return {
         **_OPERATORS,
         **{op: call(name if narrow else _WIDE.get(name, name)) for op, name in _WORDS.items()},
         Op.DIV: quotient,
-        Op.FLOORDIV: f"tl.floor({quotient})",
+        Op.FLOORDIV: f"{floor}({quotient})",
         Op.SQRT: root,
         Op.RSQRT: quotient.format("1.0", root),
         Op.WHERE: call("tl.where"),

@@ -43,16 +43,19 @@ class StageSource:
     """The names of a stage's values, addresses and reductions, and the lines that load, compute, store and reduce.
 
     `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots. `works_on`
-    says that a tensor that stays as it is is worked on all the same, and its stores left out.
+    says that a tensor that stays as it is is worked on all the same, and its stores left out. `own_names` are what
+    else the functions of such a stage use.
     """
 
     works_on = False
+    own_names: frozenset[str] = frozenset()
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index = program, layout, index
         self.stage: Stage = program.stages[index]
         self.compute = layout.compute
-        taken = set(RESERVED) | {f"stage_{i}{part}" for i in range(len(program.stages)) for part in PARTS}
+        functions = {f"stage_{i}{part}" for i in range(len(program.stages)) for part in PARTS}
+        taken = {*RESERVED, *self.own_names, *functions}
         lines = address_lines(program)
         self.names = {name: unique_name(name, taken) for name in lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in lines}

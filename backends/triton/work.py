@@ -161,13 +161,13 @@ class StageWork:
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:
                 self.kernel[(len(launch.chunks),)](*arguments, **self.options)
-            except _compiler_errors() as error:
-                raise BackendUnavailable(_refusal(self._name, self.device, error)) from error
+            except compiler_errors() as error:
+                raise BackendUnavailable(refusal(self._name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):
             self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
 
 
-def _compiler_errors() -> tuple[type[Exception], ...]:
+def compiler_errors() -> tuple[type[Exception], ...]:
     """What Triton raises for a kernel that it cannot compile, or that a GPU has not the room for."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
@@ -175,7 +175,7 @@ def _compiler_errors() -> tuple[type[Exception], ...]:
     return (CompilationError, OutOfResources, PTXASError)
 
 
-def _refusal(rule: str, device: Any, error: Exception) -> str:
+def refusal(rule: str, device: Any, error: Exception) -> str:
     """The same in one sentence."""
     import torch
 

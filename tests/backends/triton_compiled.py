@@ -115,8 +115,13 @@ def _facts(
         f"{target} {name}", is_shaped(program, stage, layout), read, written,
         (len(rows), len(reduced_at(stage, layout, ROW))), block.elements, block.threads,
         [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], stack, local,
-        len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), re.findall(r"\S+\.approx\S*|div\.full\S*", text),
+        len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), _approximate(text),
     )  # fmt: skip
+
+
+def _approximate(text: str) -> list[str]:
+    """The instructions that are not IEEE's: but for the floor, whose faults with subnormal numbers `floor` mends."""
+    return re.findall(r"\S+\.approx\S*|div\.full\S*|(?!cvt\.rmi)\b\w+\.(?:\w+\.)*ftz\S*", text)
 
 
 def constants(program: Program, layout: Layout, index: int, block: Block) -> dict[str, Any]:

@@ -204,6 +204,12 @@ def finish(jobs, slots, results, LANES: tl.constexpr):
 
 
 @triton.jit
+def floor(x):
+    """The largest whole number not above a float32: Triton's own takes subnormal numbers for zero on NVIDIA's GPUs."""
+    return tl.where((x < 0) & (x > -1.0), -1.0, tl.floor(x))
+
+
+@triton.jit
 def remainder(a, b):
     """a - b*floor(a/b) without rounding, with the sign of `b`: a long division by 25 bits of the quotient at a time.
 
