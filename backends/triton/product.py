@@ -1,0 +1,218 @@
+"""Calls of the kernel that has an update in the epilogue of a product: one launch for each parameter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.product import Product
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnavailable
+
+from .memory import Uploads
+from .plan import buffers_used
+from .work import compiler_errors, refusal
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is cut: tiles of `high` rows and `wide` columns, `deep` tokens at a time.
+
+    `tall` tiles below one another come before those beside them; a tile is updated in so many `parts`. `warps` and
+    `stages` (how many loads are under way) are the compiler's. Factors may be `described` to the device, which then
+    copies their tiles by itself, where they are aligned for it.
+    """
+
+    high: int
+    wide: int
+    deep: int
+    parts: int
+    warps: int
+    stages: int
+    described: bool = False
+    tall: int = 8
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled for."""
+        return {"HIGH": self.high, "WIDE": self.wide, "DEEP": self.deep, "TALL": self.tall, "PARTS": self.parts}
+
+    def count(self, height: int, width: int) -> int:
+        """How many of them a matrix has."""
+        return -(-height // self.high) * -(-width // self.wide)
+
+
+#: Tiles for factors of 16 bits, the largest first, by the compute capability of NVIDIA's GPUs, or for AMD's (0): those
+#: that leave nothing in local memory.
+_HALF: Mapping[int, tuple[Tile, ...]] = {
+    9: (
+        Tile(128, 256, 64, 8, 8, 4, described=True),
+        Tile(128, 128, 64, 4, 8, 4, described=True),
+        Tile(64, 64, 64, 2, 4, 4),
+    ),
+    8: (Tile(128, 128, 32, 4, 8, 3), Tile(64, 64, 32, 2, 8, 3)),
+    0: (Tile(128, 128, 32, 4, 8, 2), Tile(64, 64, 32, 2, 4, 2)),
+}
+#: The same for factors of float32, whose products take as much time as their sums.
+_SINGLE = (Tile(64, 64, 32, 2, 4, 3), Tile(32, 32, 32, 1, 4, 3))
+
+#: Small ones for Triton's interpreter, so that there are ends of tiles in small matrices.
+INTERPRETED = (Tile(32, 64, 16, 4, 4, 1, described=True),)
+
+
+def tiles_for(factors: str, capability: int | None) -> tuple[Tile, ...]:
+    """The tiles for factors of a dtype, the largest first: on NVIDIA's GPUs by compute capability; None elsewhere."""
+    if factors == "float32":
+        return _SINGLE
+    return _HALF[0 if capability is None else 9 if capability in (9, 10) else 8]
+
+
+def tile_for(tiles: Sequence[Tile], height: int, width: int, processors: int) -> Tile:
+    """The largest tile of which a matrix has one for each processor, else the smallest."""
+    return next((tile for tile in tiles if tile.count(height, width) >= processors), tiles[-1])
+
+
+class ProductKernel:
+    """The kernel of one program, layout and dtype of factors."""
+
+    def __init__(self, program: Program, layout: Layout, factors: str, kernel: Any) -> None:
+        self.program, self.layout, self.factors, self.kernel = program, layout, factors, kernel
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
+        tiles: Sequence[Tile] = (),
+    ) -> ProductCall:  # fmt: skip
+        """A call over these matrices: contiguous, of the layout's dtypes, all on one device.
+
+        `tiles` are those that may be chosen from, where not the device's own.
+        """
+        return ProductCall(self, params, states, tiles)
+
+
+class ProductCall:
+    """The kernel bound to the parameters and states of one bucket."""
+
+    def __init__(
+        self, kernel: ProductKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], tiles: Sequence[Tile]
+    ) -> None:
+        self._kernel, self._params, self._states = kernel, params, states
+        self._device = params[0].device
+        program = kernel.program
+        self._fixed = [b for b in buffers_used(program, program.stages[0]) if b != "g"]
+        self._uploads = Uploads(8 * len(program.columns), self._device)
+        own, self._processors = _machine(self._device, kernel.factors)
+        self._tiles = tiles or own
+
+    def __call__(
+        self, stage: int, moving: Sequence[Product], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every parameter of the bucket, or `tensors` of it, in place: `moving` are their gradients."""
+        positions = range(len(self._params)) if tensors is None else tensors
+        with self._on(stream):
+            table = self._table(rows.table)
+            stays = None if rows.stays is None else _bytes(rows.stays)
+            for position, product in zip(positions, map(_side_by_side, moving), strict=True):
+                self._launch(position, product, [table, int(rows.index[position]), stays, rows.scale])
+        return Written(self._params, self._states)
+
+    def _table(self, table: Any) -> Any:
+        """The scalar table on the device."""
+        import torch
+
+        if not isinstance(table, np.ndarray):
+            return table
+        words = np.ascontiguousarray(table).reshape(-1).view(np.int64)
+        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return self._uploads.put(words, capturing).view(torch.float64)
+
+    def _launch(self, position: int, product: Product, tables: Sequence[Any]) -> None:
+        param, states = self._params[position], self._states[position]
+        (tokens, height), width = product.outputs.shape, product.inputs.shape[1]
+        tile = tile_for(self._tiles, height, width, self._processors)
+        if not param.numel():
+            return
+        arrays = [param if b == "p" else states[b] for b in self._fixed]
+        lines = [product.outputs.stride(0), product.inputs.stride(0)]
+        factors = _described(product, tile) if tile.described else None
+        options = self._options(tile, tokens, height, width)
+        options["DESCRIBED"] = factors is not None
+        try:
+            self._kernel.kernel[(tile.count(height, width),)](
+                *(factors or (product.outputs, product.inputs)), *arrays, *tables, tokens, height, width, *lines,
+                **options,
+            )  # fmt: skip
+        except compiler_errors() as error:
+            raise BackendUnavailable(refusal(self._kernel.program.name, self._device, error)) from error
+
+    def _options(self, tile: Tile, tokens: int, height: int, width: int) -> dict[str, Any]:
+        """The constants that the kernel is compiled for."""
+        return {
+            **tile.constants, "PRECISION": _precision(self._device),
+            "ALL": not (height % tile.high or width % tile.wide), "EVEN": not tokens % tile.deep,
+            "EMULATED": self._device.type == "cpu", "num_warps": tile.warps, "num_stages": tile.stages,
+            "enable_fp_fusion": False,
+        }  # fmt: skip
+
+    def _on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the bucket's device, and the stream where one is given, are current."""
+        import torch
+
+        if self._device.type == "cpu":
+            return np.errstate(all="ignore")
+        return torch.cuda.device(self._device) if stream is None else torch.cuda.stream(stream)
+
+
+def _side_by_side(product: Product) -> Product:
+    """The same with the elements of each line side by side, as they need not be where the last layer was a sum."""
+    found = (product.outputs, product.inputs)
+    outputs, inputs = (x if x.stride(1) == 1 else x.contiguous() for x in found)
+    return Product(outputs, inputs)
+
+
+def _described(product: Product, tile: Tile) -> tuple[Any, Any] | None:
+    """The factors as the device copies tiles of them; None where they do not lie at multiples of 16 bytes."""
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:  # before Triton 3.4
+        return None
+    found = (product.outputs, product.inputs)
+    item = product.inputs.element_size()
+    if not len(product.inputs) or any(x.data_ptr() % 16 or x.stride(0) * item % 16 for x in found):
+        return None
+    outputs, inputs = (
+        TensorDescriptor.from_tensor(x, [tile.deep, wide])
+        for x, wide in zip(found, (tile.high, tile.wide), strict=True)
+    )
+    return outputs, inputs
+
+
+def _machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
+    """The tiles for a device, and how many processors it has."""
+    import torch
+
+    if device.type == "cpu":
+        return INTERPRETED, 1
+    facts = torch.cuda.get_device_properties(device)
+    return tiles_for(factors, None if torch.version.hip else facts.major), facts.multi_processor_count
+
+
+def _precision(device: Any) -> str:
+    """How products of float32 are taken: as torch takes its own."""
+    import torch
+
+    exact = device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if exact else "tf32"
+
+
+def _bytes(truth: Any) -> Any:
+    import torch
+
+    return truth.view(torch.uint8)
