@@ -5,6 +5,8 @@ A user's mistake is one sentence that says what is wrong, where, and what to do 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class RulecError(Exception):
     """Base of all errors raised by rulec."""
@@ -36,7 +38,23 @@ class StateMismatch(RulecError, ValueError):
 
 
 class PartialUpdate(RulecError, RuntimeError):
-    """A step failed after some tensors were written; the message names them."""
+    """A step failed after some tensors were written; the message names them.
+
+    Where a step is taken tensor by tensor, `updated` are the names of those written and `pending` of those that were
+    not; otherwise both are empty.
+    """
+
+    def __init__(self, message: str, updated: Iterable[str] = (), pending: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.updated, self.pending = list(updated), list(pending)
+
+
+class StepTooLarge(RulecError, MemoryError):
+    """A step that would take more memory than it was allowed; nothing was done. `found` says how much, and for what."""
+
+    def __init__(self, message: str, found: object) -> None:
+        self.found = found
+        super().__init__(message)
 
 
 class BackendUnavailable(RulecError, RuntimeError):

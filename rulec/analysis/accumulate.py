@@ -18,12 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rulec.analysis.fact import Fact, Line
-from rulec.analysis.flow import Flow, reads
+from rulec.analysis.flow import Flow, flow_of, reads
 from rulec.analysis.linear import LinearForms
 from rulec.language.node import Node, Op, const, name, node, rewrite, walk
 from rulec.language.rule import Assign, Rule
+
+#: The phases of a step whose gradient comes in parts.
+Phase = Literal["first", "more", "last"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,26 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
     stores = [Assign(line.target.removesuffix("_now"), name(line.target)) for line in (*lines, *late)]
     inputs = {**flow.rule.inputs, "phase": "scalar", "step": "scalar"}
     return replace(flow.rule, step=(*lines, *late, *stores), inputs=inputs, skip=None, interop={})
+
+
+def phase_rule(rule: Rule, phase: Phase) -> Rule:
+    """One phase of a step of a rule that accumulates, as a rule of the same states and hyper-parameters.
+
+    `first` gives the linear states their new value, from the first gradient; `more` adds what a further one adds;
+    `last` gives `p` and the other states theirs, and reads no gradient. All three have the `t` of the step.
+    """
+    flow = flow_of(rule)
+    adds = accumulation(flow, LinearForms()).adds
+    if phase == "last":
+        now = {flow.taken[key]: name(key) for key in adds}
+        new = {k: rewrite([of_states(flow, k, list(adds))], lambda n: now.get(n, n), dict(now))[0]
+               for k in flow.taken if k not in adds}  # fmt: skip
+    else:
+        made = flow.taken if phase == "first" else {k: node(Op.ADD, name(k), more) for k, more in adds.items()}
+        new = {**{k: made[k] for k in adds}, "p": name("p")}
+    lines = [Assign(f"{key}_now", value) for key, value in new.items()]
+    stores = [Assign(key, name(f"{key}_now")) for key in new]
+    return replace(flow.rule, step=(*lines, *stores), skip=None, interop={})
 
 
 def _is(phase: int) -> Node:

@@ -122,6 +122,11 @@ class Bucket:
         counts = self.counts.over(Vector(self.counts.numbers - 1, []))
         return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={})
 
+    def within(self, program: Program, counts: bool) -> Bucket:
+        """The same tensors and states under another program of them, a part of a step, which `counts` it or not."""
+        held = self.counts if counts else self.counts.held()
+        return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={})
+
     def rebind(self) -> None:
         """Forgets where tensors lie: they moved, or there are more of them."""
         for version in self.versions.values():

@@ -44,6 +44,10 @@ class Counts(_Shown):
         """Counts of the same kind over another vector."""
         return Counts(vector)
 
+    def held(self) -> Counts:
+        """The same counts, which do not advance."""
+        return HeldCounts(self._vector)
+
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
         """The count of all tensors, or of those at the positions `fired`; None where they differ."""
         numbers = self._vector.numbers
@@ -66,6 +70,13 @@ class Counts(_Shown):
             self._seen, self._common = numbers.tobytes(), known + by
 
 
+class HeldCounts(Counts):
+    """The counts of a vector during a part of a step that is not the one that counts it."""
+
+    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1) -> None:
+        """Counts nothing."""
+
+
 def _common(numbers: np.ndarray[Any, Any]) -> int | None:
     return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
 
@@ -81,6 +92,10 @@ class DeviceCounts(_Shown):
         """Counts of the same kind over another vector."""
         return DeviceCounts(vector, self._library)
 
+    def held(self) -> DeviceCounts:
+        """The same counts, which do not advance."""
+        return HeldDeviceCounts(self._vector, self._library)
+
     def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
         """One more update of every tensor, or of those at the positions `fired`, but where `stays` is true of them."""
         numbers, library = self.numbers, self._library
@@ -89,3 +104,10 @@ class DeviceCounts(_Shown):
             return
         old = library.take(numbers, fired)
         library.put(numbers, fired, old + (1 if stays is None else 1 - library.cast(stays, "float32")))
+
+
+class HeldDeviceCounts(DeviceCounts):
+    """As `HeldCounts`, on a device."""
+
+    def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
+        """Counts nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Backend, Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -43,15 +43,15 @@ __all__ = ["Engine", "Launch", "default_hyper", "run"]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 #: How many sets of tensors that fire together an engine remembers the partition of.
-_PLANS = 64
+_PLANS = 1024
 
 
 class Engine:
     """Runs one rule over any number of tensors.
 
-    `backend` names a backend for all tensors, else each device has its own default. `state_dtype` gives the storage
-    dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is that of the
-    rule's random numbers.
+    `backend` is a backend for all tensors, or its name, else each device has its own default. `state_dtype` gives the
+    storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is that of
+    the rule's random numbers.
 
     Where `resident`, tensors on a device have their step counts and scalars there too, so that a step can be captured
     and run again: `live` then gives the hyper-parameters that are read from an array on the device at every step, by
@@ -59,8 +59,8 @@ class Engine:
     """
 
     def __init__(
-        self, rule: Rule, arrays: Arrays, backend: str | None = None, state_dtype: Mapping[str, str] | None = None,
-        maximize: bool = False, seed: int = 0, resident: bool = False,
+        self, rule: Rule, arrays: Arrays, backend: str | Backend | None = None,
+        state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, seed
@@ -88,6 +88,7 @@ class Engine:
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
         self._scratch: dict[Any, Any] = {}
         self._ways: dict[Any, Rule | None] = {}
+        self._within: dict[Any, Bucket] = {}
 
     def _check_state_dtypes(self) -> None:
         known = self._router.states
@@ -147,7 +148,7 @@ class Engine:
             self._forget_plans()
 
     def _forget_plans(self) -> None:
-        self._plans, self._last = {}, ((), [])
+        self._plans, self._last, self._within = {}, ((), []), {}
 
     def needs_copy(self, tensor_id: int, hyper: Numbers) -> bool:
         """Whether a parameter lies in memory in another order than its shape's, and its rule looks at its matrices.
@@ -413,6 +414,26 @@ class Engine:
                 other = bucket.under(compile(rule, bucket.facts[0], bucket.static))
                 launches += self._launches(Part(other, None, None, None, list), other.params, {})
         run(launches)
+
+    def ready_part(
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[Rule], Rule], counts: bool
+    ) -> list[Launch]:  # fmt: skip
+        """As `ready`, of a part of a step of these tensors: `way` gives its rule, of the same states, for a tensor's.
+
+        `t` is that of the step, which is counted by the part that `counts`.
+        """
+        if hyper is not self._hyper:
+            self._take(hyper)
+        launches: list[Launch] = []
+        for part in self._parts(ids, grads):
+            bucket = part.bucket
+            key = way, id(bucket)
+            if key not in self._within:
+                program = compile(way(bucket.program.rule), bucket.facts[0], bucket.static)
+                self._within[key] = bucket.within(program, counts)
+            own = replace(part, bucket=self._within[key], pick=None)
+            launches += self._launches(own, grads if part.pick is None else part.pick(grads), {})
+        return launches
 
     # Launches
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
+from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partition import partitioned_groups
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tags import tagged_groups
 
 __all__ = [
-    "EvaluatedOptimizer", "Partitioned", "RuleOptimizer", "load", "optimizer", "partitioned_groups", "save",
-    "tagged_groups", *class_names(),
+    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "Partitioned", "RuleOptimizer", "load", "optimizer",
+    "partitioned_groups", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 
 

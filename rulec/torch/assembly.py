@@ -8,6 +8,7 @@ States are copied into the new one's buffers, so nothing is lost. Everything els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
@@ -23,10 +24,12 @@ from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.engine import Launch, run
 from rulec.torch.ahead import FEW, Ahead
+from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
-from rulec.torch.members import Member, Options, add_parameters, members_of, words_of
+from rulec.torch.members import Member, Options, add_parameters, fitting, members_of, words_of
 from rulec.torch.memory import plain_arithmetic, plain_memory
+from rulec.torch.placed import address_of, as_placed, check_gradient, fill, is_placed, part_of
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, is_asked, live_values, residence_of
 from rulec.torch.routes import routes_of
 from rulec.torch.shared import Shared, check_complete
@@ -40,7 +43,8 @@ from rulec.torch.tensors import (
 )
 from rulec.torch.values import Groups, Values, choices_of, table_of
 
-_data_ptr = Tensor.data_ptr
+#: How many sets of parameters with gradients an assembly remembers the plans of.
+_PLANS = 1024
 
 
 @dataclass
@@ -56,12 +60,14 @@ class _Share:
 class _Plan:
     """What is the same in every step in which the same parameters have gradients.
 
+    `chosen` are the parameters' places among all, `converted` those among them whose gradients kernels see otherwise;
     `taken` are the ways in which gradients were scaled in the steps so far.
     """
 
     shares: list[_Share]
+    chosen: Sequence[int]
     written: list[Tensor]
-    complexes: list[int]
+    converted: list[int]
     copied: list[tuple[Tensor, Tensor]]
     taken: set[tuple[bool, bool]] = field(default_factory=set)
 
@@ -76,10 +82,12 @@ class Assembly:
     def __init__(
         self, interface: Interface, groups: Groups, saved: Mapping[Any, Any], options: Options, strict: bool = False
     ) -> None:
-        self.interface, self.options = interface, options
+        self.interface = interface
         self.choices = choices_of(interface, groups)
         self._sizes = [len(group["params"]) for group in groups]
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.options = options = fitting(options, self.params)
+        self._address = address_of(self.params)
         self.routes = routes_of(interface, self.choices, groups)
         self.names = [route.name for route in self.routes]
         self.residence = residence_of(self.params, groups, options)
@@ -88,7 +96,7 @@ class Assembly:
         self._flags = Values(interface.flag_keywords, groups)
         self._words = words_of(groups)
         check_parameters(self.params, self.names)
-        self._addresses = [*map(_data_ptr, self.params)]
+        self._addresses = [*map(self._address, self.params)]
         self._facts = [_facts(p) for p in self.params]
         self.members = members_of(interface, self.choices, groups, options, self.residence.asked)
         self._take_live(groups)
@@ -97,6 +105,7 @@ class Assembly:
         self._shared = [Shared(interface.shared, m.engine) for m in self.members if interface.shared]
         self._skipped_steps = self._skipped = 0
         self._plans: dict[tuple[int, ...] | None, _Plan] = {}
+        self._opened = self._counted_skip = False
         self._ahead: Ahead | None = None
         self._restore(saved, groups, strict)
         self.store = Store(saved)
@@ -128,7 +137,7 @@ class Assembly:
             check_complete(self.interface.shared, groups)
         for shared in self._shared:
             shared.read(groups)
-        with plain_memory():
+        with plain_memory(), real_memory():
             for i in chosen:
                 self._copy_saved(i, held[i])
 
@@ -140,13 +149,15 @@ class Assembly:
         for name, value in member.engine.state(tensor_id).items():
             if name != "step" or flavour.counted or routed:
                 paired = param.is_complex() and value.dim() > param.dim()
-                found[flavour.outside(name, routed)] = torch.view_as_complex(value) if paired else value
+                made = torch.view_as_complex(value) if paired else value
+                found[flavour.outside(name, routed)] = as_placed(made, param)
         return found
 
     def _copy_saved(self, place: int, saved: Mapping[str, Any]) -> None:
-        known = {key: buffer for key, buffer in self._buffers(place).items() if key in saved}
+        buffers = self._buffers(place)
+        known = {key: buffer for key, buffer in buffers.items() if key in saved and not is_fake(buffer)}
         for key, buffer in known.items():
-            buffer.copy_(torch.as_tensor(saved[key], device=_device_of(saved[key])).reshape(buffer.shape))
+            fill(buffer, torch.as_tensor(saved[key], device=_device_of(saved[key])), self.names[place])
         member, tensor_id = self._homes[place]
         if known and not (member.choice.flavour.counted or self.routes[place].routed):
             # torch keeps no count here, and asks no more than whether there was a step before.
@@ -174,7 +185,7 @@ class Assembly:
         same, lists = self._values.same(groups), self._values.lists
         if [*map(len, lists)] != self._sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
             return True
-        if [*map(_data_ptr, self.params)] != self._addresses and not self._moved():
+        if [*map(self._address, self.params)] != self._addresses and not self._moved():
             return True
         return not same and not self._read_values(groups)
 
@@ -184,7 +195,7 @@ class Assembly:
             return False
         self.residence.check_capture(NEW_TENSORS)
         check_apart(self.params, self.names)
-        now = [*map(_data_ptr, self.params)]
+        now = [*map(self._address, self.params)]
         for place, (old, new) in enumerate(zip(self._addresses, now, strict=True)):
             if old != new and place not in self._copies:
                 member, tensor_id = self._homes[place]
@@ -243,10 +254,21 @@ class Assembly:
             self._check_capture(groups, plan, scaling)
         if plan is None:
             plan = self._plan(present, grads)
-        for place in plan.complexes:
-            grads[place] = real_view(grads[place])
         for shared in self._shared:
             shared.read(groups)
+        if not self._write(plan, grads, inputs, scaling):
+            return False
+        for shared in self._shared:
+            shared.publish(groups)
+        if self.residence.there:
+            plan.taken.add(_way(scaling))
+        return True
+
+    def _write(self, plan: _Plan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+        """Updates a plan's parameters with these gradients. False, and nothing done, where one's dtype is new."""
+        for place in plan.converted:
+            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            grads[place] = real_view(grads[place])
         if plan.copied:
             _copy_all((copy, param) for param, copy in plan.copied)
         try:
@@ -265,11 +287,71 @@ class Assembly:
                 _copy_all(plan.copied)
         if [1 for m in self.members if m.extensions != m.engine.extensions]:
             self._publish()
+        return True
+
+    # A step of some parameters after others
+
+    def begin(self, groups: Groups) -> None:
+        """Opens a step in which parameters `fire` one after the other, with the numbers that groups have now."""
+        if self.residence.capturing:
+            raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
+        for shared in self._shared:
+            shared.read(groups)
+        for member in self.members:
+            member.engine.begin()
+        self._opened, self._counted_skip = True, False
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> bool:
+        """Updates the parameters at these places, in order, in the step that is open.
+
+        False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
+        """
+        self._check_undisturbed(places)
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        with plain_arithmetic(casting) if casting or self.residence.there else nullcontext():
+            plan = self._plans.get(places) or self._plan(places, grads)
+            return self._write(plan, [*grads], None, None)
+
+    def _check_undisturbed(self, places: Sequence[int]) -> None:
+        """Takes over parameters whose memory moved; RulecError for what else was changed since the step was opened."""
+        if self.store.ledger.changed:
+            raise RulecError(
+                "the optimizer's state was changed in the middle of a step: change it before, or after step()"
+            )
+        if any(self._address(self.params[i]) != self._addresses[i] for i in places) and not self._moved():
+            changed = next(i for i, facts in enumerate(self._facts) if _facts(self.params[i]) != facts)
+            raise RulecError(
+                f"{self.names[changed]} was given another shape, dtype or device in the middle of a step: do that "
+                f"before, or after step()"
+            )
+
+    def fire_part(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        with plain_arithmetic(casting):
+            plan = self._plans.get(places) or self._plan(places, grads)
+            seen = [real_view(grad) for grad in grads]
+            _copy_all((copy, param) for param, copy in plan.copied)
+            launches = [launch for share in plan.shares for launch in _part_launches(share, seen, way, counts)]
+            increment_version(plan.written)
+            self._run(launches)
+            _copy_all(plan.copied)
+        self._publish()
+
+    def written_beside(self, place: int) -> Mapping[str, Tensor]:
+        """What kernels write beside the parameter at this place, its count included; empty before its first step."""
+        member, tensor_id = self._homes[place]
+        return member.engine.state(tensor_id)
+
+    def finish(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Closes the step: what groups and the model remember takes its new value."""
+        self._opened = False
+        for member in self.members:
+            member.engine.finish()
         for shared in self._shared:
             shared.publish(groups)
-        if self.residence.there:
-            plan.taken.add(_way(scaling))
-        return True
 
     def _check_capture(self, groups: Groups, plan: _Plan | None, scaling: Scaling | None) -> None:
         """RulecError where a step is captured that does more than those after it."""
@@ -283,7 +365,7 @@ class Assembly:
 
     def _run(self, launches: Sequence[Launch]) -> None:
         """Runs launches, in a step of each engine where that has something to begin and finish."""
-        if not self._shared and not (self.residence.there and self.interface.skips):
+        if self._opened or not (self._shared or (self.residence.there and self.interface.skips)):
             run(launches)
             return
         for member in self.members:
@@ -309,7 +391,8 @@ class Assembly:
             increment_version(fired)
             return
         self._skipped = skipped
-        self._skipped_steps += 1
+        self._skipped_steps += not self._counted_skip
+        self._counted_skip = self._opened
         counted = ((b.tensors, old, b.counts.numbers) for b, old in zip(buckets, before, strict=True))
         moved = {id(t) for tensors, *counts in counted for t, i, j in zip(tensors, *counts, strict=True) if i != j}
         homes = zip(self.params, self._homes, strict=True)
@@ -336,13 +419,13 @@ class Assembly:
             if places:
                 ids = tuple([self._homes[chosen[place]][1] for place in places])
                 shares.append(_Share(member, ids, None if len(places) == len(chosen) else places))
-        complexes = [place for place, p in enumerate(written) if p.is_complex()]
-        if len(self._plans) >= 64:
+        converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
+        if len(self._plans) >= _PLANS:
             self._plans.clear()
         if len(grads) >= FEW and self.residence.types == {"cpu"} and self.options.backend in (None, "cpu"):
             self._ahead = Ahead([*written, *grads])
         copied = [(self.params[i], self._copies[i]) for i in chosen if i in self._copies]
-        plan = self._plans[present] = _Plan(shares, written, complexes, copied)
+        plan = self._plans[present] = _Plan(shares, chosen, written, converted, copied)
         return plan
 
 
@@ -356,6 +439,13 @@ def _launches(
         given = None if inputs is None else inputs.of(plan.written, share.places)
         launches += share.member.engine.ready(share.ids, own, share.member.table, given, scaling)
     return launches
+
+
+def _part_launches(
+    share: _Share, grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+) -> Sequence[Launch]:  # fmt: skip
+    own = grads if share.places is None else [grads[i] for i in share.places]
+    return share.member.engine.ready_part(share.ids, own, share.member.table, way, counts)
 
 
 def _way(scaling: Scaling | None) -> tuple[bool, bool]:
@@ -381,7 +471,8 @@ def _grad_dtype(param: Tensor) -> str:
 
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
-    return param.shape, param.stride(), param.dtype, param.device
+    here = part_of(param)
+    return here.shape, here.stride(), here.dtype, here.device
 
 
 def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:

@@ -22,6 +22,7 @@ from rulec.torch.flavour import Choice
 from rulec.torch.interface import COUNTS
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
+from rulec.torch.placed import check_whole
 from rulec.torch.routes import Route, Routing
 from rulec.torch.tensors import DTYPES, dtype_name
 from rulec.torch.values import choices_of
@@ -88,6 +89,7 @@ def _check(optimizer: Any, verb: str) -> None:
     for name, param in zip(_names(optimizer), _params(optimizer), strict=True):
         if param.is_complex():
             raise TensorError(f"{name} is complex, which other frameworks' rules are not: use state_dict()")
+    check_whole(_params(optimizer), verb)
 
 
 def _not_ours(optimizer: Any, verb: str) -> str:

@@ -15,6 +15,7 @@ from rulec.language.node import Op
 from rulec.runtime.library import START, NumpyLibrary
 from rulec.torch.arithmetic import ARITHMETIC
 from rulec.torch.device_matrix import DEVICE_MATRIX
+from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
 
@@ -41,7 +42,9 @@ class HostLibrary(NumpyLibrary):
             return _tensor(super().handed(values, dtype, own))
 
     def numbers(self, values: Any) -> np.ndarray[Any, Any]:
-        """The same array; what is on a device is waited for."""
+        """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
+        if is_fake(values):
+            return np.zeros(tuple(values.shape))
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 

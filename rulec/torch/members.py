@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rulec.errors import HyperError
+from torch import Tensor
+
+from rulec.backend.protocol import Backend
+from rulec.errors import HyperError, TensorError
 from rulec.runtime.engine import Engine
 from rulec.runtime.rows import Numbers
+from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.flavour import Choice
 from rulec.torch.interface import CHOOSING, Interface
 from rulec.torch.routes import Route
@@ -24,8 +28,18 @@ class Options:
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
-    backend: str | None = None
+    backend: str | Backend | None = None
     capturable: bool = False
+
+
+def fitting(options: Options, params: Sequence[Tensor]) -> Options:
+    """The options, with a backend that computes nothing where parameters are fake; TensorError where only some are."""
+    fake = [*map(is_fake, params)]
+    if not any(fake):
+        return options
+    if not all(fake):
+        raise TensorError("some parameters are fake tensors and others are not: give an optimizer those of one kind")
+    return replace(options, backend=ShapesBackend())
 
 
 @dataclass

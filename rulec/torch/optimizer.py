@@ -126,8 +126,7 @@ class RuleOptimizer(Optimizer):
     def _update(
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
-        if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
-            raise RulecError(f"the parameters are where {self.interface.name} is evaluated: call train() before step()")
+        self._check_trained()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -140,6 +139,48 @@ class RuleOptimizer(Optimizer):
         if not assembly.step(self.param_groups, given, scaling):
             self._assemble().step(self.param_groups, given, scaling)
         return loss
+
+    def _check_trained(self) -> None:
+        if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
+            raise RulecError(f"the parameters are where {self.interface.name} is evaluated: call train() before step()")
+
+    # A step of some parameters after others
+
+    def _open_step(self) -> None:
+        """Opens a step in which parameters fire one after the other, with the numbers that groups have now."""
+        self._check_trained()
+        self._current().begin(self.param_groups)
+
+    def _fire(self, places: tuple[int, ...], grads: Sequence[torch.Tensor]) -> None:
+        """Updates the parameters at these places among all groups'; nothing is written where anything is wrong."""
+        assert self._assembly is not None
+        if self._assembly.fire(places, grads):
+            return
+        if self.interface.shared:
+            raise TensorError(
+                f"{self.interface.name} remembers numbers of groups, and a gradient has another dtype than before: "
+                f"it cannot be updated inside the backward pass"
+            )
+        made = self._assemble()
+        made.begin(self.param_groups)
+        made.fire(places, grads)
+
+    def _fire_part(
+        self, places: tuple[int, ...], grads: Sequence[torch.Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step that is open: see `Engine.ready_part`."""
+        assert self._assembly is not None
+        self._assembly.fire_part(places, grads, way, counts)
+
+    def _buffers(self, place: int) -> Mapping[str, torch.Tensor]:
+        """What kernels write beside the parameter at this place, its count included; empty before its first step."""
+        assert self._assembly is not None
+        return self._assembly.written_beside(place)
+
+    def _close_step(self) -> None:
+        """Closes the step."""
+        assert self._assembly is not None
+        self._assembly.finish(self.param_groups)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

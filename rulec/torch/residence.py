@@ -82,7 +82,8 @@ def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], 
     """Where the numbers of these groups' steps are."""
     asked, backend = is_asked(groups, options), options.backend
     devices = {str(p.device) for p in params}
-    there = [getattr(registry.get(backend or TorchArrays().backend(d)), "on_device", False) for d in sorted(devices)]
+    chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
+    there = [getattr(registry.get(b) if isinstance(b, str) else b, "on_device", False) for b in chosen]
     types = frozenset(p.device.type for p in params)
     return Residence(asked, any(there), bool(there) and all(there), types)
 

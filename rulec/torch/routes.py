@@ -13,6 +13,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
 from rulec.torch.flavour import Choice, sees_shapes
 from rulec.torch.interface import Interface
+from rulec.torch.placed import check_placed
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -62,6 +63,7 @@ def _route(interface: Interface, router: Router, name: str, param: Tensor, group
         )
     shape = tuple(param.shape)
     rule = router.choose(shape, tags, name)
+    check_placed(param, rule, name)
     return Route(name, param, group, tags, rule, not applies(router.rules[0], shape, tags))
 
 

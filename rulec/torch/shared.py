@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rulec.errors import StateMismatch
 from rulec.runtime.engine import Engine
+from rulec.torch.fake import is_fake
 from rulec.torch.interface import COUNTS
 
 
@@ -91,7 +92,7 @@ def check_complete(levels: Mapping[str, str], groups: Sequence[Mapping[str, Any]
 
 def _number(value: Any, name: str) -> float:
     try:
-        return float(value)
+        return 0.0 if is_fake(value) else float(value)
     except (TypeError, ValueError, RuntimeError):
         raise StateMismatch(f"{name}={value!r} of a group must be a number") from None
 

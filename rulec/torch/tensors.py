@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec
+from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.guard import Guard, guard_for, never
 from rulec.torch.libraries import DeviceLibrary, HostLibrary
 from rulec.torch.memory import plain_memory
+from rulec.torch.placed import part_of
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -34,8 +36,11 @@ Check = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """The memory of a tensor as kernels see it: a complex number is a pair of reals, as in torch.optim."""
-    tensor = tensor.detach()
+    """The memory of a tensor as kernels see it: a complex number is a pair of reals, as in torch.optim.
+
+    Of a DTensor it is what is here.
+    """
+    tensor = part_of(tensor).detach()
     if not tensor.is_complex() or tensor.layout is not torch.strided:
         return tensor
     return torch.view_as_real(tensor.resolve_conj().resolve_neg())
@@ -128,7 +133,7 @@ class TorchArrays:
 
     def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Vector:
         """A copy of the numbers, with a 0-d view of each: step counts in float32 as torch.optim has them."""
-        with plain_memory():
+        with plain_memory(), real_memory() if device is None else nullcontext():
             dtype = torch.float32 if values.dtype.kind == "i" else torch.float64
             numbers = torch.empty(len(values), dtype=dtype, device=device or "cpu")
             numbers.copy_(torch.from_numpy(values))
@@ -218,10 +223,10 @@ def _initial(
     if spec.axes.elementwise:
         state = torch.empty_like(param, dtype=dtype)
     else:
-        state = torch.empty(shape, dtype=dtype, device=param.device)
+        state = param.new_empty(shape, dtype=dtype)
     if spec.copies_parameter:
         return state.copy_(param)
-    if spec.reads_parameter:
+    if spec.reads_parameter and not is_fake(param):
         values = spec.values(hyper, facts, param.double().cpu().numpy())
         return state.copy_(torch.from_numpy(np.asarray(values)))
     return state.fill_(spec.number(hyper, facts))
@@ -230,7 +235,7 @@ def _initial(
 def check_parameters(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where a parameter cannot be updated in its own memory."""
     for param, name in zip(params, names, strict=True):
-        _check_parameter(param, name)
+        _check_parameter(part_of(param), name)
     check_apart(params, names)
 
 
@@ -239,7 +244,7 @@ def _check_parameter(param: Tensor, name: str) -> None:
         raise TensorError(f"{name} has no shape yet: run the model once before making the optimizer")
     if param.layout is not torch.strided:
         raise TensorError(f"{name} is sparse ({param.layout}): only dense parameters can be optimized")
-    if type(param).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if type(param).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(param):
         raise TensorError(
             f"{name} is a {type(param).__name__}, which need not have memory of its own: pass the plain tensors in it"
         )
@@ -258,7 +263,8 @@ def _check_parameter(param: Tensor, name: str) -> None:
 
 def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where two parameters share memory, or one is given twice."""
-    spans = [(str(p.device), p.data_ptr(), p.nbytes, name) for p, name in zip(params, names, strict=True)]
+    placed = [(part_of(p), name) for p, name in zip(params, names, strict=True) if not is_fake(p)]
+    spans = [(str(p.device), p.data_ptr(), p.nbytes, name) for p, name in placed]
     before = ("", 0, 0, "")
     for span in sorted(s for s in spans if s[2]):
         if span[0] == before[0] and span[1] < before[1] + before[2]:

@@ -1,0 +1,127 @@
+"""Updates in the epilogue of the products that gradients are: such a gradient never exists as a whole."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from rulec.backend.product import Product
+from rulec.errors import HyperError
+from rulec.runtime.launch import Launch
+from rulec.torch.eager.epilogue_launch import ProductCalls, Way, takes_products
+from rulec.torch.eager.epilogue_layers import Kept, make_gradient
+from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
+from rulec.torch.eager.window import Firing
+from rulec.torch.memory import plain_arithmetic
+from rulec.torch.tensors import dtype_name
+
+if TYPE_CHECKING:
+    from rulec.torch.assembly import Assembly
+    from rulec.torch.eager.optimizer import EagerUpdate
+
+
+class Epilogue:
+    """What an eager optimizer does with the weights of linear layers, whose gradients are products.
+
+    A weight is updated by its gradient's factors where its whole gradient of the step is one product; in the first
+    step, which is watched, and wherever there is more to a gradient, it is made as ever. It holds no reference to the
+    optimizer.
+    """
+
+    def __init__(self, owner: EagerUpdate, model: Any, way: Way | bool | nn.Module) -> None:
+        if isinstance(way, nn.Module):
+            model, way = way, True
+        if way is not True and way not in get_args(Way):
+            raise HyperError(f"epilogue={way!r} must be True, False, a model or one of {', '.join(get_args(Way))}")
+        if not isinstance(model, nn.Module):
+            raise HyperError("epilogue=True is for the linear layers of a model: give it the model, epilogue=model")
+        if isinstance(owner._inner, ForeignInner):
+            kind = type(owner.inner).__name__
+            raise HyperError(f"epilogue=True needs a rule, which can be printed into a product, and {kind} is none")
+        self._calls = ProductCalls("auto" if way is True or way is False else way)
+        params = [p for group in owner.param_groups for p in group["params"]]
+        self._kept = Kept(owner, _keeps, model, params)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights that may be updated so."""
+        return [layer.weight for layer in self._kept.layers]
+
+    def arrived(self, owner: EagerUpdate, place: int) -> bool:
+        """Updates a parameter whose gradient arrived as a product; False where it is in `.grad`, made if need be."""
+        param = owner._roster.params[place]
+        products = self._kept.take(param)
+        if not products:
+            return False
+        window, (assembly, own) = owner._window, _home(owner._inner, place)
+        launch = _launch(assembly, own) if len(products) == 1 and _is_whole(owner, param) else None
+        if launch is None or not isinstance(window, Firing):
+            make_gradient(param, products)
+            return False
+        window.take(place, lambda: self._update(assembly, launch, param, products[0]))
+        return True
+
+    def _update(self, assembly: Assembly, launch: Launch, param: Tensor, product: Product) -> int:
+        """Writes the parameter and its states; the bytes of the gradient that there were at once."""
+        casting = [*filter(torch.is_autocast_enabled, [param.device.type])]
+        with plain_arithmetic(casting) if casting or assembly.residence.there else nullcontext():
+            room = self._calls.give(launch, product)
+            increment_version([param])
+            assembly._run([launch])
+        return room
+
+    def clear(self) -> None:
+        """Forgets what was kept, as where a backward pass has failed."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Gives the layers their own forward back."""
+        self._kept.close()
+
+
+def _keeps(owner: EagerUpdate, weight: Tensor) -> bool:
+    """Whether the factors of a weight's gradient are kept: the update can be made of them, if nothing else comes."""
+    if not _is_whole(owner, weight):
+        return False
+    assembly, place = _home(owner._inner, owner._roster.places[id(weight)])
+    member, tensor_id = assembly._homes[place]
+    bucket = member.engine.tensors[tensor_id].bucket
+    same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
+    return same and bucket is not None and takes_products(bucket.program)
+
+
+def _is_whole(owner: EagerUpdate, weight: Tensor) -> bool:
+    """Whether the next arrival of a weight's gradient is all of it, and updates it."""
+    place = owner._roster.places.get(id(weight))
+    window = owner._window
+    if place is None or weight.grad is not None or not isinstance(window, Firing) or _is_distributed():
+        return False
+    return window.completes(place)
+
+
+def _home(inner: Inner, place: int) -> tuple[Assembly, int]:
+    """The assembly that has the parameter at this place, and its place there."""
+    while isinstance(inner, PartitionedInner):
+        number, place = inner._homes[place]
+        inner = inner._inner[number]
+    return inner.optimizer._assembly, place
+
+
+def _launch(assembly: Assembly, place: int) -> Launch | None:
+    """What updates the parameter at this place alone, with a gradient still to be given; None where it takes none."""
+    assembly._check_undisturbed((place,))
+    member, tensor_id = assembly._homes[place]
+    # Of the gradient only shape and dtype are looked at.
+    shape = torch.empty_like(assembly.params[place], device="meta", requires_grad=False)
+    (launch,) = member.engine.ready((tensor_id,), [shape], member.table)
+    return launch if takes_products(launch.version.program) else None
+
+
+def _is_distributed() -> bool:
+    """Whether gradients are summed over processes: then they must be made."""
+    found = torch.distributed
+    return found.is_available() and found.is_initialized() and found.get_world_size() > 1

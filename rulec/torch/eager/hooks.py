@@ -1,0 +1,88 @@
+"""The hooks that tell an eager optimizer of gradients; they hold no reference to it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from rulec.errors import RulecError
+
+Arrived = Callable[[int], None]
+
+
+class Hooks:
+    """One hook for each parameter that is trained, which calls `owner.arrived(place)`; gone when the owner is.
+
+    They run after all others on the same parameters, which see the whole gradient before it is freed. The places in
+    `outside` get none: of their gradients the owner hears in another way.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = weakref.ref(owner)
+        self.outside: set[int] = set()
+        self._handles: dict[int, tuple[Tensor, int, Any]] = {}
+        self.finalizer = weakref.finalize(owner, _remove_all, self._handles)
+
+    def set(self, params: list[Tensor]) -> None:
+        """Hooks on exactly these parameters, last among all hooks there; those that are frozen get none."""
+        for place, param in enumerate(params):
+            held, wanted = self._handles.get(place), param.requires_grad and place not in self.outside
+            if held is not None and held[0] is param and wanted:
+                _put_last(param, held[2])
+                continue
+            if held is not None:
+                self._handles.pop(place)[2].remove()
+            if wanted:
+                _check_free(param)
+                hook = _Hook(self._owner, place)
+                register: Any = param.register_post_accumulate_grad_hook
+                self._handles[place] = param, place, register(hook)
+        for place in [place for place in self._handles if place >= len(params)]:
+            self._handles.pop(place)[2].remove()
+
+    def remove_all(self) -> None:
+        """Takes all hooks away."""
+        _remove_all(self._handles)
+
+
+class _Hook:
+    """What torch calls when a parameter's gradient arrived."""
+
+    __slots__ = ("owner", "place")
+
+    def __init__(self, owner: weakref.ref[Any], place: int) -> None:
+        self.owner, self.place = owner, place
+
+    def __call__(self, param: Tensor) -> None:
+        owner = self.owner()
+        if owner is not None:
+            owner._arrived(self.place)
+
+
+def _hooks_on(param: Tensor) -> Any:
+    return getattr(param, "_post_accumulate_grad_hooks", None)
+
+
+def _check_free(param: Tensor) -> None:
+    """RulecError where another eager optimizer has the parameter."""
+    if any(isinstance(hook, _Hook) and hook.owner() is not None for hook in (_hooks_on(param) or {}).values()):
+        raise RulecError(
+            f"a parameter of shape {tuple(param.shape)} has an eager optimizer already: give each parameter one, or "
+            f"close() the other"
+        )
+
+
+def _put_last(param: Tensor, handle: Any) -> None:
+    """Moves a hook behind those that were registered after it."""
+    hooks = _hooks_on(param)
+    if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
+        hooks[handle.id] = hooks.pop(handle.id)
+
+
+def _remove_all(handles: dict[int, tuple[Tensor, int, Any]]) -> None:
+    for _, _, handle in handles.values():
+        handle.remove()
+    handles.clear()

@@ -1,0 +1,218 @@
+"""The optimizer inside: how some of its parameters are stepped, and others later in the same step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rulec.errors import HyperError, RuleError
+from rulec.language.partition import Partition
+from rulec.language.rule import Rule
+from rulec.torch.classes import optimizer as class_of
+from rulec.torch.eager.frozen import Frozen
+from rulec.torch.eager.scope import Scope, check_declared, check_rules
+from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
+from rulec.torch.routes import names_of
+from rulec.torch.tensors import check_apart
+
+#: What an eager optimizer runs: a rule, its name or path, a partition, a class of optimizers, or what makes one.
+Runs = Rule | str | Path | Partition | type[Optimizer] | Callable[..., Optimizer]
+
+
+class Inner(ABC):
+    """An optimizer of which some parameters, given by their places among all groups', are stepped at a time."""
+
+    optimizer: Any
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens a step, with the numbers that groups have now; RulecError where it cannot be run in parts."""
+
+    @abstractmethod
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters, which have these gradients, in `.grad` too. Each is fired once in a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the step."""
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        """What is remembered of a parameter now; empty before its first step."""
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        found: Mapping[str, Any] = self.optimizer.state.get(params[place], {})
+        return found
+
+    def forget(self, param: Tensor) -> None:
+        """Takes away what is remembered of a parameter: it starts afresh."""
+        self.optimizer.state.pop(param, None)
+
+
+class RuleInner(Inner):
+    """An optimizer of a rule."""
+
+    def __init__(self, optimizer: RuleOptimizer) -> None:
+        self.optimizer: RuleOptimizer = optimizer
+        self._checked: Any = None
+        check_rules(optimizer)
+
+    def open(self) -> None:
+        """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
+        self.optimizer._open_step()
+        if self.optimizer._assembly is not self._checked:
+            check_rules(self.optimizer)
+            self._checked = self.optimizer._assembly
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters."""
+        self.optimizer._fire(places, grads)
+
+    def close(self) -> None:
+        """Closes the step."""
+        self.optimizer._close_step()
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        """The states of a parameter and its count."""
+        return self.optimizer._buffers(place)
+
+
+class PartitionedInner(Inner):
+    """The optimizers of a partition's rules."""
+
+    def __init__(self, optimizer: Partitioned) -> None:
+        self.optimizer: Partitioned = optimizer
+        self._inner = [RuleInner(each) for each in optimizer.optimizers]
+        self._homes: list[tuple[int, int]] = []
+
+    def open(self) -> None:
+        """Opens a step of every rule."""
+        self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
+        own = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
+        found = {i: (number, place) for number, ids in enumerate(own) for place, i in enumerate(ids)}
+        self._homes = [found[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        for each in self._inner:
+            each.open()
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters, each by its own rule."""
+        for each, own, chosen in self.split(places):
+            each.fire(own, [grads[i] for i in chosen])
+
+    def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
+        """Each optimizer that has some of these places, its own places, and where they are among these."""
+        for number, each in enumerate(self._inner):
+            mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
+            if mine:
+                yield each, tuple(self._homes[places[i]][1] for i in mine), mine
+
+    def close(self) -> None:
+        """Closes the step of every rule."""
+        for each in self._inner:
+            each.close()
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        """The states of a parameter and its count."""
+        number, own = self._homes[place]
+        return self._inner[number].buffers(own)
+
+    def forget(self, param: Tensor) -> None:
+        """Takes away what is remembered of a parameter: it starts afresh."""
+        for each in self.optimizer.optimizers:
+            each.state.pop(param, None)
+
+
+class ForeignInner(Inner):
+    """An optimizer of someone else's, who says that each tensor's update is its own."""
+
+    def __init__(self, optimizer: Optimizer, scope: Scope | None) -> None:
+        check_declared(optimizer, scope)
+        check_apart([p for g in optimizer.param_groups for p in g["params"]], names_of(optimizer.param_groups))
+        self.optimizer: Optimizer = optimizer
+        self._step = _bare_step(optimizer)
+        self._refused = ""
+
+    def open(self) -> None:
+        """RuleError where it was seen to remember something of more than one tensor."""
+        if self._refused:
+            raise RuleError(self._refused)
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters, with all others out of the groups for so long."""
+        groups = self.optimizer.param_groups
+        before = Frozen(groups)
+        with _alone(self.optimizer, frozenset(places)), torch.no_grad():
+            self._step(self.optimizer)
+        key = before.changed(groups)
+        if key is not None:
+            self._refused = (
+                f"a step of {type(self.optimizer).__name__} changes {key!r} of its group, which would happen several "
+                f"times in one step: use the optimizer itself"
+            )
+            raise RuleError(self._refused)
+
+    def close(self) -> None:
+        """Nothing: every parameter's step was complete."""
+
+
+@contextmanager
+def _alone(optimizer: Optimizer, places: frozenset[int]) -> Iterator[None]:
+    """The groups with the parameters at these places alone."""
+    groups, kept = optimizer.param_groups, [group["params"] for group in optimizer.param_groups]
+    first = 0
+    try:
+        for group, params in zip(groups, kept, strict=True):
+            group["params"] = [p for i, p in enumerate(params, first) if i in places]
+            first += len(params)
+        optimizer.param_groups = [group for group in groups if group["params"]]
+        yield
+    finally:
+        optimizer.param_groups = groups
+        for group, params in zip(groups, kept, strict=True):
+            group["params"] = params
+
+
+def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """The class's `step` without the hooks that torch runs around it: those are run once in a step."""
+    step: Any = type(optimizer).step
+    bare: Callable[[Optimizer], Any] = getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
+    return bare
+
+
+def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keywords: Mapping[str, Any]) -> Inner:
+    """The optimizer of a rule, or of whatever `rule` is, over these parameters."""
+    if isinstance(rule, Optimizer):
+        raise HyperError(
+            f"give the class {type(rule).__name__} and its keywords, not an optimizer that was made already"
+        )
+    if isinstance(rule, Partition):
+        if scope is not None:
+            raise HyperError("scope is read from the rules of a partition: leave it out")
+        pairs = [p if isinstance(p, tuple) else (names.get(id(p), ""), p) for p in params]
+        return PartitionedInner(Partitioned(rule, pairs, **keywords))
+    if isinstance(rule, Rule | str | Path):
+        rule = class_of(rule)
+    if not callable(rule):
+        raise HyperError(
+            f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
+            f"{type(rule).__name__}"
+        )
+    made = rule(params, **keywords)
+    if not isinstance(made, Optimizer):
+        raise HyperError(f"{rule!r} must make a torch.optim.Optimizer of the parameters, not a {type(made).__name__}")
+    return inner_around(made, scope)
+
+
+def inner_around(optimizer: Optimizer, scope: Any) -> Inner:
+    """What runs an optimizer in parts."""
+    if not isinstance(optimizer, RuleOptimizer | Partitioned):
+        return ForeignInner(optimizer, scope)
+    if scope is not None:
+        raise HyperError(f"scope is read from the rule of {type(optimizer).__name__}: leave it out")
+    return RuleInner(optimizer) if isinstance(optimizer, RuleOptimizer) else PartitionedInner(optimizer)

@@ -1,0 +1,51 @@
+"""What a step did, for people who want to see that their gradients are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last step of an eager optimizer.
+
+    `fired` is the number of parameters that were updated inside the backward pass, `deferred` of those updated in
+    `step()`, `untouched` of those without a gradient; `dropped` of those whose update was given up, for an infinite
+    gradient. `bytes_freed` are those of gradients freed inside the backward pass, `peak_gradient_bytes` the most that
+    gradients took at one time, `largest_gradient_bytes` what the largest one took, and `journal_bytes` what was kept
+    of parameters and states for a rollback. `launches` is how often parameters fired: small ones do together.
+    """
+
+    fired: int = 0
+    deferred: int = 0
+    untouched: int = 0
+    dropped: int = 0
+    launches: int = 0
+    bytes_freed: int = 0
+    peak_gradient_bytes: int = 0
+    largest_gradient_bytes: int = 0
+    journal_bytes: int = 0
+
+    def __str__(self) -> str:
+        rows = [
+            ("fired", f"{self.fired} parameters, in {self.launches} launches"),
+            ("deferred", f"{self.deferred}"),
+            ("untouched", f"{self.untouched}"),
+            *([("dropped", f"{self.dropped}")] if self.dropped else []),
+            ("gradients freed", _bytes(self.bytes_freed)),
+            ("gradients at most", _bytes(self.peak_gradient_bytes)),
+            ("largest gradient", _bytes(self.largest_gradient_bytes)),
+            *([("kept for rollback", _bytes(self.journal_bytes))] if self.journal_bytes else []),
+        ]
+        width = max(len(head) for head, _ in rows)
+        return "\n".join(f"{head:{width}}  {text}" for head, text in rows)
+
+
+def _bytes(count: int) -> str:
+    """Bytes in the largest unit of which there is one."""
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"

@@ -1,0 +1,59 @@
+"""Which rules can be updated inside the backward pass: those that need nothing but the tensor and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+from torch.optim import LBFGS, Optimizer
+
+from rulec.analysis.flow import flow_of
+from rulec.analysis.structure import scope_of
+from rulec.errors import HyperError, RuleError
+from rulec.language.rule import Rule
+from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
+
+#: What a foreign optimizer may say that its update of one element depends on.
+Scope = Literal["elementwise", "tensor"]
+
+_SCOPES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
+
+
+def rules_of(optimizer: RuleOptimizer | Partitioned) -> list[Rule]:
+    """The rules that the parameters of an optimizer go to."""
+    return [*{id(route.rule): route.rule for route in optimizer.routing()}.values()]
+
+
+def scope_of_rule(rule: Rule) -> str:
+    """What the update of one element depends on: `elementwise`, `tensor`, `group` or `model`."""
+    return scope_of(flow_of(rule))
+
+
+def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
+    """RuleError where a parameter's rule cannot be run inside the backward pass."""
+    for rule in rules_of(optimizer):
+        if rule.inputs:
+            raise RuleError(
+                f"{rule.name} takes the input {min(rule.inputs)!r} at every step, which is not there inside the "
+                f"backward pass: use the optimizer itself"
+            )
+        scope = scope_of_rule(rule)
+        if scope in ("group", "model"):
+            raise RuleError(
+                f"{rule.name} needs a value of the whole {scope} for the update of one tensor, and inside the backward "
+                f"pass other gradients are still to come: use the optimizer itself, or, where the value is the norm "
+                f"that gradients are clipped by, the rule without it and max_grad_norm="
+            )
+
+
+def check_declared(optimizer: Optimizer, scope: Any) -> None:
+    """HyperError or RuleError where a foreign optimizer does not say that each tensor's update is its own."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, LBFGS):
+        raise RuleError("LBFGS needs all gradients at once, several times in a step: use the optimizer itself")
+    if scope not in get_args(Scope):
+        raise HyperError(
+            f"what {name} computes is not known here: say scope='elementwise' or scope='tensor' where its update of "
+            f"one tensor depends on no other, else use the optimizer itself"
+        )

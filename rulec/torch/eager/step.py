@@ -1,0 +1,171 @@
+"""One step: from the first backward pass that belongs to it to the end of `opt.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from rulec.errors import PartialUpdate, RulecError
+from rulec.torch.eager.account import Account
+from rulec.torch.eager.fold import finish, fold
+from rulec.torch.eager.frozen import Frozen
+from rulec.torch.eager.inner import Inner
+from rulec.torch.eager.journal import Journal
+from rulec.torch.eager.report import Report
+from rulec.torch.eager.roster import Roster
+
+if TYPE_CHECKING:
+    from rulec.torch.eager.measure import Factor
+
+#: What an update returns.
+Written = TypeVar("Written")
+
+
+class Step:
+    """What happened to the parameters in this step so far, and how more of them are fired.
+
+    `fired` are the places of those updated, in order; `folded` of those whose states have parts of their gradients, and
+    `dropped` of those whose update was given up. `over` says that
+    the last backward pass is done.
+    """
+
+    def __init__(self, inner: Inner, roster: Roster, journal: bool) -> None:
+        self._inner, self.roster = inner, roster
+        self.factor: Factor | None = None
+        self.account = Account(roster.sizes)
+        self.journal = Journal(inner, roster.params) if journal else None
+        self.fired: dict[int, None] = {}
+        self.folded: dict[int, None] = {}
+        self.dropped: dict[int, None] = {}
+        self.accumulated = self.over = self.poisoned = self.broken = False
+        self._frozen: Frozen | None = None
+        self._inside = self._launches = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written."""
+        return bool(self.fired or self.folded)
+
+    def open(self) -> None:
+        """Fixes the hyper-parameters; they are those of now, if this is the first time."""
+        if self._frozen is None:
+            self._inner.open()
+            self._frozen = Frozen(self._inner.optimizer.param_groups)
+
+    def check_numbers(self) -> None:
+        """RulecError where a number of the groups is not what the parameters so far were updated with."""
+        key = self._frozen.changed(self._inner.optimizer.param_groups) if self._frozen else None
+        if key is not None:
+            raise RulecError(
+                f"{key!r} of a parameter group was changed between the backward pass, which updates parameters, and "
+                f"step(): change it before the backward pass, or after step() as schedulers do"
+            )
+
+    def check_once(self, places: Iterable[int]) -> None:
+        """RulecError where one of these parameters was updated in this step."""
+        again = [place for place in places if place in self.fired]
+        if again:
+            raise RulecError(
+                f"{self.roster.names[again[0]]} was updated in this step already, and its gradient came after that: "
+                f"give it its whole gradient once, and whatever comes late to the next step"
+            )
+
+    def fire(self, places: Sequence[int], inside: bool = True) -> None:
+        """Updates parameters with the gradients they have, and frees these; `inside` a backward pass or after it."""
+        if not places:
+            return
+        params = [self.roster.params[i] for i in places]
+        grads = [p.grad for p in params if p.grad is not None]
+        if self.factor is not None and not self.factor.apply(grads):
+            self.dropped.update(dict.fromkeys(places))
+        else:
+            self._write(tuple(places), lambda: self._inner.fire(tuple(places), grads))
+            self._launches += 1
+        for param in params:
+            param.grad = None
+        self.account.leave(places, inside)
+        self._inside += len(places) if inside else 0
+
+    def fold(self, place: int, inside: bool = True) -> None:
+        """Adds the gradient that a parameter has to its states, and frees it."""
+        param = self.roster.params[place]
+        assert param.grad is not None
+        self.open()
+        if self.journal is not None:
+            self.journal.keep([place])
+        first = place not in self.folded
+        self.folded[place] = None
+        fold(self._inner, place, param.grad, first)
+        param.grad = None
+        self.account.leave([place], inside)
+
+    def finish(self, places: Sequence[int], inside: bool = True) -> None:
+        """Updates parameters whose gradients are folded into their states."""
+        if not places:
+            return
+        params = [self.roster.params[i] for i in places]
+        self._write(tuple(places), lambda: finish(self._inner, tuple(places), params))
+        self._launches += 1
+        self._inside += len(places) if inside else 0
+
+    def _write(self, places: tuple[int, ...], update: Callable[[], Written]) -> Written:
+        self.open()
+        if self.journal is not None:
+            self.journal.keep(places)
+        try:
+            found = update()
+        except BaseException as error:
+            # Who interrupts the program may do so after the kernel ran.
+            if isinstance(error, PartialUpdate) or not isinstance(error, Exception):
+                self.fired.update(dict.fromkeys(places))
+            raise
+        self.fired.update(dict.fromkeys(places))
+        return found
+
+    def take(self, place: int, update: Callable[[], int]) -> None:
+        """Updates a parameter without its gradient; `update` says how many bytes of one there were at once."""
+        self.took(place, self._write((place,), update))
+
+    def took(self, place: int, largest: int) -> None:
+        """A parameter was updated elsewhere, by a gradient of which no more than `largest` bytes were there at once."""
+        self.account.lend(largest)
+        self.account.leave([place])
+        self.fired[place] = None
+        self._inside += 1
+        self._launches += 1
+
+    def close(self) -> Report:
+        """Ends the step."""
+        if self._frozen is not None:
+            self._inner.close()
+        return self.report()
+
+    def report(self) -> Report:
+        """What the step has done so far."""
+        account = self.account
+        done = len(self.fired) + len(self.dropped)
+        return Report(
+            fired=self._inside - len(self.dropped), deferred=done - self._inside,
+            untouched=len(self.roster.params) - done, dropped=len(self.dropped), launches=self._launches,
+            bytes_freed=account.freed, peak_gradient_bytes=account.peak, largest_gradient_bytes=account.largest,
+            journal_bytes=self.journal.bytes if self.journal else 0,
+        )  # fmt: skip
+
+    def partial(self) -> PartialUpdate:
+        """The error of a step that ended in its middle."""
+        written = {**self.fired, **self.folded}
+        updated = self.roster.named(written)
+        pending = self.roster.named(i for i in range(len(self.roster.params)) if i not in written)
+        remedy = "rollback()" if self.journal else "accept_partial() (rollback() needs journal=True)"
+        return PartialUpdate(
+            f"a backward pass ended in its middle: {_listed(updated)} were updated and {_listed(pending)} were not; "
+            f"call {remedy} before anything else",
+            updated, pending,
+        )  # fmt: skip
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names in words, the first few of many."""
+    found = [*names]
+    rest = f" and {len(found) - 4} more" if len(found) > 5 else ""
+    return ", ".join(found[:4] if rest else found) + rest or "no parameters"

@@ -1,0 +1,264 @@
+"""`rulec.torch.GradStore`: gradients of several backward passes, summed until the one step that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from rulec.errors import RulecError, TensorError
+from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
+from rulec.torch.eager.optimizer import EagerUpdate
+from rulec.torch.eager.roster import Roster
+from rulec.torch.eager.step import Step
+from rulec.torch.memory import plain_memory
+from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
+
+Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
+
+#: Where an optimizer keeps the step that was begun with a part of its parameters.
+_BEGUN = "_rulec_begun"
+
+
+class GradStore:
+    """Gradients by tensor, from backward passes over parts of a network.
+
+        cut = body(x).detach().requires_grad_()
+        grads = rulec.torch.GradStore()
+        grads.backward(loss(head(cut)), [*head.parameters(), cut])
+        grads.step(opt, head.parameters())
+        grads.backward(body(x), body.parameters(), grads.pop(cut))
+        grads.step(opt)
+
+    Where two passes give one tensor a gradient, as with shared weights, the store has the sum, and the optimizer takes
+    one step from it. `step` with parameters updates these and lets their gradients go; without any it updates the rest
+    and ends the step. `opt` is an optimizer of rulec.torch, an `EagerUpdate`, or one of torch.optim's.
+    """
+
+    def __init__(self, grads: Gradients = ()) -> None:
+        self._held: dict[Tensor, Tensor] = {}
+        self._own: set[Tensor] = set()  # tensors whose gradient was made here, and may be written to
+        self._peak = 0
+        self.extend(grads)
+
+    # Gradients come
+
+    def backward(self, outputs: Any, inputs: Tensor | Iterable[Tensor], grad_outputs: Any = None) -> None:
+        """Adds the gradients of `outputs`, a tensor or several, with respect to `inputs`, as `torch.autograd.grad`.
+
+        Parameters that are frozen, or that `outputs` do not depend on, get none. `.grad` stays as it is.
+        """
+        wanted = [inputs] if isinstance(inputs, Tensor) else [*inputs]
+        for tensor in wanted:
+            if not tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                raise TensorError(f"a tensor of shape {tuple(tensor.shape)} gets no gradient: call requires_grad_()")
+        trained = list(dict.fromkeys(tensor for tensor in wanted if tensor.requires_grad))
+        found = torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)
+        self.extend(zip(trained, found, strict=True))
+
+    def collect(self, params: Iterable[Tensor]) -> None:
+        """Takes over what is in `.grad` of these tensors, which is None afterwards."""
+        taken = list(dict.fromkeys(params))
+        self.extend([(tensor, tensor.grad) for tensor in taken])
+        for tensor in taken:
+            tensor.grad = None
+
+    def extend(self, grads: Gradients) -> None:
+        """Adds gradients by tensor, or another store's, to what is there.
+
+        None adds nothing. Gradients given are kept, not copied, and never written to. TensorError, and nothing added,
+        where one does not fit its tensor.
+        """
+        pairs = grads.items() if isinstance(grads, GradStore | Mapping) else grads
+        new = [(tensor, grad) for tensor, grad in pairs if grad is not None]
+        for tensor, grad in new:
+            _check_fits(tensor, grad)
+        with plain_memory():
+            for tensor, grad in new:
+                self._add(tensor, grad.detach() if grad.requires_grad else grad)
+        self._peak = max(self._peak, self.nbytes)
+
+    def _add(self, tensor: Tensor, grad: Tensor) -> None:
+        held = self._held.get(tensor)
+        if held is None:
+            self._held[tensor] = grad
+        elif tensor in self._own:
+            held += grad
+        else:
+            self._held[tensor] = held + grad
+            self._own.add(tensor)
+
+    # Gradients go
+
+    def pop(self, tensor: Tensor) -> Tensor | None:
+        """Takes one gradient out; None where there is none."""
+        self._own.discard(tensor)
+        return self._held.pop(tensor, None)
+
+    def step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None = None) -> None:
+        """Updates `params`, or all that is left and then ends the step; gradients that were used are let go.
+
+        A step of parts is the same as a whole one: hyper-parameters are those of its first part, step counts advance
+        once, and `opt.step()` itself, with its hooks, is called at the end. RuleError where the rule needs all
+        gradients at once; RulecError where a parameter is updated a second time, or has a gradient in `.grad` too.
+        """
+        names = {id(p): name for p, name in zip(*_roll(opt), strict=True)}
+        if params is None:
+            self._finish(opt, [tensor for tensor in self._held if id(tensor) in names], names)
+            return
+        given = [params] if isinstance(params, Tensor) else [*params]
+        for tensor in given:
+            if id(tensor) not in names:
+                raise TensorError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of the optimizer")
+        part = [tensor for tensor in dict.fromkeys(given) if tensor in self._held]
+        step = _step_of(opt)
+        step.check_numbers()
+        self._fire(step, part, names)
+
+    def _fire(self, step: Step, part: Sequence[Tensor], names: Mapping[int, str]) -> None:
+        places = [step.roster.places[id(tensor)] for tensor in part]
+        _check_once(step, places)
+        step.open()
+        with self._given(part, names):
+            step.fire(places)
+
+    def _finish(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
+        """Updates the rest, by the optimizer's own step where none was begun, and ends the step."""
+        step: Step | None = opt.__dict__.get(_BEGUN)
+        if step is not None:
+            step.check_numbers()
+            self._fire(step, rest, names)
+            rest = []
+            step.close()
+            del opt.__dict__[_BEGUN]
+        if isinstance(opt, EagerUpdate) and opt._step is not None:
+            _check_once(opt._step, [opt._step.roster.places[id(tensor)] for tensor in rest])
+        with self._given(rest, names):
+            opt.step()
+
+    @contextmanager
+    def _given(self, part: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[None]:
+        """A block in which gradients are in `.grad`; they leave the store, unless the block fails."""
+        for tensor in part:
+            if tensor.grad is not None:
+                raise RulecError(f"{names[id(tensor)]} has a gradient in .grad beside the store's: collect() adds both")
+        try:
+            for tensor in part:
+                tensor.grad = self._held[tensor]
+            yield
+            for tensor in part:
+                self.pop(tensor)
+        finally:
+            for tensor in part:
+                tensor.grad = None
+
+    @staticmethod
+    def accept_partial(opt: Optimizer) -> None:
+        """Ends a step of which some parts never came: what was updated stays so."""
+        step = opt.__dict__.pop(_BEGUN, None)
+        if step is None:
+            raise RulecError("accept_partial() is for a step that was begun in parts and not ended, and none was")
+        step.close()
+
+    # What is here
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the gradients here have."""
+        return sum(map(_bytes, self._held.values()))
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes that there were."""
+        return self._peak
+
+    def items(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each tensor with its gradient."""
+        return iter([*self._held.items()])
+
+    def __getitem__(self, tensor: Tensor) -> Tensor:
+        return self._held[tensor]
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self._held
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([*self._held])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"GradStore({len(self)} gradients, {self.nbytes} bytes)"
+
+
+def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
+    """The parameters of an optimizer, and their names."""
+    roster = Roster(opt.param_groups, {}, None)
+    return roster.params, roster.names
+
+
+def _step_of(opt: Optimizer) -> Step:
+    """The step of an optimizer that is open, or a new one."""
+    if isinstance(opt, EagerUpdate):
+        return _eager_step(opt)
+    if opt._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+        raise RulecError(
+            "the optimizer has hooks that run before a step, and see all gradients: update all at once, with step(opt)"
+        )
+    if _BEGUN not in opt.__dict__:
+        opt.__dict__[_BEGUN] = Step(_inner(opt), Roster(opt.param_groups, {}, None), False)
+    found: Step = opt.__dict__[_BEGUN]
+    return found
+
+
+def _eager_step(opt: EagerUpdate) -> Step:
+    if opt._window is not None:
+        raise RulecError("a store's step(opt, params) belongs between backward passes, not inside of opt.backward()")
+    if opt._step is None:
+        return opt._enter()
+    opt._check_whole()
+    return opt._step
+
+
+def _inner(opt: Optimizer) -> Inner:
+    """What runs an optimizer in parts; RulecError where that is not the same as running it whole."""
+    if isinstance(opt, RuleOptimizer):
+        return RuleInner(opt)
+    if isinstance(opt, Partitioned):
+        return PartitionedInner(opt)
+    return ForeignInner(opt, "tensor" if type(opt).__module__.startswith("torch.optim.") else None)
+
+
+def _check_once(step: Step, places: Iterable[int]) -> None:
+    again = [place for place in places if place in step.fired]
+    if again:
+        raise RulecError(
+            f"{step.roster.names[again[0]]} was updated in this step already, and its gradient came after that: give "
+            f"it its whole gradient once, update it last, or, where an earlier step broke off, call accept_partial(opt)"
+        )
+
+
+def _check_fits(tensor: Any, grad: Any) -> None:
+    """TensorError where something is no gradient of a tensor."""
+    if not isinstance(tensor, Tensor) or not isinstance(grad, Tensor):
+        raise TensorError(
+            f"a store has gradients by their tensors, not a {type(grad).__name__} by a {type(tensor).__name__}"
+        )
+    for fact in ("shape", "dtype", "device"):
+        wanted, found = getattr(tensor, fact), getattr(grad, fact)
+        if wanted != found:
+            shown = [tuple(x) if fact == "shape" else x for x in (found, wanted)]
+            raise TensorError(f"a gradient has {fact} {shown[0]}, and its tensor {shown[1]}")
+
+
+def _bytes(grad: Tensor) -> int:
+    if grad.is_sparse:
+        return grad._values().nbytes + grad._indices().nbytes
+    return grad.nbytes

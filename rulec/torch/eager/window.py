@@ -1,0 +1,230 @@
+"""The backward pass that is running: what happens when a gradient arrives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import _current_graph_task_id as graph_task
+from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph
+from torch.autograd.variable import Variable
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from rulec.errors import PartialUpdate, RulecError
+from rulec.torch.eager.gather import Gather, room_for
+from rulec.torch.eager.ledger import Ledger
+from rulec.torch.eager.reads import Reads
+from rulec.torch.eager.step import Step
+
+
+class Window(ABC):
+    """A backward pass, or several in segments, of one step."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self._roster = step, step.roster
+        self._passes: set[int] = set()
+        self._begun: set[int] = set()
+
+    def arrive(self, place: int) -> None:
+        """A parameter's gradient arrived, all of it or a contribution: it is in `.grad`."""
+        self._check_pass()
+        self._follow(graph_task())
+        if self._roster.params[place].grad is not None:  # torch runs hooks where nothing arrived, too
+            self.step.account.arrive(place)
+            self._arrived(place)
+
+    def _follow(self, task: int) -> None:
+        """Notes a backward pass, and has torch say when it is complete; it does not where the pass fails."""
+        if task >= 0 and task not in self._passes:
+            self._passes.add(task)
+            self._begun.add(task)
+            Variable._execution_engine.queue_callback(partial(self._begun.discard, task))
+
+    def check_complete(self) -> None:
+        """RulecError where a backward pass failed, and nobody was told."""
+        if self._begun:
+            raise RulecError(
+                "a backward pass failed inside of opt.backward(), and its exception did not leave it: let it out, so "
+                "that it is known that the step is not whole"
+            )
+
+    def _check_pass(self) -> None:
+        """RulecError where the graph of this backward pass is needed again."""
+        if torch.is_grad_enabled():
+            raise RulecError(
+                "create_graph=True keeps the backward pass for another derivative, and parameters that were updated in "
+                "it would make that wrong: use the optimizer without eager updates"
+            )
+
+    @abstractmethod
+    def _arrived(self, place: int) -> None: ...
+
+    @abstractmethod
+    def end(self) -> None:
+        """The pass is done."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """The pass is left, done or not."""
+
+
+class Accumulating(Window):
+    """A micro-batch that is not the last: gradients are added up and stay."""
+
+    def _arrived(self, place: int) -> None:
+        self.step.accumulated = True
+
+    def end(self) -> None:
+        """Nothing: gradients stay."""
+
+
+class Folding(Window):
+    """A micro-batch that is not the last, whose gradients are folded into states as they arrive."""
+
+    def _arrived(self, place: int) -> None:
+        self.step.fold(place)
+
+    def end(self) -> None:
+        """Nothing: gradients are gone."""
+
+
+class Counting(Window):
+    """A pass in which arrivals are counted; at a parameter's last one its gradient is complete."""
+
+    def __init__(self, step: Step, ledger: Ledger) -> None:
+        super().__init__(step)
+        self._ledger = ledger
+        self.counts: dict[int, int] = {}
+
+    def _arrived(self, place: int) -> None:
+        count = self.counts[place] = self.counts.get(place, 0) + 1
+        expected = self._ledger.expected(place)
+        if count == expected:
+            self._complete(place)
+        elif count > expected > 0:
+            self._again(place, count)
+
+    @abstractmethod
+    def _complete(self, place: int) -> None: ...
+
+    @abstractmethod
+    def _again(self, place: int, count: int) -> None:
+        """One more arrival than expected."""
+
+
+class Firing(Counting):
+    """The last backward pass of a step: a parameter is updated when its gradient is complete, which is then freed."""
+
+    def __init__(self, step: Step, ledger: Ledger) -> None:
+        super().__init__(step, ledger)
+        self._gather = Gather(room_for(step.roster.largest))
+        self._late: dict[int, int] = {}
+        self._updating = False
+        # Only modules that run during the pass pay for it: those that activation checkpointing runs again.
+        self._watch = register_module_forward_pre_hook(self._module_reads)
+        self._reads = Reads(step.roster.params, self._read) if ledger.watches else nullcontext()
+        self._reads.__enter__()
+
+    def _check_pass(self) -> None:
+        super()._check_pass()
+        if keeps_graph():
+            raise RulecError(
+                "retain_graph=True keeps the backward pass to run it again, and parameters that were updated in it "
+                "would make that wrong: add up the losses and call backward() once, without retain_graph"
+            )
+
+    @contextmanager
+    def _update(self) -> Iterator[None]:
+        """A block of which reads are an update's own."""
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def arrive(self, place: int) -> None:
+        """A parameter's gradient arrived; where it is complete the parameter is updated."""
+        with self._update():
+            super().arrive(place)
+
+    def _complete(self, place: int) -> None:
+        if place not in self._roster.chosen:
+            return
+        size = self._roster.sizes[place]
+        if not self._gather.takes(size):
+            self.step.fire((place,))
+        else:
+            self.step.fire(self._gather.add(place, size))
+
+    def completes(self, place: int) -> bool:
+        """Whether the next arrival of a parameter's gradient is the last, and updates it with the gradient as it is."""
+        expected = self._ledger.expected(place)
+        return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
+
+    def take(self, place: int, update: Callable[[], int]) -> None:
+        """An arrival that completes a gradient which was not made; `update` as in `Step.take`."""
+        self._check_pass()
+        self.step.take(place, update)  # which reads the parameter, before its gradient counts as complete
+        self.counts[place] = self.counts.get(place, 0) + 1
+
+    def _again(self, place: int, count: int) -> None:
+        if place in self._gather.waiting:
+            self._gather.withdraw(place)
+        elif place in self.step.fired:
+            raise PartialUpdate(
+                f"the gradient of {self._roster.names[place]} arrived {count} times in this backward pass, where "
+                f"{count - 1} were expected and it was updated then: make every step's backward pass of as many "
+                f"segments as the first, or call relearn() before one that has more",
+                self._roster.named(self.step.fired), [self._roster.names[place]],
+            )  # fmt: skip
+
+    def _module_reads(self, module: nn.Module, args: Any) -> None:
+        for param in module._parameters.values():
+            self._read(self._roster.places.get(id(param), -1), type(module).__name__)
+
+    def _read(self, place: int, reader: str) -> None:
+        """Something runs during the pass and reads a parameter, which must not have been updated."""
+        if self._updating:
+            return
+        if place in self._gather.waiting:
+            self._gather.withdraw(place)
+        if place in self.step.fired:
+            raise RulecError(
+                f"{reader} runs during the backward pass and reads {self._roster.names[place]}, which was updated: "
+                f"call relearn() before a step that recomputes other modules than the first"
+            )
+        if place in self.counts:
+            self._late[place] = self.counts[place]
+
+    def end(self) -> None:
+        """Fires what was still waiting, and takes over how often gradients arrived."""
+        with self._update():
+            self.step.fire(self._gather.take())
+        self._ledger.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
+        self.step.over = True
+        self._roster.release(self.step.fired)
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._reads.__exit__(None, None, None)
+        self._watch.remove()
+
+
+class Finishing(Firing):
+    """The last backward pass of a step whose gradients are folded into states."""
+
+    def _arrived(self, place: int) -> None:
+        self.step.fold(place)
+        super()._arrived(place)
+
+    def _complete(self, place: int) -> None:
+        if place in self._roster.chosen:
+            self.step.finish((place,))
+
+    def completes(self, place: int) -> bool:
+        """Never: gradients are folded whole."""
+        return False

@@ -1,0 +1,94 @@
+"""Fake tensors, which have a shape and no memory: a step of them allocates what a step does, and computes nothing.
+
+So `torch`'s fake mode tells what training takes before there is a machine that has it. States are fake too, and no
+kernel runs; what lies between kernels goes through torch's operations, as it does on a device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.backend.layout import Layout
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Axes, Program
+from rulec.compiler.view import MatrixView
+
+_MODULE = "torch._subclasses.fake_tensor"
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has no memory."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
+def real_memory() -> AbstractContextManager[Any]:
+    """A context in which new tensors have memory, whatever mode the caller is in."""
+    module = sys.modules.get(_MODULE)
+    return nullcontext() if module is None else module.unset_fake_temporarily()
+
+
+def address_of(tensors: Sequence[Tensor]) -> Callable[[Tensor], int]:
+    """What gives these tensors' addresses: 0 for all of them where any is fake."""
+    return (lambda tensor: 0) if any(map(is_fake, tensors)) else Tensor.data_ptr
+
+
+class ShapesBackend:
+    """A backend for fake tensors: its kernels have the results that others' have, by their shapes, and no values."""
+
+    name = "shapes"
+    on_device = True
+
+    def unavailable_reason(self) -> None:
+        """None: there is nothing to run."""
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """No source."""
+        return ""
+
+    def build(self, program: Program, layout: Layout, source: str) -> ShapesKernel:
+        """A kernel of no code."""
+        return ShapesKernel(program)
+
+
+@dataclass(frozen=True)
+class ShapesKernel:
+    """A program of which nothing is computed."""
+
+    program: Program
+
+    def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()) -> Any:
+        """A call over these tensors, which keeps its reductions' results from call to call, as one on a device does."""
+        params, states = list(params), list(states)
+        reduced = [
+            {r.name: _results(r.axes, params, views) for r in stage.reduces} for stage in self.program.stages
+        ]  # fmt: skip
+
+        def call(
+            stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+            tensors: Sequence[int] | None = None, stream: Any = None,
+        ) -> Written:  # fmt: skip
+            return Written(params, states, {name: _of(found, tensors) for name, found in reduced[stage].items()})
+
+        return call
+
+
+def _results(axes: Axes, params: Sequence[Tensor], views: Sequence[MatrixView]) -> Any:
+    """What a reduction leaves: a number for each tensor, or an array of its rows or columns for each."""
+    if not {"b", "i", "j"} & set(axes.letters):
+        return params[0].new_zeros(len(params), dtype=torch.float64)
+    shapes = [(v.batch, 1 if axes.rows is None else v.rows, 1 if axes.cols is None else v.cols) for v in views]
+    return [p.new_zeros(shape, dtype=torch.float64) for p, shape in zip(params, shapes, strict=True)]
+
+
+def _of(found: Any, tensors: Sequence[int] | None) -> Any:
+    if tensors is None:
+        return found
+    return [found[i] for i in tensors] if isinstance(found, list) else found.new_zeros(len(tensors))

@@ -1,0 +1,112 @@
+"""DTensors: parameters of which this process may have a part only.
+
+Kernels see the part, and a state of its shape lies where its parameter does. So a rule that looks at one element at a
+time does what it does to a whole tensor; others are refused for tensors that are split.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.language.node import Kind, Op, walk
+from rulec.language.rule import Rule
+from rulec.torch.fake import address_of as plain_address_of
+
+_MODULE = "torch.distributed.tensor"
+
+#: What a rule may ask of a tensor's shape that is another number for a part of it.
+_OF_SHAPE = frozenset({"numel", "rows", "cols"})
+
+
+def is_placed(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def part_of(tensor: Any) -> Tensor:
+    """What a DTensor has in this process, not a copy; any other tensor as it is."""
+    found: Tensor = tensor._local_tensor if is_placed(tensor) else tensor
+    return found
+
+
+def is_split(tensor: Any) -> bool:
+    """Whether this process may have a part only."""
+    return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
+    """What gives these parameters' addresses here."""
+    if any(map(is_placed, params)):
+        return lambda param: part_of(param).data_ptr()
+    return plain_address_of(params)
+
+
+def check_placed(param: Any, rule: Rule, name: str) -> None:
+    """TensorError for a parameter of which the rule would have to see more than the part that is here."""
+    if not is_split(param):
+        return
+    if any(placement.is_partial() for placement in param.placements):
+        raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
+    parts = [*walk(rule.expressions), *walk([rule.applies_to] if rule.applies_to is not None else [])]
+    if any(n.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM) for n in parts) or _OF_SHAPE & {
+        str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)
+    }:
+        raise TensorError(
+            f"{name} is a DTensor of which each process has a part, and {rule.name} does not look at every element by "
+            f"itself: keep it whole on every process, or choose an elementwise rule"
+        )
+
+
+def check_gradient(grad: Any, param: Any, name: str) -> None:
+    """TensorError where a gradient is not placed as its parameter is."""
+    if is_placed(grad) is not is_placed(param):
+        words = [f"{'a' if is_placed(x) else 'no'} DTensor" for x in (grad, param)]
+        raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
+    if is_placed(param) and _place(grad) != _place(param):
+        raise TensorError(
+            f"the gradient of {name} is placed as {grad.placements}, its parameter as {param.placements}: redistribute "
+            f"it before the step"
+        )
+
+
+def as_placed(state: Tensor, param: Any) -> Tensor:
+    """A state that has the shape of what is here of a parameter, as a tensor that is placed as the parameter is."""
+    if not is_placed(param) or not state.dim() or state.shape != part_of(param).shape:
+        return state
+    kind: Any = sys.modules[_MODULE].DTensor
+    made: Tensor = kind.from_local(
+        state, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+    return made
+
+
+def fill(state: Any, value: Any, name: str) -> None:
+    """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
+    if not is_placed(state):
+        state.copy_(part_of(value).reshape(state.shape))
+        return
+    if not is_placed(value):
+        module: Any = sys.modules[_MODULE]
+        value = module.distribute_tensor(value, state.device_mesh, state.placements, src_data_rank=None)
+    if _place(value) != _place(state):
+        raise StateMismatch(
+            f"a saved state of {name} is placed as {value.placements}, where its parameter is as {state.placements}: "
+            f"load it with torch.distributed.checkpoint"
+        )
+    part_of(state).copy_(part_of(value))
+
+
+def check_whole(params: Sequence[Tensor], verb: str) -> None:
+    """RulecError where a parameter is split, for what needs all of it here."""
+    if any(map(is_split, params)):
+        raise RulecError(f"{verb} needs whole tensors, and this process has parts: use torch.distributed.checkpoint")
+
+
+def _place(tensor: Any) -> tuple[Any, Any]:
+    return tensor.device_mesh, tensor.placements
