@@ -1,0 +1,19 @@
+"""Updates inside of the backward pass: a gradient is used up as soon as it is complete, and its memory again."""
+
+from __future__ import annotations
+
+from rulec.jax.eager.bytes import StepBytes, deferred_bytes
+from rulec.jax.eager.call import Outcome
+from rulec.jax.eager.scan import EagerScan, ScanState, eager_scan
+from rulec.jax.eager.unrolled import EagerStep, eager_step
+
+__all__ = [
+    "EagerScan",
+    "EagerStep",
+    "Outcome",
+    "ScanState",
+    "StepBytes",
+    "deferred_bytes",
+    "eager_scan",
+    "eager_step",
+]

@@ -1,0 +1,208 @@
+"""A step through equal layers whose parameters are stacked: each layer is updated as the backward pass leaves it.
+
+The backward pass is one loop that carries the stacks of parameters and states and writes each layer's new values where
+its old ones were. So there is one layer's gradient at a time, and no second copy of a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rulec.errors import StateMismatch, TensorError
+from rulec.jax.eager.bytes import bytes_of, shape_of
+from rulec.jax.eager.call import Eager, Outcome, Run, unless
+from rulec.jax.eager.listed import Split, listed, stacked
+from rulec.jax.eager.model import Bound, Model, Pass
+from rulec.jax.eager.parts import Part
+from rulec.jax.eager.shared import Shared, shared_in
+from rulec.jax.eager.stacks import Stacks
+from rulec.jax.leaves import Tree
+from rulec.jax.machine import call
+from rulec.jax.plan import StepPlan
+from rulec.jax.recipe import Rules
+
+
+class ScanState(NamedTuple):
+    """The state of a rule: `layers`, everything in it stacked as the layers are, and `rest`, of other parameters."""
+
+    layers: Any
+    rest: Any
+
+
+def eager_scan(
+    layer: Callable[..., Any], head: Callable[..., Any], rule: Rules, *, embed: Callable[..., Any] | None = None,
+    has_aux: bool = False, layer_aux: bool = False, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
+    tags: Mapping[str, Collection[str]] | None = None, shared: Mapping[str, str] | None = None,
+    most: int | None = None, skip_nonfinite: bool = False,
+) -> EagerScan:  # fmt: skip
+    """A step of a model of equal layers in which each layer is updated inside of the backward pass.
+
+    Parameters are `{"layers": stacked, "rest": tree}`: every array of `layers` has the layers as its first axis, and
+    `rest` is whatever there is beside them. `embed(rest, batch)` gives what goes into the first layer, by default
+    `batch[0]`, `layer(own, x)` what goes into the next, of the same shapes and dtypes, and `head(rest, x, batch)` the
+    loss. Any of the three may name `key` among its parameters, a layer `rest`, `batch` and `index` too. With `has_aux`
+    the head returns `(loss, aux)`, with `layer_aux` a layer `(x, aux)`.
+
+    Each layer's arrays are tensors of their own, for rules that reduce over a tensor too. `rule` and the other keywords
+    are those of `rulec.jax.transform`; `shared` says of paths which other parameter each of them is. With `most` a step
+    that would take more bytes than that, beside weights, state and batch, raises before it is done. RuleError for a
+    rule that reads other tensors than it updates.
+    """
+    model = Model(embed, layer, head, has_aux, layer_aux)
+    return EagerScan(
+        model,
+        rule,
+        state_dtype=state_dtype,
+        maximize=maximize,
+        seed=seed,
+        tags=tags,
+        shared=shared,
+        most=most,
+        skip_nonfinite=skip_nonfinite,
+    )
+
+
+class EagerScan(Eager):
+    """A step of a model of equal layers; `rulec.jax.eager_scan` makes one."""
+
+    def __init__(self, model: Model, rule: Rules, **keywords: Any) -> None:
+        super().__init__(rule, **keywords)
+        self.model = model
+
+    def loss(self, params: Any, batch: Any, *, key: Any = None) -> Any:
+        """The loss of the model, or `(loss, aux)`, to be evaluated, or trained in another way."""
+        loss, aux = Bound(self.model, params["layers"], params["rest"], batch, key).loss()
+        return (loss, aux) if self.model.has_aux else loss
+
+    def listed(self, params: Any, state: ScanState) -> tuple[Any, Any]:
+        """Parameters with a list of layers, and their state: what `rulec.jax.step` and `rulec.jax.save` take.
+
+        All arrays of layers are copies. Of a parameter that stands twice there is None at the second place.
+        """
+        run, shared = self._run_for(params)
+        return call(run.listed, shared.once(params), state)  # type: ignore[no-any-return]
+
+    def stacked(self, params: Any, state: Any) -> tuple[Any, ScanState]:
+        """The way back from `listed`: parameters with a list of layers and a state of `rulec.jax.step`."""
+        run, shared = self._run_for(stacked(params))
+        params, made = call(run.stacked, params, state)
+        return shared.everywhere(params), made
+
+    def _run_for(self, params: Any) -> tuple[_ScanRun, Shared]:
+        shared = shared_in(self._checked(params), self._shared)
+        run, _ = self._run({}, None, shared)
+        assert isinstance(run, _ScanRun)
+        return run, shared
+
+    def _made(self, *common: Any) -> Run:
+        return _ScanRun(self.model, *common)
+
+    def _checked(self, params: Any) -> Any:
+        if not isinstance(params, Mapping) or {*params} != {"layers", "rest"}:
+            found = f"a dict of {[*params]}" if isinstance(params, Mapping) else f"a {type(params).__name__}"
+            raise TensorError(
+                f'parameters of eager_scan are {{"layers": stacked, "rest": whatever else there is}}, not {found}'
+            )
+        counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params["layers"])}
+        if len(counts) != 1 or counts & {(), (0,)}:
+            found = " and ".join(sorted(str(*count) if count else "no axis" for count in counts)) or "no arrays"
+            raise TensorError(f"all arrays of layers must have the layers as their first axis, and there are {found}")
+        return params
+
+    def _count(self, state: Any) -> Any:
+        if not isinstance(state, ScanState):
+            raise StateMismatch(f"the state is a {type(state).__name__}, not what init of eager_scan returned")
+        return state.layers.count
+
+
+class _ScanRun(Run):
+    """The functions of a model and a rule."""
+
+    def __init__(self, model: Model, *common: Any) -> None:
+        super().__init__(*common)
+        self.model = model
+
+    def kept(self, params: Any, batch: Any, key: Any) -> tuple[int, int]:
+        """The inputs of all layers, and the gradients of two."""
+        x = call(lambda: jax.eval_shape(self._inputs, params, batch, key))
+        layers = bytes_of(params["layers"])
+        return bytes_of(x), 2 * layers // jax.tree.leaves(params["layers"])[0].shape[0]
+
+    def _inputs(self, *given: Any) -> Any:
+        return Pass(self._bound(*given), self.mode).inputs
+
+    def _init(self, params: Any, numbers: Any) -> ScanState:
+        layers, rest, plans = self._planned(params)
+
+        def first(own: Any) -> Any:
+            return self.parts.first(layers._replace(tree=own), plans, numbers)
+
+        return ScanState(jax.vmap(first)(params["layers"]), self.parts.first(rest, plans, numbers))
+
+    def listed(self, params: Any, state: ScanState) -> tuple[Any, Any]:
+        """Parameters and their state as one tree with a list of layers."""
+        split, trees = self._split(params)
+        pairs = zip((state.layers, state.rest), trees, strict=True)
+        values = [self.parts.fields.unpacked(own, tree, self.parts.recipe.title) for own, tree in pairs]
+        tree = listed(params)
+        return tree, self.parts.fields.packed(split.joined(*values), self.parts.tree(Part("", tree)))
+
+    def stacked(self, params: Any, state: Any) -> tuple[Any, ScanState]:
+        """The way back."""
+        whole = self.parts.fields.unpacked(state, self.parts.tree(Part("", params)), self.parts.recipe.title)
+        params = stacked(params)
+        split, trees = self._split(params)
+        pairs = zip(split.parted(whole), trees, strict=True)
+        return params, ScanState(*(self.parts.fields.packed(values, tree) for values, tree in pairs))
+
+    def _split(self, params: Any) -> tuple[Split, list[Tree]]:
+        layer, rest = self._planned(params)[2]
+        count = jax.tree.leaves(params["layers"])[0].shape[0]
+        return Split(layer, rest, count), [self.parts.tree(Part(name, params[name])) for name in ("layers", "rest")]
+
+    def _planned(self, params: Any) -> tuple[Part, Part, list[StepPlan]]:
+        """One layer, by its shapes, and the rest; their plans."""
+        one = jax.tree.map(lambda stack: shape_of(stack.shape[1:], stack.dtype), params["layers"])
+        layers, rest = Part("layers", one), Part("rest", params["rest"])
+        plans = [self.parts.planned(part) for part in (layers, rest)]
+        self.parts.check([name for part in (layers, rest) for name in self.parts.tree(part).names], plans)
+        return layers, rest, plans
+
+    def _step(
+        self, params: Any, state: ScanState, batch: Any, key: Any, numbers: Any, inputs: Any
+    ) -> tuple[Any, ScanState, Outcome]:
+        layers, rest, plans = self._planned(params)
+        forward = Pass(self._bound(params, batch, key), self.mode)
+        ok = None
+        if self.measured:
+            known = self._known(forward, params["layers"])
+            inputs, ok = {**inputs, **self.measured.inputs(known)}, self.measured.ok(known)
+        given = self.parts.given(numbers, inputs, plans)
+        stacks, wanted = Stacks(self.parts, layers, given), True if ok is None else ok
+        carried = params["layers"], state.layers
+        carried, grads = forward.back(carried, lambda stacks: stacks[0], stacks.replaced, wanted)
+        new = self.parts.moved(rest, grads, state.rest, given, _leaves_of(params["layers"]))
+        new_rest, rest_state = unless(ok, (params["rest"], state.rest), new)
+        outcome = Outcome(forward.loss, forward.aux, forward.layer_aux, ok)
+        return {"layers": carried[0], "rest": new_rest}, ScanState(carried[1], rest_state), outcome
+
+    def _known(self, forward: Pass, layers: Any) -> Any:
+        """What is measured in a backward pass that updates nothing."""
+        known, grads = forward.back(
+            self.measured.nothing(), lambda known: layers, lambda index, grads, known: self.measured.more(known, grads)
+        )
+        return self.measured.more(known, grads)
+
+    def _bound(self, params: Any, batch: Any, key: Any) -> Bound:
+        whole = self.shared.apart(params)
+        return Bound(self.model, params["layers"], params["rest"], batch, key, *whole)
+
+
+def _leaves_of(stacks: Any) -> int:
+    """How many leaves all layers have together: the number of the first leaf that is of none."""
+    leaves = jax.tree.leaves(stacks)
+    return len(leaves) * int(leaves[0].shape[0])

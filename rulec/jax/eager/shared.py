@@ -1,0 +1,102 @@
+"""Parameters that stand at two places of a tree: they are one, whose gradients are summed before its one update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rulec.errors import TensorError
+from rulec.jax.leaves import leaf_name
+from rulec.language.source import did_you_mean
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Which places of a tree, by their number, have the parameter of which other, earlier or declared."""
+
+    origins: tuple[tuple[int, int], ...] = ()
+
+    def once(self, tree: Any) -> Any:
+        """The tree with None where a parameter stands again."""
+        return self._changed(tree, lambda leaves, place, origin: None)
+
+    def everywhere(self, tree: Any) -> Any:
+        """The tree with every parameter wherever it stands, out of what `once` gave."""
+        return self._changed(tree, lambda leaves, place, origin: leaves[origin])
+
+    def apart(self, params: Any) -> tuple[Shared, Shared]:
+        """The same of the parameters of one layer, and of the rest; TensorError where these share any."""
+        count = len(jax.tree.leaves(params["layers"], is_leaf=_is_none))
+        for place, origin in self.origins:
+            if (place < count) != (origin < count):
+                raise TensorError("a parameter of the rest cannot be one of the layers, of which there are many")
+        own = tuple(pair for pair in self.origins if pair[0] < count)
+        return Shared(own), Shared(tuple((a - count, b - count) for a, b in self.origins if a >= count))
+
+    def _changed(self, tree: Any, function: Any) -> Any:
+        if not self.origins:
+            return tree
+        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_none)
+        for place, origin in self.origins:
+            leaves[place] = function(leaves, place, origin)
+        return jax.tree.unflatten(structure, leaves)
+
+
+#: Every parameter stands at one place alone.
+ALONE = Shared()
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def shared_in(tree: Any, declared: Mapping[str, str]) -> Shared:
+    """What is shared in a tree: arrays that are the very same object, and what is declared, by paths.
+
+    `declared` has for the path of a leaf that of the one that it is. TensorError for paths that there are not, and for
+    two leaves that cannot be one.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    leaves = [leaf for _, leaf in paths]
+    found = _same(leaves)
+    if declared:
+        names = {leaf_name(path): place for place, (path, _) in enumerate(paths)}
+        found |= dict(_declared(names, leaves, declared))
+    roots = {place: _root(found, place) for place in found}
+    return Shared(tuple((place, root) for place, root in sorted(roots.items()) if place != root))
+
+
+def _same(leaves: list[Any]) -> dict[int, int]:
+    seen: dict[int, int] = {}
+    found = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array) and seen.setdefault(id(leaf), place) != place:
+            found[place] = seen[id(leaf)]
+    return found
+
+
+def _declared(names: Mapping[str, int], leaves: list[Any], declared: Mapping[str, str]) -> Any:
+    for name, origin in declared.items():
+        for given in (name, origin):
+            if given not in names:
+                raise TensorError(f"shared names {given!r}, and there is no such parameter{did_you_mean(given, names)}")
+        one, other = leaves[names[name]], leaves[names[origin]]
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise TensorError(
+                f"{name} cannot be {origin}, as shared says: it is {one.dtype}{[*one.shape]}, and that "
+                f"{other.dtype}{[*other.shape]}"
+            )
+        yield names[name], names[origin]
+
+
+def _root(found: Mapping[int, int], place: int) -> int:
+    seen = {place}
+    while place in found:
+        place = found[place]
+        if place in seen:
+            return min(seen)
+        seen.add(place)
+    return place

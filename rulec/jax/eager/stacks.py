@@ -1,0 +1,139 @@
+"""Stacks of parameters and states in which one layer's new values are written where its old ones are.
+
+XLA reads and writes one layer of a stack in place if three things are so. What is read has the layer as an axis of
+length one: no change of shape stands between reading and writing. XLA looks for an order of reads and writes in which
+none does harm, which `rulec.jax.xla` asks of it. And there is such an order: where not, a leaf is cut out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.compiler.ir import Program
+from rulec.jax.eager.bytes import shape_of
+from rulec.jax.eager.parts import Numbers, Part, Parts, put_back, share_of
+from rulec.jax.plan import StepPlan
+from rulec.jax.values import Values
+from rulec.language.node import Op, walk
+
+
+class Stacks:
+    """The update of one layer; `layer` is one by its shapes and dtypes."""
+
+    def __init__(self, parts: Parts, layer: Part, given: Numbers) -> None:
+        self._parts, self._layer, self._given = parts, layer, given
+
+    def replaced(self, index: Any, grads: Any, stacks: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Stacks of parameters and of the state with new values for one layer, by its number and its gradients."""
+        params, state = stacks
+        _, found, plan, _ = self._parts.begun(self._layer, grads, jax.tree.map(_one, state))
+        whole = self._parts.tree(self._layer._replace(tree=params))
+        values = self._parts.fields.unpacked(state, whole, self._parts.recipe.title)
+        old = Values(_at(values.count, index), {}, {name: _at(x, index) for name, x in values.numbers.items()})
+        new, results, turn = old.copied(), list(whole.arrays), index
+        first = index.astype(jnp.int64) * len(results)
+        for place, grad in enumerate(found.arrays):
+            own = [arrays for arrays in values.arrays.values() if place in arrays]
+            stacks_of_leaf = [results[place], *(arrays[place] for arrays in own)]
+            names = [name for name, arrays in values.arrays.items() if place in arrays]
+            leaf = _Leaf(self._parts, plan, place, names, self._given, first + place, old)
+            made, share, turn = leaf.moved(grad, [_cut(stack, turn) for stack in stacks_of_leaf], turn)
+            put_back(plan, new, place, share)
+            results[place], *changed = map(_put, stacks_of_leaf, made, [index] * len(made))
+            for arrays, stack in zip(own, changed, strict=True):
+                arrays[place] = stack
+        values.count = values.count.at[index].set(new.count)
+        values.numbers = {name: x.at[index].set(new.numbers[name]) for name, x in values.numbers.items()}
+        return whole.structure.unflatten(results), self._parts.fields.packed(values, whole)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One leaf of one layer: its place in the plan of the layer, the states it has, and its number in the model.
+
+    `old` has the numbers of the layer's state.
+    """
+
+    parts: Parts
+    plan: StepPlan
+    place: int
+    names: list[str]
+    given: Numbers
+    number: Any
+    old: Values
+
+    def moved(self, grad: Any, held: list[Any], turn: Any) -> tuple[list[Any], Values, Any]:
+        """New values of the parameter and the states held, each a stack of one; new numbers; whose turn is next."""
+        own = self.parts.alone(self.plan, self.place)
+        if all(in_place(bucket.program) for bucket in own.buckets):
+            made, (count, numbers) = jax.vmap(self._new, out_axes=(0, None))(grad[None], *held)
+            return made, Values(count, {}, numbers), turn
+        layer = [stack[0] for stack in held]
+        share = self._share(layer[1:])
+        start = layer, (share.count, share.numbers)
+        (made, (count, numbers)), turn = _apart(lambda carried: self._new(grad, *carried[0]), start, turn)
+        return [array[None] for array in made], Values(count, {}, numbers), turn
+
+    def _new(self, grad: Any, param: Any, *arrays: Any) -> tuple[list[Any], Any]:
+        share = self._share(arrays)
+        result, new = self.parts.leaf_moved(self.plan, self.place, param, grad, share, self.given, self.number)
+        return [result, *(new.arrays[name][0] for name in self.names)], (new.count, new.numbers)
+
+    def _share(self, arrays: Any) -> Values:
+        states = {name: {self.place: array} for name, array in zip(self.names, arrays, strict=True)}
+        values = Values(self.old.count, states, self.old.numbers)
+        return share_of(self.plan, self.parts.alone(self.plan, self.place), values, self.place)
+
+
+def in_place(program: Program) -> bool:
+    """Whether XLA can write new values over old ones as it makes them, one buffer after the other.
+
+    It makes a pass for each buffer, and can where in some order none of them reads what one before it wrote.
+    """
+    if not program.elementwise:
+        return False
+    stores = {store.buffer: store.value for store in program.stages[0].stores}
+    reads = {name: {str(n.arg) for n in walk([value]) if n.op is Op.LOAD} for name, value in stores.items()}
+    try:
+        TopologicalSorter({name: (found & stores.keys()) - {name} for name, found in reads.items()}).prepare()
+    except CycleError:
+        return False
+    return True
+
+
+def _apart(function: Callable[[Any], Any], given: Any, turn: Any) -> tuple[Any, Any]:
+    """What a function makes of arrays, in the same shapes, and whose turn it is once that is done.
+
+    It is worked out apart from all around it: in a loop of one turn, which XLA does not know to be of one. What goes in
+    is cut out of the stacks, and what is needed inside is given back at the end. `turn` is what XLA does not know: it
+    is never negative, and what comes out is the same number.
+    """
+    turns = jnp.where(turn < 0, jnp.int32(0), jnp.int32(1))
+    done, made = jax.lax.while_loop(
+        lambda carried: carried[0] < turns,
+        lambda carried: (carried[0] + 1, function(carried[1])),
+        (jnp.int32(0), given),
+    )
+    return made, turn + done - 1
+
+
+def _one(stack: Any) -> Any:
+    return shape_of(stack.shape[1:], stack.dtype)
+
+
+def _at(stack: Any, index: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False)
+
+
+def _cut(stack: Any, index: Any) -> Any:
+    return jax.lax.dynamic_slice_in_dim(stack, index, 1, 0)
+
+
+def _put(stack: Any, layer: Any, index: Any) -> Any:
+    return jax.lax.dynamic_update_slice_in_dim(stack, layer, index, 0)
