@@ -2,5 +2,6 @@
 
 from rulec.array.checkpoint import load, save
 from rulec.array.optimizer import Optimizer
+from rulec.array.store import GradStore
 
-__all__ = ["Optimizer", "load", "save"]
+__all__ = ["GradStore", "Optimizer", "load", "save"]

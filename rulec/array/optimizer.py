@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from rulec.array.kinds import arrays_for
+from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
 from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.runtime.engine import EPS, Engine, default_hyper
+from rulec.runtime.engine import EPS, Engine, default_hyper, run
 
 
 class Optimizer:
@@ -52,7 +53,8 @@ class Optimizer:
         self.hyper = default_hyper(self.rule, hyper, coarsest)
         words = _checked_tags(tags or {}, self.names)
         self._ids = {name: self._engine.add(array, 0, name, words.get(name, frozenset())) for name, array in leaves}
-        self._open: set[str] | None = None
+        self._open: PartialStep | None = None
+        self._broken: PartialStep | None = None
         self._training = True
 
     def step(self, grads: Any, **inputs: Any) -> None:
@@ -60,8 +62,7 @@ class Optimizer:
 
         `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the parameters.
         """
-        if self._open is not None:
-            raise RulecError("step() inside partial(): use update(layer, grad) there, or close it first")
+        self._check_closed("step()", "use update(layer, grad) there, or close it first")
         self._check_training()
         leaves = matching_leaves(grads, self.names, "the gradient")
         self._fire(leaves, self._inputs(inputs, leaves))
@@ -85,25 +86,40 @@ class Optimizer:
         return {name: self._engine.tensors[i].rule.name for name, i in self._ids.items()}
 
     @contextmanager
-    def partial(self) -> Iterator[Optimizer]:
+    def partial(self, *, journal: bool = False, uses: Mapping[str | int, int] | None = None) -> Iterator[Optimizer]:
         """A step taken layer by layer: `with opt.partial(): opt.update(layer, grad)`. It closes at exit.
 
-        Raises RulecError for a rule whose update of one tensor depends on the others.
+        Hyper-parameters are read when it opens. `uses` says of layers with several gradients, such as shared weights,
+        how many they get: the sum updates them, with the last one or at exit. An exception after the first update
+        leaves the optimizer broken off: until `accept_partial()`, or `rollback()` where `journal` keeps the old arrays,
+        it raises PartialUpdate. RulecError for a rule whose update of one tensor depends on the others.
         """
-        if self._open is not None:
-            raise RulecError("partial() is open already: close it first")
+        self._check_closed("partial()", "close the other first")
         if self._engine.joins:
             raise RulecError(
                 f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
             )
         self._check_training()
-        self._open = set()
+        table = self._engine.hyper_table([self.hyper])
+        self._open = step = PartialStep(self.names, table, journal, uses or {})
         self._engine.begin()
         try:
             yield self
+            for layer in [*step.waiting]:
+                self._update(step, layer, *step.take(layer))
+        except BaseException:
+            # What groups and the model remember waits for rollback() or accept_partial().
+            self._broken = step if step.updated and step.pending else None
+            raise
         finally:
-            self._engine.finish()
             self._open = None
+            if self._broken is None:
+                self._engine.finish()
+
+    @property
+    def in_partial(self) -> bool:
+        """Whether a step is open, inside `partial()`."""
+        return self._open is not None
 
     def update(self, layer: str | int, grad: Any, **inputs: Any) -> None:
         """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure.
@@ -113,13 +129,65 @@ class Optimizer:
         if self._open is None:
             raise RulecError("update() belongs inside `with opt.partial():`")
         prefix = str(layer)
-        inside = "" if prefix == "param" else f"{prefix}/"
-        leaves = matching_leaves(grad, self.names, f"the gradient of {prefix}", inside)
-        again = self._open & leaves.keys()
-        if again:
-            raise TensorError(f"{min(again)} is updated twice in one step: give it its whole gradient once")
-        self._fire(leaves, self._inputs(inputs, leaves, inside), in_step=True)
-        self._open |= leaves.keys()
+        leaves = matching_leaves(grad, self.names, f"the gradient of {prefix}", _inside(prefix))
+        self._open.check_new(leaves)
+        self._update(self._open, prefix, self._open.gather(prefix, leaves, inputs), inputs)
+
+    def _update(self, step: PartialStep, layer: str, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        if not leaves:
+            return
+        ids, grads = tuple(self._ids[name] for name in leaves), [*leaves.values()]
+        given = self._inputs(inputs, leaves, _inside(layer))
+        with self._arrays.here():
+            launches = self._engine.ready(ids, grads, step.table, given)
+            if step.journal:
+                step.old |= {name: self._copies(name) for name in leaves}
+            try:
+                run(launches)
+            except BaseException:
+                if any(launch.wrote for launch in launches):
+                    step.updated |= dict.fromkeys(leaves)
+                raise
+        step.updated |= dict.fromkeys(leaves)
+
+    def _copies(self, name: str) -> dict[str, Any]:
+        """An array, as "", and its states, as they are now."""
+        return {key: value.copy() for key, value in {"": self._params[name], **self.state(name)}.items()}
+
+    def rollback(self) -> None:
+        """Goes back to before the step that broke off: arrays, states and step counts are as they were.
+
+        RulecError where no step broke off, or `partial()` had no `journal=True`.
+        """
+        step = self._broken_step("rollback()")
+        if not step.journal:
+            raise RulecError(
+                "rollback() needs what was there before the step, and partial() had no journal=True: load a "
+                "checkpoint, or call accept_partial()"
+            )
+        with self._arrays.here():
+            for name, copies in step.old.items():
+                for key, value in {"": self._params[name], **self.state(name)}.items():
+                    self._arrays.fill(value, copies[key])
+        self._engine.begin()
+        self._broken = None
+
+    def accept_partial(self) -> None:
+        """Goes on from a step that broke off: what was updated stays so, the others are left out of this step."""
+        self._broken_step("accept_partial()")
+        self._engine.finish()
+        self._broken = None
+
+    def _broken_step(self, wanted: str) -> PartialStep:
+        if self._broken is None:
+            raise RulecError(f"{wanted} is for a step that broke off in the middle, and none did")
+        return self._broken
+
+    def _check_closed(self, wanted: str, remedy: str = "close it first") -> None:
+        if self._broken is not None:
+            raise self._broken.broken()
+        if self._open is not None:
+            raise RulecError(f"{wanted} inside partial(), which is open: {remedy}")
 
     def eval(self) -> None:
         """Moves the parameters to where the rule says that they are to be evaluated; once there, does nothing.
@@ -135,6 +203,7 @@ class Optimizer:
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
         if self.rule.evaluate is None:
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
+        self._check_closed("train()" if training else "eval()")
         if self._training is not training:
             with self._arrays.here():
                 self._engine.change(way, self._engine.hyper_table([self.hyper]))
@@ -144,12 +213,11 @@ class Optimizer:
         if not self._training:
             raise RulecError(f"the parameters are where {self.rule.name} is evaluated: call train() before a step")
 
-    def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any], in_step: bool = False) -> None:
+    def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         ids = tuple(self._ids[name] for name in leaves)
         table = self._engine.hyper_table([self.hyper])
-        fire = self._engine.fire if in_step else self._engine.step
         with self._arrays.here():
-            fire(ids, list(leaves.values()), table, inputs)
+            self._engine.step(ids, list(leaves.values()), table, inputs)
 
     def state(self, name: str) -> dict[str, Any]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
@@ -157,6 +225,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
+        self._check_closed("state_dict()")
         copied, shared = self._arrays.copied, self._engine.shared
         state = {n: {k: copied(v) for k, v in self.state(n).items()} for n in self.names}
         return {
@@ -174,6 +243,7 @@ class Optimizer:
 
         Raises StateMismatch, before anything is written, where it belongs to another rule or other arrays.
         """
+        self._check_closed("load_state_dict()")
         if saved.get("rule") != self.rule.name:
             raise StateMismatch(f"this state is of {saved.get('rule')}, not of {self.rule.name}")
         unknown = saved["state"].keys() - self._ids.keys()
@@ -204,6 +274,11 @@ class Optimizer:
         self._arrays.fill(engine.shared.group_t, counts.get("group", 0))
         self._arrays.fill(engine.shared.model_t, counts.get("model", 0))
         engine.seed = saved.get("seed", engine.seed)
+
+
+def _inside(layer: str) -> str:
+    """The beginning of the names of what is in a layer; a single array is not in one."""
+    return "" if layer == "param" else f"{layer}/"
 
 
 def _checked_tags(tags: Mapping[str, Collection[str]], names: Sequence[str]) -> dict[str, frozenset[str]]:

@@ -92,7 +92,7 @@ def test_partial_steps_are_opened_closed_and_not_mixed() -> None:
             opt.update("a", np.ones(2))
         with pytest.raises(RulecError, match="inside partial"):
             opt.step({"a": np.ones(2)})
-        with pytest.raises(RulecError, match="open already"), opt.partial():
+        with pytest.raises(RulecError, match="which is open"), opt.partial():
             pass
     opt.step({"a": np.ones(2), "b": np.ones(2)})
 

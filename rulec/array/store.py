@@ -1,0 +1,114 @@
+"""`rulec.array.GradStore`: gradients of several backward passes, summed until the one step that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rulec.array.tree import flatten
+from rulec.errors import RulecError, TensorError
+
+if TYPE_CHECKING:
+    from rulec.array.optimizer import Optimizer
+
+
+class GradStore:
+    """Gradients by the name of their array, from backward passes over parts of a network.
+
+    Where two passes give one array a gradient, as with shared weights, the store has the sum: a rule that is not linear
+    in the gradient takes one step from it, not two. `step` updates arrays of an optimizer and lets their gradients go.
+
+        grads = GradStore()
+        grads.extend({"head": by_head, "embed": by_output})
+        grads.extend({"embed": by_input})
+        grads.step(opt)
+    """
+
+    def __init__(self, grads: Any = None) -> None:
+        self._held: dict[str, Any] = {}
+        self._own: set[str] = set()  # those that were made here, and may be written to
+        self._peak = 0
+        if grads is not None:
+            self.extend(grads)
+
+    def extend(self, grads: Any, layer: str | int | None = None) -> None:
+        """Adds gradients, or another store's, to what is there. `layer` says where in the parameters they belong.
+
+        None among them adds nothing. Arrays given are kept, not copied, and never written to. TensorError, and nothing
+        added, where one has another shape or dtype than what is there.
+        """
+        prefix = "" if layer is None else f"{layer}/"
+        given = flatten(grads._held if isinstance(grads, GradStore) else grads, prefix)
+        new = {name: grad for name, grad in given if grad is not None}
+        for name, grad in new.items():
+            _check_alike(name, self._held.get(name), grad)
+        for name, grad in new.items():
+            self._add(name, grad)
+        self._peak = max(self._peak, self.nbytes)
+
+    def _add(self, name: str, grad: Any) -> None:
+        held = self._held.get(name)
+        if held is None:
+            self._held[name] = grad
+        elif name in self._own:
+            held += grad
+        else:
+            self._held[name] = held + grad
+            self._own.add(name)
+
+    def pop(self, name: str) -> Any:
+        """Takes one gradient out; None where there is none."""
+        self._own.discard(name)
+        return self._held.pop(name, None)
+
+    def step(self, opt: Optimizer, layer: str | int | None = None) -> None:
+        """Updates the arrays that have gradients here, of one layer or of all, and lets each gradient go.
+
+        Inside `with opt.partial():` these are a part of that step, otherwise a step of their own. Errors are those of
+        `Optimizer.update` and `Optimizer.step`; what they leave over stays in the store.
+        """
+        names = [name for name in self._held if layer is None or name == str(layer) or name.startswith(f"{layer}/")]
+        if opt.in_partial:
+            for name in names:
+                opt.update(name, self._held[name])
+                self.pop(name)
+            return
+        if layer is not None:
+            raise RulecError(f"step(opt, {layer!r}) is one part of a step: call it inside `with opt.partial():`")
+        opt.step(self._held)
+        self._held, self._own = {}, set()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the gradients here have."""
+        return sum(int(grad.nbytes) for grad in self._held.values())
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes that there were."""
+        return self._peak
+
+    def __getitem__(self, name: str) -> Any:
+        return self._held[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"GradStore({len(self)} gradients, {self.nbytes} bytes)"
+
+
+def _check_alike(name: str, held: Any, grad: Any) -> None:
+    """TensorError where a gradient cannot be added to what is there."""
+    if held is None:
+        return
+    for fact in ("shape", "dtype"):
+        before, now = getattr(held, fact, None), getattr(grad, fact, None)
+        if before != now:
+            raise TensorError(f"a gradient of {name} has {fact} {now}, where the store has one of {before}")
