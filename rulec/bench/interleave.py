@@ -90,11 +90,13 @@ def _sample(contender: Callable[[], object], calls: int) -> float:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Within the block nothing is collected."""
+    """Within the block nothing is collected unless it is asked for, and then nothing that was there before."""
     enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         if enabled:
             gc.enable()

@@ -1,16 +1,17 @@
-"""`rulec bench memory`: what a step allocates beside parameters, gradients and state."""
+"""`rulec bench memory`: what an optimizer's step allocates, and what a whole training step keeps, by kind."""
 
 from __future__ import annotations
 
 import importlib.util
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rulec.array import Optimizer
+from rulec.bench import memory_jax, memory_steps
 from rulec.bench.kernels import threads
 from rulec.bench.resident import peak_growth
 from rulec.bench.result import Result, Row
@@ -28,14 +29,28 @@ KEPT = 8.01
 
 ALLOCATED = "bytes a step allocates for each parameter"
 
-#: How many lines of progress there are.
-PARTS = 4
+#: How many lines of progress the part about a step alone has.
+_PARTS = 4
 
 
-def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
-    """The measurement, with AdamW in float32; `advance` is called after each part."""
-    large = LARGE // 10 if quick else LARGE
+def parts(only: Sequence[str] = ()) -> int:
+    """How often `measure` calls `advance`."""
+    alone = _PARTS if not only or RULE in only else 0
+    return alone + memory_steps.parts(only) + memory_jax.parts(only)
+
+
+def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object] = lambda: None) -> Result:
+    """The measurement: a step of AdamW alone, in float32, then training steps of several models and rules, or of those
+    in `only`. `advance` is called after each part."""
     notes: list[str] = []
+    rows = _alone(LARGE // 10 if quick else LARGE, advance, notes) if not only or RULE in only else []
+    rows += memory_steps.measure(quick, only, advance, notes)
+    rows += memory_jax.measure(quick, only, advance, notes)
+    return Result("memory", rows, quick, threads(), notes)
+
+
+def _alone(large: int, advance: Callable[[], object], notes: list[str]) -> list[Row]:
+    """What a step allocates beside parameters, gradients and state."""
     rows = [_arrays_step(large)]
     advance()
     rows.append(_arrays_state(large))
@@ -44,7 +59,7 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
     advance()
     rows += _torch(large, notes)
     advance()
-    return Result("memory", rows, quick, threads(), notes)
+    return rows
 
 
 def _optimizer(elements: int) -> tuple[Optimizer, list[Any]]:

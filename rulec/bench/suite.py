@@ -16,7 +16,7 @@ MEASUREMENTS: dict[str, str] = {
     "matrices": "Muon and other rules for matrices, against their products and torch, and what they keep",
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
-    "memory": "what a step allocates beside parameters, gradients and state",
+    "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
     "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
     "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
 }
@@ -76,7 +76,7 @@ def measurement(
     if name == "memory":
         from rulec.bench import memory
 
-        return Measurement(name, memory.PARTS, lambda advance: memory.measure(quick, advance))
+        return _restricted(name, memory.parts(only), only, lambda advance: memory.measure(quick, only, advance))
     if name == "jax":
         from rulec.bench import jax
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, new, schema, show, trace
+from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, memory, new, schema, show, trace
 from rulec.cli.console import fail
 from rulec.errors import InternalError, RulecError
 
@@ -49,6 +49,7 @@ app.command("trace")(trace.trace)
 app.command("diff")(diff.diff)
 app.command("build")(build.build)
 app.command("bench")(bench.bench)
+app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)

@@ -23,7 +23,7 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict rules, reductions, matrices, jax, gpu to this one; repeatable.")
+        list[str] | None, typer.Option(help="Restrict all but many and start to this one; repeatable.")
     ] = None,
     json: Annotated[
         Path | None,
@@ -35,6 +35,7 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="With gpu: find block sizes and write the triton backend's table of them.")
     ] = False,
+    chart: Annotated[Path | None, typer.Option(help="With memory: draw what training keeps, as a PNG, here.")] = None,
 ) -> None:
     """Measure speed and memory: ratios within this run.
 
@@ -49,6 +50,8 @@ def bench(
     _check_rules(rule)
     if tune and what != ["gpu"]:
         raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
+    if chart is not None and what != ["memory"]:
+        raise RulecError("--chart is of the measurement of memory alone: rulec bench memory --chart PATH")
     names = what or usual()
     _check_there(names)
     results: list[Result] = []
@@ -62,6 +65,10 @@ def bench(
             _print(results[-1])
     if json is not None:
         _write(results, json)
+    if chart is not None:
+        from rulec.bench.memory_chart import draw
+
+        draw(results[0], chart)
     if page is not None and json is not None:
         from rulec.bench.page import results_page
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rulec.cli.arguments import BackendOption, DtypeOption, JsonFlag, RuleArgument, check_dtype, find_rule
 from rulec.cli.console import print_json, print_source
+from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.backend.layout import Layout
@@ -23,6 +24,9 @@ def show(
     backend: BackendOption = "cpu",
     dtype: DtypeOption = "float32",
     state_dtype: Annotated[str, typer.Option(help="The dtype of states, where it is another.")] = "",
+    epilogue: Annotated[
+        bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
+    ] = False,
     passes: Annotated[bool, typer.Option("--passes", help="Show the program after each pass instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
@@ -31,7 +35,8 @@ def show(
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
 
-    Or the program after each pass, the mathematics as LaTeX, the rule as a rule file, what is proved about it.
+    Or its kernel in the epilogue of a product, the program after each pass, the mathematics as LaTeX, the rule as a
+    rule file, what is proved about it.
     """
     found = find_rule(rule)
     if passes:
@@ -42,11 +47,14 @@ def show(
         kind, text, language = "yaml", found.to_yaml(), "yaml"
     elif analysis:
         kind, text, language = "analysis", str(found.analysis), "text"
+    elif epilogue:
+        kind, text, language = "epilogue", _epilogue(found, backend, check_dtype(dtype), state_dtype), "python"
     else:
         language = _LANGUAGES.get(backend, "python")
         kind, text = "source", _source(found, backend, check_dtype(dtype), state_dtype)
     if json:
-        print_json({"rule": found.name, "kind": kind, "backend": backend if kind == "source" else None, "text": text})
+        printed = backend if kind in ("source", "epilogue") else None
+        print_json({"rule": found.name, "kind": kind, "backend": printed, "text": text})
     else:
         print_source(text, language)
 
@@ -58,6 +66,18 @@ def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
 
     program = compile(rule)
     return registry.get(backend).emit(*scheduled(program, _layout(program, dtype, state_dtype)))
+
+
+def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
+    from rulec.backend import registry
+    from rulec.compiler.pipeline import compile
+
+    made: Any = registry.get(backend)
+    if not hasattr(made, "emit_epilogue"):
+        raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
+    program = compile(rule)
+    text: str = made.emit_epilogue(program, _layout(program, dtype, state_dtype), dtype)
+    return text
 
 
 def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:

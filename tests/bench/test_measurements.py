@@ -10,7 +10,7 @@ import pytest
 
 import rulec
 from rulec.backend.layout import layout_for
-from rulec.bench import many, memory, rules, start
+from rulec.bench import many, memory, memory_steps, rules, start
 from rulec.bench.kernels import Pool, as_storage, bound, pair, threads
 from rulec.bench.resident import peak_growth
 from rulec.bench.result import read_result
@@ -106,11 +106,12 @@ def test_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory() -> None:
-    result = memory.measure(quick=True)
-    assert result.notes == []
-    values = {row.what: row for row in result.rows}
+    notes: list[str] = []
+    rows = memory._alone(memory.LARGE // 10, lambda: None, notes)
+    assert notes == []
+    values = {row.what: row for row in rows}
     assert values["arrays: bytes of state kept for each parameter"].value == pytest.approx(8, abs=0.01)
-    judged = [row for row in result.rows if row.target is not None]
+    judged = [row for row in rows if row.target is not None]
     assert len(judged) == 4
     assert [row.what for row in judged if not row.met] == []
     # What is measured would show: torch's foreach needs memory that grows with the parameters.
@@ -179,8 +180,10 @@ def test_a_rule_that_a_measurement_does_not_have_is_said() -> None:
 
 def test_the_command_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SMALL", 1000)
-    (result,) = json.loads(run("bench", "memory", "--quick", "--json", "-"))
+    monkeypatch.setattr(memory_steps, "RULES", {})
+    (result,) = json.loads(run("bench", "memory", "--quick", "--rule", "adamw", "--json", "-"))
     assert result["name"] == "memory"
+    assert len(result["rows"]) == 5
     assert all(row["met"] in (True, False, None) for row in result["rows"])
 
 

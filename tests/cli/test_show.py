@@ -36,6 +36,14 @@ def test_yaml_is_a_rule_file_of_the_same_rule() -> None:
     assert written.step == (rulec.load("adam") + rulec.load("decay")).step
 
 
+def test_an_update_in_the_epilogue_of_a_product() -> None:
+    shown = run("show", "lion", "--backend", "triton", "--epilogue", "--dtype", "bfloat16")
+    assert "tl.dot(" in shown
+    assert "c = beta1 * m + one_minus_beta1 * g" in shown
+    refused = error("show", "lion", "--epilogue")
+    assert refused == "error: --epilogue shows a kernel that triton has and cpu has not: give --backend triton\n"
+
+
 def test_latex_is_an_aligned_block() -> None:
     shown = run("show", "adam", "--latex")
     assert shown.startswith("\\begin{aligned}")

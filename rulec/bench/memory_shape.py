@@ -1,0 +1,102 @@
+"""The shape of a transformer, from a `config.json` as Hugging Face's libraries write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rulec.errors import RulecError
+
+#: The keys of a configuration of each family, for what is asked of both.
+_KEYS = {
+    "llama": {
+        "vocabulary": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
+        "heads": "num_attention_heads", "positions": "max_position_embeddings",
+    },
+    "gpt2": {
+        "vocabulary": "vocab_size", "width": "n_embd", "layers": "n_layer", "heads": "n_head",
+        "positions": "n_positions",
+    },
+}  # fmt: skip
+
+#: Families whose weights have the shapes of Llama's.
+_FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "llama", "qwen3": "llama", "gpt2": "gpt2"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer of a family: `inner` is the width inside its feed-forward layers, `groups` the heads of keys and
+    values, `head` the width of a head; `biased` says that queries, keys and values have biases, `normed` that queries
+    and keys are normalised, and `tied` that the embedding is the last layer's weight."""
+
+    family: Literal["llama", "gpt2"]
+    vocabulary: int
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    groups: int
+    head: int
+    positions: int
+    tied: bool
+    biased: bool = False
+    normed: bool = False
+
+
+def read_shape(path: Path) -> Shape:
+    """The shape that a configuration file describes; RulecError where it describes none that is known here."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RulecError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise RulecError(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise RulecError(f"{path} is no model's configuration: it must be an object, as in config.json")
+    return shape_of(config, str(path))
+
+
+def shape_of(config: Mapping[str, Any], where: str) -> Shape:
+    """The shape of a configuration; `where` names it in errors."""
+    kind = config.get("model_type")
+    family = _FAMILIES.get(str(kind))
+    if family is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise RulecError(f"{where} has model_type {kind!r}, and known are {known}: give its .safetensors file instead")
+    found: dict[str, Any] = {name: _whole(config, key, where) for name, key in _KEYS[family].items()}
+    if found["width"] % found["heads"] and "head_dim" not in config:
+        raise RulecError(f"{where} has {found['heads']} heads, which do not divide its width of {found['width']}")
+    head = _whole(config, "head_dim", where, found["width"] // found["heads"])
+    if family == "gpt2":
+        inner = _whole(config, "n_inner", where, 4 * found["width"])
+        tied = bool(config.get("tie_word_embeddings", True))
+        return Shape("gpt2", inner=inner, groups=found["heads"], head=head, tied=tied, **found)
+    groups = _whole(config, "num_key_value_heads", where, found["heads"])
+    if found["heads"] % groups:
+        raise RulecError(f"{where} has {groups} heads of keys, which do not divide its {found['heads']} heads")
+    biased = bool(config.get("attention_bias", kind == "qwen2"))
+    return Shape(
+        "llama", inner=_whole(config, "intermediate_size", where), groups=groups, head=head,
+        tied=bool(config.get("tie_word_embeddings", False)), biased=biased, normed=kind == "qwen3", **found,
+    )  # fmt: skip
+
+
+def _whole(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """A whole number above 0; a missing one, or null, is the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise RulecError(f"{where} has no {key}, which the shape of {config.get('model_type')} needs")
+    if type(value) is not int or value < 1:
+        raise RulecError(f"{where} has {key} {value!r}, which must be a whole number above 0")
+    return value
+
+
+#: Llama's layers of 7B, and so many of them that a vocabulary of 32,000 makes 7.5 billion parameters.
+LLAMA = Shape("llama", 32_000, 4096, 11_008, 36, 32, 32, 128, 2048, tied=False)
+
+#: A small transformer whose embedding is its last layer's weight too.
+SMALL = Shape("gpt2", 4096, 256, 1024, 4, 8, 8, 32, 256, tied=True)

@@ -1,0 +1,139 @@
+"""`rulec memory`: what training a model takes, before there is a machine that has it."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rulec.cli.arguments import RULE_HELP, DtypeOption, HyperOption, JsonFlag, check_dtype, find_rule, numbers
+from rulec.cli.console import print_json, print_table, progress
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from rulec.bench.live import Account
+    from rulec.torch.account.step import Training, Way
+
+#: The most tokens of a sequence where nothing is said of them.
+_LENGTH = 2048
+
+
+def memory(
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="A config.json of Llama's or GPT-2's kind, a .safetensors file (its first bytes are enough, and "
+            "nothing is known of activations), or a folder with either."
+        ),
+    ],
+    rule: Annotated[str, typer.Option(metavar="RULE", help=RULE_HELP)] = "adamw",
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Update inside the backward pass, and free gradients.")
+    ] = False,
+    epilogue: Annotated[
+        bool, typer.Option("--epilogue", help="Eager, and in the products that gradients of linear layers are.")
+    ] = False,
+    dtype: DtypeOption = "float32",
+    state_dtype: Annotated[str | None, typer.Option(help="The dtype of states, where it is another.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 1,
+    length: Annotated[
+        int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Gradient checkpointing: layers keep their inputs alone.")
+    ] = False,
+    hyper: HyperOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Tell what a training step keeps in memory, by kind.
+
+    Takes the step on fake tensors, with PyTorch: nothing is computed, and no memory is needed. Nothing is known of what
+    a device's own library keeps beside tensors.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
+    from rulec.torch.account.step import Training, account
+
+    make, inputs = _model(model, batch, length, recompute)
+    known = make.func.__name__ != "Weights"
+    if epilogue and not known:
+        raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
+    states = None if state_dtype is None else check_dtype(state_dtype)
+    training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states)
+    way: Way = "epilogue" if epilogue else "eager" if eager else "deferred"
+    with progress() as shown:
+        shown.add_task(f"a step of {training.rule.name}", total=None)
+        found = account(training, way, before=1)
+    if json:
+        print_json(_data(found, training, way))
+    else:
+        _print(found, training, way, known)
+
+
+def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
+    """What makes the model, and its inputs."""
+    from rulec.bench.memory_header import read_shapes
+    from rulec.bench.memory_shape import read_shape
+    from rulec.torch.account.models import Transformer, Weights
+    from rulec.torch.account.step import tokens
+
+    files = _files(path)
+    if files[0].suffix == ".safetensors":
+        return partial(Weights, read_shapes(files)), lambda dtype: ()
+    shape = read_shape(files[0])
+    chosen = min(_LENGTH, shape.positions) if length is None else length
+    if shape.family == "gpt2" and chosen > shape.positions:
+        raise RulecError(f"{files[0]} has {shape.positions} positions: give a --length of at most that, not {chosen}")
+    return partial(Transformer, shape, recompute), tokens(batch, chosen)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file with the model's shape, or the files of its weights."""
+    if not path.exists():
+        raise RulecError(f"there is no file or folder {path}: give a config.json or a .safetensors file")
+    if not path.is_dir():
+        return [path]
+    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
+    if config.is_file():
+        return [config]
+    if not weights:
+        raise RulecError(f"the folder {path} has neither a config.json nor .safetensors files")
+    return weights
+
+
+def _data(found: Account, training: Training, way: Way) -> dict[str, Any]:
+    return {"rule": training.rule.name, "way": way, "parameters": _parameters(found, training), **found.data()}
+
+
+def _parameters(found: Account, training: Training) -> int:
+    from rulec.backend.layout import ITEM_SIZE
+
+    return found.peak["weights"] // ITEM_SIZE[training.dtype]
+
+
+def _print(found: Account, training: Training, way: Way, known: bool) -> None:
+    from rulec.bench.live import KINDS
+
+    state = training.dtype if training.state_dtype is None else training.state_dtype
+    unit, size = ("GiB", 2**30) if found.total >= 2**30 else ("MiB", 2**20)
+    print(
+        f"{_parameters(found, training):,} parameters in {training.dtype}, {training.rule.name} with states in "
+        f"{state}, {way}; {unit}"
+    )
+    rows = [("at the peak", found.peak), ("most of each", found.most)]
+    if known:
+        rows.insert(1, ("most without activations", {**found.beside, "activations": 0}))
+    table = [
+        [name, *(_in(size, made[kind]) for kind in KINDS), "" if made is found.most else _in(size, sum(made.values()))]
+        for name, made in rows
+    ]
+    print_table(("", *KINDS, "all"), table, right=(*KINDS, "all"))
+    if not known:
+        print("activations are not known from weights alone: give a config.json for those")
+
+
+def _in(unit: int, size: int) -> str:
+    return f"{size / unit:.3f}" if size < unit else f"{size / unit:.2f}"

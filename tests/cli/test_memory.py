@@ -1,0 +1,140 @@
+"""`rulec memory`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.running import error, run, run_json
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+LLAMA = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def config(folder: Path, values: Any) -> str:
+    file = folder / "config.json"
+    file.write_text(json.dumps(values))
+    return str(file)
+
+
+def weights(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    made = {"a": torch.zeros(300, 40), "b": torch.zeros(7, dtype=torch.bfloat16), "mask": torch.ones(9).bool()}
+    save_file(made, file)
+    return str(file)
+
+
+def test_bytes_by_kind(tmp_path: Path) -> None:
+    found = run_json("memory", "--model", config(tmp_path, LLAMA), "--rule", "lion", "--dtype", "bfloat16")
+    own = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 160 + 2 * 64
+    parameters = 2 * own + 2 * 512 * 64 + 64
+    assert (found["rule"], found["way"], found["parameters"]) == ("Lion", "deferred", parameters)
+    kept = found["beside_activations"]
+    assert (kept["weights"], kept["gradients"]) == (2 * parameters, 2 * parameters)
+    assert kept["state"] == pytest.approx(2 * parameters, abs=4 * 21)
+    assert found["peak"] == sum(found["at_peak"].values())
+
+
+def test_eager_keeps_one_gradient_and_the_epilogue_a_tile(tmp_path: Path) -> None:
+    file = config(tmp_path, LLAMA)
+    deferred = run_json("memory", "--model", file)
+    eager = run_json("memory", "--model", file, "--eager")
+    epilogue = run_json("memory", "--model", file, "--epilogue")
+    assert (eager["way"], epilogue["way"]) == ("eager", "epilogue")
+    assert deferred["most"]["gradients"] == deferred["most"]["weights"]
+    assert eager["most"]["gradients"] < 1.1 * 4 * 512 * 64
+    assert epilogue["without_activations"] <= eager["without_activations"] < deferred["without_activations"]
+
+
+def test_states_may_be_of_another_dtype(tmp_path: Path) -> None:
+    found = run_json("memory", "--model", weights(tmp_path), "--dtype", "bfloat16", "--state-dtype", "float32")
+    assert found["most"]["weights"] == 2 * 12_007
+    assert found["most"]["state"] == pytest.approx(8 * 12_007, abs=16)
+
+
+def test_batch_length_and_recomputing_matter_to_activations(tmp_path: Path) -> None:
+    file = config(tmp_path, {**GPT2, "n_layer": 6, "vocab_size": 64})
+    most = [
+        run_json("memory", "--model", file, "--rule", "sgd", *more)["most"]["activations"]
+        for more in ((), ("--batch", "2"), ("--length", "32"), ("--recompute",))
+    ]
+    assert most[1] == pytest.approx(2 * most[0], rel=0.01)
+    assert most[2] < 0.6 * most[0]
+    assert most[3] < 0.6 * most[0]
+
+
+def test_the_header_of_a_file_of_weights_is_enough(tmp_path: Path) -> None:
+    whole = Path(weights(tmp_path))
+    data = whole.read_bytes()
+    part = tmp_path / "part.safetensors"
+    part.write_bytes(data[: 8 + int.from_bytes(data[:8], "little")])
+    reports = [run_json("memory", "--model", str(file), "--rule", "apollo", "--eager") for file in (whole, part)]
+    assert reports[0] == reports[1]
+    assert reports[0]["parameters"] == 300 * 40 + 7
+    # Apollo's states of the matrix, four rows of its longer side, and Adam's of the vector.
+    assert reports[0]["most"]["state"] == pytest.approx(4 * (2 * 4 * 300 + 2 * 7), abs=64)
+
+
+def test_hyper_parameters_are_the_rule_s(tmp_path: Path) -> None:
+    file = weights(tmp_path)
+    more = run_json("memory", "--model", file, "--rule", "apollo", "--hyper", "rank=8")
+    assert more["most"]["state"] == pytest.approx(4 * (2 * 8 * 300 + 2 * 7), abs=64)
+
+
+def test_the_text(tmp_path: Path) -> None:
+    shown = run("memory", "--model", config(tmp_path, GPT2), "--rule", "sgd").splitlines()
+    layer = 4 * 64 * 65 + 64 * 256 + 256 + 256 * 64 + 64 + 4 * 64
+    assert shown[0].startswith(f"{512 * 64 + 64 * 64 + 2 * layer + 2 * 64:,} ")
+    assert shown[0].endswith("parameters in float32, SGD with states in float32, deferred; MiB")
+    assert shown[1].split() == ["weights", "gradients", "state", "activations", "temporaries", "all"]
+    names = ["at the peak", "most without activations", "most of each"]
+    assert [line[:24].strip() for line in shown[2:]] == names
+    shown = run("memory", "--model", weights(tmp_path), "--eager").splitlines()
+    assert "activations are not known from weights alone" in shown[-1]
+    assert not any(line.startswith("most without") for line in shown)
+
+
+def test_a_folder_is_that_of_its_configuration_or_of_its_weights(tmp_path: Path) -> None:
+    weights(tmp_path)
+    assert run_json("memory", "--model", str(tmp_path), "--rule", "sgd")["parameters"] == 12_007
+    config(tmp_path, GPT2)
+    assert run_json("memory", "--model", str(tmp_path), "--rule", "sgd")["parameters"] > 100_000
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "bert"}, "has model_type 'bert', and known are gpt2, llama"),
+        ({**LLAMA, "hidden_size": None}, "has no hidden_size, which the shape of llama needs"),
+        ({**LLAMA, "hidden_size": "64"}, "has hidden_size '64', which must be a whole number above 0"),
+        ({**LLAMA, "num_key_value_heads": 3}, "has 3 heads of keys, which do not divide its 4 heads"),
+        ({**GPT2, "n_head": 5}, "has 5 heads, which do not divide its width of 64"),
+        ([1], "is no model's configuration"),
+    ],
+)
+def test_configurations_that_are_none(tmp_path: Path, values: Any, message: str) -> None:
+    assert message in error("memory", "--model", config(tmp_path, values))
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    assert "there is no file or folder" in error("memory", "--model", str(tmp_path / "none"))
+    assert "has neither a config.json nor .safetensors files" in error("memory", "--model", str(tmp_path))
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\x05\0\0\0\0\0\0\0{]")
+    assert "is no safetensors file" in error("memory", "--model", str(broken))
+    file = config(tmp_path, GPT2)
+    assert "give a --length of at most that, not 100" in error("memory", "--model", file, "--length", "100")
+    assert "there is no rule 'adamm'" in error("memory", "--model", file, "--rule", "adamm")
+    assert "there is no dtype 'float31'" in error("memory", "--model", file, "--dtype", "float31")
+    assert "inside the backward pass" in error("memory", "--model", file, "--rule", "prodigy", "--eager")
+    assert "--epilogue needs a config.json" in error("memory", "--model", weights(tmp_path), "--epilogue")
+    (tmp_path / "config.json").write_text("{")
+    assert "is no JSON" in error("memory", "--model", file)
