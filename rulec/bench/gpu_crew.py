@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -85,8 +86,12 @@ class Processes:
 
 
 def _begin(connection: Connection, bench: Bench) -> None:
-    """What a process does. Whatever a library prints goes to stderr: stdout may be asked for JSON alone."""
+    """What a process does. Whatever a library prints goes to stderr: stdout may be asked for JSON alone.
+
+    Where a library crashes, so does the place in it.
+    """
     os.dup2(2, 1)
+    faulthandler.enable()
     serve(connection, bench)
 
 

@@ -9,7 +9,7 @@ from rulec.bench.gpu_device import Bench
 from rulec.bench.gpu_part import Found, Note, Part
 from rulec.bench.gpu_peers import PEERS, Peer, peer_of
 from rulec.bench.gpu_rules import AS_FAST, QUICK_ROUNDS, SHARE, bytes_moved, seconds, step_of
-from rulec.bench.gpu_tensors import BYTES_EACH, FULL, QUICK, SIZES, Size, copying, in_sets, parameters, sizes
+from rulec.bench.gpu_tensors import BYTES_EACH, FULL, MANY, QUICK, SIZES, Size, copying, in_sets, parameters, sizes
 from rulec.bench.gpu_time import Step, timed
 from rulec.bench.result import Row
 from rulec.errors import RulecError
@@ -26,9 +26,15 @@ def fused_parts(only: Sequence[str]) -> list[Part]:
 
 
 def peer_parts(only: Sequence[str]) -> list[Part]:
-    """All other peers, those that take long to compile last."""
+    """All other peers; those that take long to compile last, and of these the many tensors, which take longest."""
     rest = [part for part in _parts(only) if part.arguments[2] != "torch's fused step"]
-    return sorted(rest, key=lambda part: peer_of(part.arguments[1], part.arguments[2]).slow)
+    return sorted(rest, key=_compiling)
+
+
+def _compiling(part: Part) -> tuple[bool, bool]:
+    size, rule, peer = part.arguments
+    slow = peer_of(rule, peer).slow
+    return slow, slow and size == MANY
 
 
 def _parts(only: Sequence[str]) -> list[Part]:
@@ -42,7 +48,7 @@ def _parts(only: Sequence[str]) -> list[Part]:
 def _part(size: str, rule: str, peer: Peer) -> Part:
     name = f"{rule} at {size} against {peer.name}"
     if peer.slow:
-        return Part(name, against, (size, rule, peer.name), seconds=120.0, least=30.0)
+        return Part(name, against, (size, rule, peer.name), seconds=70.0, least=30.0)
     return Part(name, against, (size, rule, peer.name), seconds=45.0, least=5.0)
 
 
@@ -83,7 +89,7 @@ def _copied(bench: Bench) -> int:
 def _contenders(
     bench: Bench, tensors: Size, rule: str, peer: Peer
 ) -> tuple[dict[str, Sequence[Step]], list[Any]]:  # fmt: skip
-    """Several sets where one fits the cache; one alone where the peer is compiled, which it is for each set anew.
+    """Several sets where one fits the cache; one alone where the peer compiles, which it does for each set anew.
 
     With all their parameters.
     """
@@ -94,5 +100,5 @@ def _contenders(
         params.extend(made)
         return [step_of(rule, made), peer.step(made)]
 
-    ours, theirs = in_sets(bench, one_set, 2**40 if peer.compiled else 16 * tensors.elements)
+    ours, theirs = in_sets(bench, one_set, 2**40 if peer.slow else 16 * tensors.elements)
     return {"step": ours, "peer": theirs, "copy": [copying(bench, _copied(bench))]}, params

@@ -80,7 +80,8 @@ def llama_7b(layers: int = 32) -> list[Shape]:
 
 
 #: What the sizes are called before they are made, in the order of the targets.
-SIZES = ("100 Mi", "1000 tensors", "GPT-2 XL", "Llama 7B", "2**31 + 17")
+MANY = "1000 tensors"
+SIZES = ("100 Mi", MANY, "GPT-2 XL", "Llama 7B", "2**31 + 17")
 
 
 def sizes(bench: Bench) -> dict[str, Callable[[], Size]]:

@@ -35,7 +35,9 @@ _TEXT = {
     "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
-    "memory": "Bytes for each parameter, from the difference between a small and a large tensor.",
+    "memory": "Bytes for each parameter are from the difference between a small and a large tensor. What training "
+    "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
+    "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
     "parameters and state to reuse. A first call is traced and compiled in a new process.",
     "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "

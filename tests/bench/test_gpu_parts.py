@@ -221,6 +221,7 @@ def test_targets_come_first_and_compiled_peers_last() -> None:
         "rules",
         "reducing rules",
         "jax",
+        "eager",
         "other ways",
         "peers",
     ]
@@ -282,7 +283,7 @@ def test_a_peer_that_takes_gradients_away_is_not_compared_with(bench: Bench, mon
         def step(self, params: list[Any]) -> Any:
             return lambda: [setattr(p, "grad", None) for p in params]
 
-    monkeypatch.setattr(Consumes, "compiled", False, raising=False)
+    monkeypatch.setattr(Consumes, "slow", False, raising=False)
     monkeypatch.setattr(gpu_sizes, "peer_of", lambda rule, name: Consumes())
     with pytest.raises(RulecError, match="took gradients away"):
         list(gpu_sizes.against(bench, "100 Mi", "adamw", "HeavyBall"))

@@ -29,7 +29,9 @@ def test_adamw_is_torchs_fused_one_for_twenty_steps(amsgrad: bool, maximize: boo
     # Each step rounds a parameter once, here and there: a unit in the last place apart for each.
     assert_near(ours, theirs, 20 * 2.0**-23)
     for name in ("exp_avg", "exp_avg_sq"):
-        assert_near([mine.state[p][name] for p in ours], [other.state[p][name] for p in theirs], 20 * 2.0**-23)
+        # Averages of gradients of about 1, which may cancel.
+        states = [[each.state[p][name] for p in params] for each, params in ((mine, ours), (other, theirs))]
+        assert_near(*states, 20 * 2.0**-23, least=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -109,7 +111,7 @@ def test_a_step_runs_on_the_current_stream() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "muon", "prodigy"])
 def test_a_step_does_not_wait_for_the_device(name: str) -> None:
-    params = parameters([(64, 48), (1000,)])
+    params = parameters([(64, 48), (1000,)] if name != "muon" else [(64, 48), (48, 32)])
     optimizer = rulec.torch.optimizer(name)(params)
     for step in range(3):
         give(params, gradients(params, step))
@@ -133,7 +135,7 @@ def test_a_thousand_tensors_are_one_launch(name: str) -> None:
         torch.cuda.synchronize()
     device = torch.autograd.DeviceType.CUDA
     # Without what torch writes there about the step itself.
-    work = [e.name for e in seen.events() if e.device_type is device and "Optimizer.step" not in e.name]
+    work = [e.name for e in seen.events() if e.device_type == device and "Optimizer.step" not in e.name]
     assert [name for name in work if not name.startswith("Memcpy")] == ["stage_0"]
     assert len(work) <= 2
 

@@ -40,12 +40,12 @@ def _one(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().reshape(1).view(torch.uint8).numpy().tobytes()
 
 
-def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor], relative: float) -> None:
-    """Every number within so much of the largest of its tensor."""
+def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor], relative: float, least: float = 0.0) -> None:
+    """Every number within so much of the largest of its tensor, or of `least` where that is larger."""
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         assert a.shape == b.shape
         far = float((a.detach().double() - b.detach().double()).abs().max())
-        size = float(b.detach().double().abs().max())
+        size = max(float(b.detach().double().abs().max()), least)
         assert far <= relative * size, f"tensor {number} of shape {tuple(a.shape)} differs by {far / size:.3g}"
 
 
