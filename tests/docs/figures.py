@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rulec.bench import page
+from rulec.bench.result import Result
 from rulec.bench.suite import MEASUREMENTS
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
@@ -19,19 +21,24 @@ HEADLINES = (
 
 
 def benchmarks(folder: Path = FOLDER) -> str:
-    """Some rows of the results in a folder, and every target that was missed."""
+    """Some rows of the results in a folder, and every target that was missed: on the CPU, and on a GPU."""
     results = [page.read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
     if not results:
         return "No results are recorded yet: the command records them."
+    there = [[r for r in results if (r.name == "gpu") is on_gpu] for on_gpu in (False, True)]
+    parts = [text for found in there if found for text in _machine(found)]
+    return "\n\n".join([*parts, "Every figure: [benchmarks](docs/benchmarks.md)."])
+
+
+def _machine(results: Sequence[Result]) -> list[str]:
+    """What was measured on one machine."""
     every = [row for result in results for row in result.rows]
     judged, missed = [r for r in every if r.target is not None], [r for r in every if r.met is False]
     first = results[0]
-    where = f"Measured on {first.measured}, {first.machine['cpu']}, {first.threads} threads"
-    parts = [
-        f"{where}. {len(judged) - len(missed)} of {len(judged)} targets are met{', missed are:' if missed else '.'}"
-    ]
+    device = first.machine.get("gpu", {}).get("name") or f"{first.machine['cpu']}, {first.threads} threads"
+    met = f"{len(judged) - len(missed)} of {len(judged)} targets are met{', missed are:' if missed else '.'}"
+    parts = [f"Measured on {first.measured}, {device}. {met}"]
     if missed:
         parts.append("\n".join(f"- {r.what}: {page.figure(r)}, wanted {page.target(r)}" for r in missed))
     chosen = [[r.what, page.figure(r), page.target(r)] for r in every if r.what.startswith(HEADLINES)]
-    parts += [table(["figure", "measured", "target"], chosen), "Every figure: [benchmarks](docs/benchmarks.md)."]
-    return "\n\n".join(parts)
+    return [*parts, table(["figure", "measured", "target"], chosen)]
