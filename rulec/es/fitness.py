@@ -1,0 +1,123 @@
+"""From the fitness of members to the weights of directions, and how fitness may be shaped before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.errors import HyperError, TensorError
+from rulec.es.perturbation import Perturbation
+from rulec.language.source import did_you_mean
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Takes fitness by (sign, direction) and gives as many numbers; what was not finite is NaN in both.
+Shaping = str | Callable[[Floats], Floats] | None
+
+#: The share of directions that `ars_top` keeps: those whose better member is best.
+TOP = 0.5
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each direction's noise is multiplied by: (directions,) in float64, 0 for those that count for nothing.
+
+    `counted` directions do; `dropped` members had no finite fitness. The weighted sum of noise is the gradient of
+    minus the fitness.
+    """
+
+    values: Floats
+    counted: int
+    dropped: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether too few directions are left for an estimate: nothing is to be updated."""
+        return self.counted == 0
+
+
+def weights(fitness: Floats, perturbation: Perturbation, shaping: Shaping = None) -> Weights:
+    """Weights of directions from fitness by (sign, direction), which is to be maximised.
+
+    Without shaping the weighted sum of noise has the gradient of minus the smoothed fitness as its mean. A direction
+    with a member whose fitness is not finite counts for nothing.
+    """
+    finite = np.isfinite(fitness)
+    whole = np.asarray(finite.all(axis=0))
+    counted = int(whole.sum())
+    dropped = int(finite.size - finite.sum())
+    if counted < (1 if perturbation.antithetic else 2):
+        return Weights(np.zeros(perturbation.directions), 0, dropped)
+    shaped = _shaped(np.where(whole, fitness, np.nan), shaping)
+    score = _contrast(shaped, whole, perturbation.antithetic)
+    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
+    return Weights(np.where(whole, -score / (counted * sigma), 0.0), counted, dropped)
+
+
+def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antithetic: bool) -> Floats:
+    """What each direction was better by than its opposite, or than the mean of the others."""
+    if antithetic:
+        return np.asarray((shaped[0] - shaped[1]) / 2)
+    count = int(whole.sum())
+    return np.asarray((shaped[0] - np.nanmean(shaped[0])) * count / (count - 1))
+
+
+def _shaped(fitness: Floats, shaping: Shaping) -> Floats:
+    if shaping is None:
+        return fitness
+    if callable(shaping):
+        found = np.asarray(shaping(fitness.copy()), np.float64)
+        if found.shape != fitness.shape:
+            raise TensorError(f"shaping made {found.shape} of fitness of shape {fitness.shape}: it must keep the shape")
+        return found
+    if shaping not in SHAPINGS:
+        known = ", ".join(SHAPINGS)
+        raise HyperError(
+            f"shaping={shaping!r} is none of {known}, a function or None{did_you_mean(str(shaping), SHAPINGS)}"
+        )
+    return SHAPINGS[shaping](fitness)
+
+
+def centered_rank(fitness: Floats) -> Floats:
+    """Ranks from -1/2 to 1/2; equal ones share the mean of theirs (Salimans et al., arXiv 1703.03864)."""
+    flat = fitness.reshape(-1)
+    there = ~np.isnan(flat)
+    found = np.full(flat.shape, np.nan)
+    _, inverse, counts = np.unique(flat[there], return_inverse=True, return_counts=True)
+    below = np.cumsum(counts) - counts
+    mean_rank = below + (counts - 1) / 2
+    found[there] = mean_rank[inverse] / max(1, int(there.sum()) - 1) - 0.5
+    return found.reshape(fitness.shape)
+
+
+def zscore(fitness: Floats) -> Floats:
+    """Fitness less its mean, in standard deviations; all 0 where nothing differs."""
+    return _over(fitness - np.nanmean(fitness), float(np.nanstd(fitness)))
+
+
+def ars_top(fitness: Floats) -> Floats:
+    """Fitness of the best directions, in its standard deviations, and nothing of the others.
+
+    As Augmented Random Search has it (Mania et al., arXiv 1803.07055): directions are ordered by their better member,
+    and `TOP` of them are kept. The others weigh nothing, and those kept as much as if there were no others.
+    """
+    best = np.max(fitness, axis=0)
+    there = np.flatnonzero(~np.isnan(best))
+    kept = there[np.argsort(-best[there], kind="stable")[: max(1, round(TOP * there.size))]]
+    chosen = fitness[:, kept]
+    mean, spread = float(chosen.mean()), float(chosen.std())
+    found = np.where(np.isnan(fitness), np.nan, 0.0)
+    found[:, kept] = _over(chosen - mean, spread) * (there.size / kept.size)
+    return found
+
+
+def _over(numbers: Floats, spread: float) -> Floats:
+    return numbers / spread if spread > 0.0 else numbers * 0.0
+
+
+SHAPINGS: dict[str, Callable[[Floats], Floats]] = {
+    "centered_rank": centered_rank, "zscore": zscore, "ars_top": ars_top,
+}  # fmt: skip

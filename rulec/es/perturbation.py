@@ -1,0 +1,168 @@
+"""What is done to the parameters of a population's members: the family of noise, how much of it, and its seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from rulec.errors import HyperError
+from rulec.language.source import did_you_mean
+
+Family = Literal["independent", "spsa", "sparse", "permuted", "signflip", "dropout", "lowrank"]
+Values = Literal["normal", "rademacher", "popcount"]
+Sides = Literal["auto", "rows", "columns", "both"]
+
+FAMILIES: tuple[str, ...] = get_args(Family)
+VALUES: tuple[str, ...] = get_args(Values)
+
+#: Families whose noise is one array for all directions, with sides that differ between directions.
+SHARED_NOISE = ("permuted", "signflip")
+
+#: The largest seed, exclusive: a word of the key.
+_SEEDS = 2**32
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """How the members of a population differ.
+
+    `directions` draws of noise are made in each step; where `antithetic`, each is taken with both signs. The noise of
+    an element has mean 0 and variance 1 and is multiplied by `sigma`. What it is a function of, and of nothing else:
+    `seed`, layer, direction, step and element.
+
+    Families, by what a direction's noise of a weight with `rows` outputs and `columns` inputs is:
+
+    - `independent`: a number of its own for each element. `spsa`: the same, but members are evaluated one by one.
+    - `sparse`: of its own for each element in `sparsity` of the columns, and zero elsewhere.
+    - `permuted`: the same for all, its rows and/or columns (`sides`) in another order. `in_sparsity` and
+      `out_sparsity` are how many columns and rows it has (a whole number, or a share): the others are zero.
+    - `signflip`: the same for all, with the signs of rows and/or columns (`sides`) flipped.
+    - `lowrank`: the product of two factors of `rank`, over its root (Sarkar et al., EGGROLL, arXiv 2511.16652).
+    - `dropout`: each sees a share `keep` of the inputs, scaled by its inverse; `sigma` means nothing.
+
+    `values` are what numbers noise is made of: `normal`, `rademacher` (1 and -1) or `popcount` (set bits of a byte,
+    centred and scaled: a binomial); the last two are equal bit for bit on every backend.
+
+    Raises HyperError for a family, a number or a combination that there is not.
+    """
+
+    family: Family
+    directions: int
+    sigma: float = 0.01
+    antithetic: bool = True
+    seed: int = 0
+    rank: int = 1
+    sparsity: int | None = None
+    values: Values = "normal"
+    sides: Sides = "auto"
+    in_sparsity: float | None = None
+    out_sparsity: float | None = None
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_word("family", self.family, FAMILIES)
+        _check_word("values", self.values, VALUES)
+        _check_word("sides", self.sides, get_args(Sides))
+        _check_count("directions", self.directions)
+        _check_count("rank", self.rank)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < _SEEDS:
+            raise HyperError(f"seed={self.seed!r} must be a whole number from 0 to 2**32 - 1")
+        if not _is_number(self.sigma) or not 0.0 < self.sigma < math.inf:
+            raise HyperError(f"sigma={self.sigma!r} must be a finite number above 0: without noise nothing is learnt")
+        if not _is_number(self.keep) or not 0.0 < self.keep < 1.0:
+            raise HyperError(f"keep={self.keep!r} must lie between 0 and 1: the share of neurons that stay")
+        self._check_sparsity()
+        self._check_belonging()
+        if not self.antithetic and self.directions < 2:
+            raise HyperError("directions=1 without antithetic pairs has nothing to compare: give 2 or more directions")
+        if self.family == "dropout" and self.antithetic and self.keep != 0.5:
+            raise HyperError(
+                f"antithetic pairs of dropout are complements, which needs keep=0.5, not {self.keep}: "
+                f"give antithetic=False"
+            )
+
+    def _check_sparsity(self) -> None:
+        if self.family == "sparse" and self.sparsity is None:
+            raise HyperError("the sparse family needs sparsity=, the number of inputs that each direction perturbs")
+        if self.sparsity is not None:
+            _check_count("sparsity", self.sparsity)
+        for name in ("in_sparsity", "out_sparsity"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not _is_number(value) or value <= 0 or (value > 1 and value != int(value)):
+                raise HyperError(f"{name}={value!r} must be a share of at most 1.0 or a whole number of lines")
+
+    def _check_belonging(self) -> None:
+        """Raises for what another family takes."""
+        default = {f.name: f.default for f in fields(self)}
+        for name, families in _BELONGS.items():
+            if self.family not in families and getattr(self, name) != default[name]:
+                raise HyperError(f"{name}= is for the families {' and '.join(families)}, not for {self.family!r}")
+
+    @property
+    def members(self) -> int:
+        """How many networks are evaluated in a step."""
+        return 2 * self.directions if self.antithetic else self.directions
+
+    @property
+    def signs(self) -> int:
+        """How many signs each direction is taken with: 2 or 1."""
+        return 2 if self.antithetic else 1
+
+    def sides_of(self, rows: int, columns: int) -> tuple[bool, bool]:
+        """Whether the rows, and whether the columns of a weight differ between directions; permuted and signflip."""
+        if self.sides != "auto":
+            return self.sides in ("rows", "both"), self.sides in ("columns", "both")
+        if self.in_sparsity is not None or self.out_sparsity is not None:
+            return self.out_sparsity is not None, self.in_sparsity is not None
+        if rows == 1 or columns == 1:
+            # Of a single line nothing differs: the other side must.
+            return rows > 1 or columns == 1, columns > 1
+        if max(rows, columns) < _FEW:
+            return True, True
+        return True, False
+
+    def lines_of(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many rows and columns the permuted family's noise of a weight has."""
+        return _lines(self.out_sparsity, rows), _lines(self.in_sparsity, columns)
+
+    def kept_of(self, columns: int) -> int:
+        """How many inputs each direction of dropout keeps; at least one."""
+        return max(1, round(self.keep * columns))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, for a saved state."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+#: Fields that some families alone take.
+_BELONGS: dict[str, tuple[str, ...]] = {
+    "rank": ("lowrank",), "sparsity": ("sparse",), "sides": SHARED_NOISE, "keep": ("dropout",),
+    "in_sparsity": ("permuted",), "out_sparsity": ("permuted",),
+}  # fmt: skip
+
+#: Weights with fewer lines than this on both sides differ on both: there are too few ways to differ on one.
+_FEW = 32
+
+
+def _lines(asked: float | None, there: int) -> int:
+    if asked is None:
+        return there
+    share = asked <= 1 and not (isinstance(asked, int) and not isinstance(asked, bool))
+    return min(there, max(1, int(asked * there) if share else int(asked)))
+
+
+def _check_word(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise HyperError(f"{name}={value!r} is none of {', '.join(known)}{did_you_mean(str(value), known)}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise HyperError(f"{name}={value!r} must be a whole number of at least 1")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

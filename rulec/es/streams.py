@@ -1,0 +1,120 @@
+"""The random streams of perturbations: Philox4x32-10, by seed, layer, purpose, direction, step and element.
+
+Key: (seed, layer + 2**31); the top bit keeps these streams apart from those of rules. Counter: (block, its high part
+and the purpose, direction, step). A block is four words; how many elements it serves depends on what they become. The
+words are the same on every backend, bit for bit; this is the reference of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.random import Words, philox, uniform
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+#: What a stream is for: elements of noise, rows, columns, bits of weights, the ring of a dropout.
+NOISE, ROWS, COLUMNS, BITS, DROPPED = range(5)
+
+#: The direction of noise that all directions of a step share.
+SHARED = 2**32 - 1
+
+#: The bit of the key's second word that no rule's tensor has.
+DOMAIN = 2**31
+
+#: How many elements a block of four words serves.
+ELEMENTS = {"raw": 4, "normal": 4, "rademacher": 128, "popcount": 16}
+
+#: What the whole numbers of a kind are multiplied by, for a variance of 1.
+SCALE = {"normal": 1.0, "rademacher": 1.0, "popcount": 0.5**0.5}
+
+#: Significant bits of short weights: their products with whole numbers up to 4 are exact in float32.
+SHORT = 20
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream: all that its words are a function of but the element's number."""
+
+    seed: int
+    layer: int
+    step: int
+    pair: int = SHARED
+    purpose: int = NOISE
+
+    def of(self, pair: int, purpose: int | None = None) -> Stream:
+        """That of another direction, and for another purpose."""
+        return replace(self, pair=pair, purpose=self.purpose if purpose is None else purpose)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key of the generator."""
+        return self.seed & 0xFFFFFFFF, (self.layer + DOMAIN) & 0xFFFFFFFF
+
+    def blocks(self, first: int, count: int) -> Words:
+        """Blocks `first` and on, as (count, 4) words."""
+        block = np.arange(first, first + count, dtype=np.uint64)
+        high = (block >> np.uint64(32)) | np.uint64(self.purpose << 16)
+        counter = (block & np.uint64(0xFFFFFFFF), high, self.pair, self.step & 0xFFFFFFFF)
+        return np.stack(philox(counter, self.key), axis=-1)
+
+    def words(self, count: int, offset: int = 0) -> Words:
+        """One word for each of `count` elements from `offset` on."""
+        return self._elements("raw", count, offset)
+
+    def whole(self, kind: str, count: int, offset: int = 0) -> Numbers:
+        """The whole numbers of rademacher (1, -1) or popcount (-4 to 4) noise of elements from `offset` on."""
+        words = self._elements(kind, count, offset).astype(np.int64)
+        return 1 - 2 * words if kind == "rademacher" else np.bitwise_count(words).astype(np.int64) - 4
+
+    def values(self, kind: str, count: int, offset: int = 0) -> Floats:
+        """Noise of mean 0 and variance 1, in float64, of elements from `offset` on."""
+        if kind != "normal":
+            return np.asarray(self.whole(kind, count, offset) * SCALE[kind])
+        first = offset // 2 * 2
+        u = uniform(self.words(count + offset - first + 1 & ~1, first)).reshape(-1, 2)
+        radius, angle = np.sqrt(-2.0 * np.log(u[:, 0])), 2.0 * np.pi * u[:, 1]
+        both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1)
+        return both[offset - first :][:count]
+
+    def signs(self, count: int) -> Numbers:
+        """A sign for each of `count` lines, 1 or -1."""
+        return self.whole("rademacher", count)
+
+    def permutation(self, count: int) -> Numbers:
+        """An order of `count` lines: that which sorts their words, equal ones in their old order."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def _elements(self, kind: str, count: int, offset: int) -> Words:
+        """The word, byte or bit of each element."""
+        each = ELEMENTS[kind]
+        first, last = offset // each, -(-(offset + count) // each)
+        blocks = self.blocks(first, last - first)
+        parts = _split(blocks, each // 4).reshape(-1)
+        return parts[offset - first * each :][:count]
+
+
+def _split(words: Words, parts: int) -> Words:
+    """Each word in so many parts of equal size, the lowest bits first."""
+    if parts == 1:
+        return words
+    size = 32 // parts
+    shifts = np.arange(0, 32, size, dtype=np.uint32)
+    return (words[..., None] >> shifts) & np.uint32((1 << size) - 1)
+
+
+def short_weights(weights: Any, values: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Weights of directions as kernels take them: with the values' scale, in float32, with few significant bits.
+
+    The product of one with a whole number of noise is then exact, and sums of such products are the same bits whether
+    or not a multiplication is fused with an addition.
+    """
+    scaled = np.asarray(weights, np.float64) * SCALE[values]
+    if values == "normal":
+        return np.asarray(scaled, np.float32)
+    fraction, exponent = np.frexp(scaled)
+    return np.asarray(np.ldexp(np.rint(fraction * 2.0**SHORT), exponent - SHORT), np.float32)

@@ -1,0 +1,1 @@
+"""Evolution strategies for JAX: pure functions over a tree of parameters."""

@@ -1,0 +1,1 @@
+"""Evolution strategies for PyTorch: all members of a population in one forward pass."""
