@@ -7,35 +7,47 @@ every backend; an element's value depends on nothing but these numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+#: The generator's constants: what words are multiplied by, and what is added to the key after each round.
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
 
 #: All bits of a word.
 WORD = 0xFFFFFFFF
 
 
-def rounds(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
-    """The ten rounds on four words, each in an array of integers of 64 bits, with a sign or without, of any library."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        high0, low0 = _multiply(_MULTIPLIERS[0], c[0])
-        high1, low1 = _multiply(_MULTIPLIERS[1], c[2])
-        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
-        k = [(k[0] + _WEYL[0]) & WORD, (k[1] + _WEYL[1]) & WORD]
-    return c
-
-
-def _multiply(factor: int, word: Any) -> tuple[Any, Any]:
+def _multiply(word: Any, factor: int) -> tuple[Any, Any]:
     # Where integers have a sign the product may have wrapped, and is shifted with its sign: the mask takes that away.
     product = word * factor
     return (product >> 32) & WORD, product & WORD
+
+
+def _add(word: Any, term: int) -> Any:
+    return (word + term) & WORD
+
+
+def rounds(
+    counter: Sequence[Any], key: Sequence[Any], multiply: Callable[[Any, int], tuple[Any, Any]] = _multiply,
+    add: Callable[[Any, int], Any] = _add,
+) -> list[Any]:  # fmt: skip
+    """The ten rounds on four words, each in an array of integers of 64 bits, with a sign or without, of any library.
+
+    Words are in arrays of other integers where these have a way to multiply a word by a number, to an upper and a lower
+    word, and to add one.
+    """
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        high0, low0 = multiply(c[0], MULTIPLIERS[0])
+        high1, low1 = multiply(c[2], MULTIPLIERS[1])
+        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
+        k = [add(word, term) for word, term in zip(k, WEYL, strict=True)]
+    return c
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:

@@ -1,0 +1,107 @@
+"""The random streams of perturbations in JAX, in words of 32 bits alone: `rulec.es.streams` says what they are.
+
+Seed, layer, direction and step may be traced, and mapped over by vmap; how many elements there are, where they begin
+and their kind may not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rulec.compiler.random import WORD, rounds
+from rulec.es.streams import DOMAIN, ELEMENTS, NOISE, SCALE
+
+
+def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: int = 0) -> Any:
+    """One word for each of `count` elements from `offset` on: uint32[count]."""
+    return _elements("raw", count, offset, key=_key(seed, layer), place=(purpose, _word(pair), _word(step)))
+
+
+def whole(
+    kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
+    offset: int = 0,
+) -> Any:  # fmt: skip
+    """The whole numbers of rademacher (1, -1) or popcount (-4 to 4) noise: an int32 array of a shape, in row-major
+    order from element `offset` on."""
+    place = (purpose, _word(pair), _word(step))
+    parts = _elements(kind, math.prod(shape), offset, key=_key(seed, layer), place=place).reshape(shape)
+    return 1 - 2 * parts.astype(jnp.int32) if kind == "rademacher" else jnp.bitwise_count(parts).astype(jnp.int32) - 4
+
+
+def values(
+    kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
+    dtype: Any = jnp.float32, offset: int = 0,
+) -> Any:  # fmt: skip
+    """Noise of mean 0 and variance 1: an array of a shape and dtype, in row-major order from element `offset` on."""
+    stream = {"seed": seed, "layer": layer, "step": step, "pair": pair, "purpose": purpose}
+    wide = jnp.promote_types(dtype, jnp.float32)
+    if kind != "normal":
+        return (whole(kind, shape, **stream, offset=offset).astype(wide) * SCALE[kind]).astype(dtype)
+    count, first = math.prod(shape), offset // 2 * 2
+    found = words(seed, layer, purpose, pair, step, count + offset - first + 1 & ~1, first).reshape(-1, 2)
+    both = jnp.stack(_normal(found[:, 0], found[:, 1], wide), axis=-1).reshape(-1)
+    return both[offset - first :][:count].reshape(shape).astype(dtype)
+
+
+def _normal(first: Any, second: Any, dtype: Any) -> tuple[Any, Any]:
+    """Two standard normal numbers from two words, by Box and Muller's method.
+
+    The angle is brought to an eighth of a turn around a whole quarter in whole numbers, exactly: near zero a cosine
+    would otherwise have the error of an angle of several radians.
+    """
+    radius = jnp.sqrt(-2.0 * jnp.log((_cells(first).astype(dtype) + 0.5) * 2.0**-23))
+    turn = _cells(second)
+    quarter = (turn + (1 << 20)) >> 21
+    angle = ((turn - (quarter << 21)).astype(dtype) + 0.5) * (2.0 * math.pi * 2.0**-23)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    swapped, turned, below = quarter & 1 != 0, (quarter + 1) & 2 != 0, quarter & 2 != 0
+    x, y = jnp.where(swapped, sine, cosine), jnp.where(swapped, cosine, sine)
+    return radius * jnp.where(turned, -x, x), radius * jnp.where(below, -y, y)
+
+
+def _cells(word: Any) -> Any:
+    """The top 23 bits, in which of so many equal cells a uniform number lies, with a sign."""
+    return (word >> 9).astype(jnp.int32)
+
+
+def _elements(kind: str, count: int, offset: int, *, key: Any, place: Any) -> Any:
+    """The word, byte or bit of each element: a flat array of words."""
+    each = ELEMENTS[kind]
+    first, last = offset // each, -(-(offset + count) // each)
+    found = _blocks(first, last - first, key, place)
+    if each > 4:
+        size = 32 // (each // 4)
+        shifts = jnp.arange(0, 32, size, dtype=jnp.uint32)
+        found = (found[..., None] >> shifts) & jnp.uint32((1 << size) - 1)
+    return found.reshape(-1)[offset - first * each :][:count]
+
+
+def _blocks(first: int, count: int, key: Any, place: Any) -> Any:
+    """Blocks `first` and on, as (count, 4) words; their numbers may be beyond 32 bits."""
+    purpose, pair, step = place
+    low = _word(first) + jnp.arange(count, dtype=jnp.uint32)
+    high = _word(first >> 32) + (low < _word(first)).astype(jnp.uint32) + _word(purpose << 16)
+    found = rounds([low, high, pair, step], key, _multiply, lambda word, term: word + _word(term))
+    return jnp.stack(jnp.broadcast_arrays(*found), axis=-1)
+
+
+def _multiply(word: Any, factor: int) -> tuple[Any, Any]:
+    """The upper and the lower word of a product, by halves of words: JAX has no wider numbers where it is not told."""
+    low, high = _word(factor & 0xFFFF), _word(factor >> 16)
+    below, above = word & _word(0xFFFF), word >> 16
+    middle = above * low + (below * low >> 16)
+    other = below * high + (middle & _word(0xFFFF))
+    return above * high + (middle >> 16) + (other >> 16), word * _word(factor)
+
+
+def _key(seed: Any, layer: Any) -> tuple[Any, Any]:
+    return _word(seed), _word(layer) + _word(DOMAIN)
+
+
+def _word(number: Any) -> Any:
+    """Whole numbers, a Python one or an array of them, modulo 2**32."""
+    return jnp.asarray(np.uint32(int(number) & WORD) if isinstance(number, int | np.integer) else number, jnp.uint32)
