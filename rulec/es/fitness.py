@@ -51,7 +51,7 @@ def weights(fitness: Floats, perturbation: Perturbation, shaping: Shaping = None
     dropped = int(finite.size - finite.sum())
     if counted < (1 if perturbation.antithetic else 2):
         return Weights(np.zeros(perturbation.directions), 0, dropped)
-    shaped = _shaped(np.where(whole, fitness, np.nan), shaping)
+    shaped = shape_fitness(np.where(whole, fitness, np.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
     sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
     return Weights(np.where(whole, -score / (counted * sigma), 0.0), counted, dropped)
@@ -65,7 +65,8 @@ def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antith
     return np.asarray((shaped[0] - np.nanmean(shaped[0])) * count / (count - 1))
 
 
-def _shaped(fitness: Floats, shaping: Shaping) -> Floats:
+def shape_fitness(fitness: Floats, shaping: Shaping) -> Floats:
+    """Fitness as `shaping` makes it, NaN where it is NaN; HyperError for a shaping that there is not."""
     if shaping is None:
         return fitness
     if callable(shaping):

@@ -1,0 +1,93 @@
+"""Binary layers on the CPU: products of packed bits in machine code, for all members and with several threads."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.binary import WORD_BITS, Bits, Counts, Window, words_of
+from rulec.es.streams import BITS, DOMAIN
+
+from . import threads as cpu_threads
+from .address import array_address
+from .binary_draw import DRAW_TABLE, MARGIN, SUM_TABLE, draw_source, sum_source
+from .binary_plan import TABLE, Plan
+from .binary_source import ARRANGE, MULTIPLY, source
+from .machine import Machine
+from .threads import Job
+
+#: How many words of bits are added up in a span.
+_PART = 8
+
+_WORD = 0xFFFFFFFF
+
+Array = np.ndarray[Any, Any]
+
+
+class CpuBinary:
+    """The kernels for NumPy arrays."""
+
+    def convolve(self, inputs: Array, weights: Array, window: Window) -> Array:
+        """2*(equal bits) - (all bits), int32 of shape `window.shape`."""
+        results = np.empty(window.shape, np.int32)
+        if results.size:
+            convolve_into(results, inputs, weights, window)
+        return results
+
+    def draw(self, thresholds: Array, shape: Sequence[int], bits: Bits) -> Array:
+        """Words (members, *shape[:-1], words): 1 where an element's word is below its threshold."""
+        count, rows = shape[-1], math.prod(shape[:-1])
+        limits = np.zeros(thresholds.size + 2 * MARGIN, np.uint32)
+        limits[MARGIN:-MARGIN] = thresholds.reshape(-1)
+        results = np.empty((bits.members, *shape[:-1], words_of(count)), np.uint64)
+        sizes = (rows, count, words_of(count), bits.directions)
+        position = (bits.seed & _WORD, (bits.layer + DOMAIN) & _WORD, BITS, bits.step & _WORD)
+        _run("draw", 0, bits.members * rows, _table(DRAW_TABLE, (limits, results), (*sizes, *position)))
+        return results
+
+    def weighted_sum(self, words: Array, weights: Array, count: int) -> Array:
+        """The sum over members of weight times bit, float64 (..., count)."""
+        shape = words.shape[1:]
+        sums = np.zeros((*shape, WORD_BITS))
+        total = math.prod(shape)
+        part = max(1, min(_PART, -(-total // 8)))
+        table = _table(SUM_TABLE, (np.ascontiguousarray(words), weights, sums), (len(words), total, part))
+        _run("sum", 0, -(-total // part), table)
+        return sums.reshape(*shape[:-1], shape[-1] * WORD_BITS)[..., :count]
+
+
+def convolve_into(results: Array, inputs: Array, weights: Array, window: Window) -> None:
+    """The kernel's two stages over contiguous arrays."""
+    plan = Plan.of(window)
+    lines = np.empty(max(1, weights.size), np.uint64)
+    table = _table(TABLE, (inputs, weights, lines, results, *plan.tables), plan.sizes)
+    _run("product", ARRANGE, plan.lines, table)
+    _run("product", MULTIPLY, plan.spans, table)
+
+
+def _table(names: Sequence[str], arrays: Sequence[Array], sizes: Sequence[int]) -> Counts:
+    """What a job points to."""
+    found = np.array([*map(array_address, arrays), *sizes], np.int64)
+    assert len(found) == len(names)
+    return found
+
+
+def _run(name: str, stage: int, spans: int, table: Counts) -> None:
+    job = Job()
+    job[cpu_threads.SPANS], job[cpu_threads.POINTERS], job[cpu_threads.STAGE] = spans, array_address(table), stage
+    machine = _machine(name)
+    cpu_threads.run(machine.run, machine.address, job)
+
+
+_SOURCES = {"product": source, "draw": draw_source, "sum": sum_source}
+
+
+@functools.cache
+def _machine(name: str) -> Machine:
+    from . import _machine as compiled
+
+    return compiled(f"binary_{name}", _SOURCES[name]())

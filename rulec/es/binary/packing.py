@@ -1,0 +1,34 @@
+"""Bits in words of 64: the first in the lowest bit of the first word, and zeros behind the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.binary import WORD_BITS, words_of
+
+Array = np.ndarray[Any, Any]
+
+
+def pack(bits: Any) -> Array:
+    """Packs booleans (..., n) into uint64 words (..., `words_of(n)`); NumPy's or CuPy's."""
+    count = bits.shape[-1]
+    missing = -count % WORD_BITS
+    if missing:
+        bits = np.concatenate([bits, np.zeros_like(bits, shape=(*bits.shape[:-1], missing))], axis=-1)
+    octets = np.packbits(bits.reshape(-1), bitorder="little")
+    return np.asanyarray(octets.view("<u8").reshape(*bits.shape[:-1], words_of(count)))
+
+
+def unpack(words: Any, count: int) -> Array:
+    """The first `count` bits of each line of words (..., words), as booleans (..., count)."""
+    octets = words.astype("<u8").reshape(-1).view(np.uint8)
+    bits = np.unpackbits(octets, bitorder="little").reshape(*words.shape[:-1], words.shape[-1] * WORD_BITS)
+    return np.asanyarray(bits[..., :count].astype(np.bool_))
+
+
+def is_padded(words: Array, count: int) -> bool:
+    """Whether all bits behind the first `count` of each line are zero."""
+    used = count % WORD_BITS
+    return not used or not bool((words[..., -1] >> np.uint64(used)).any())

@@ -1,0 +1,87 @@
+"""Weights that are bits: their probabilities, drawing them, and the gradient of what is to be expected of them.
+
+A weight is 1 with probability p = sigmoid(z), where z = sharpness*theta/(mean|theta| + 1e-5): scaled so, weights are as
+certain on the average all through training (NESgpu has 5). The gradient of the expected fitness in z is the mean of
+fitness times (bit - p), which has no division in it and so nothing to overflow; that in theta follows by the chain
+rule, through the mean too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.binary import Bits
+from rulec.errors import TensorError
+from rulec.es.binary.kernels import kernels_of
+
+Array = np.ndarray[Any, Any]
+
+#: How certain weights are: of one of mean magnitude, z.
+SHARPNESS = 5.0
+
+#: What is added to the mean magnitude, so that weights of zero are even chances.
+_LEAST = 1e-5
+
+#: The words of a bit's draw.
+_WORDS = 2.0**32
+
+
+def logits(theta: Any, sharpness: float | None = SHARPNESS) -> Any:
+    """z for each of `theta`, in float64; theta itself where `sharpness` is None. TensorError where one is not finite."""
+    wide = theta.astype(np.float64)
+    scale = _scale(wide, sharpness)
+    return wide if sharpness is None else wide * scale
+
+
+def thresholds(z: Any) -> Any:
+    """The word below which a bit is 1, floor(sigmoid(z)*2**32), uint32; never 0, so that no weight is lost for good."""
+    p = 0.5 + 0.5 * np.tanh(0.5 * z)
+    return np.clip(np.floor(p * _WORDS), 1.0, _WORDS - 1.0).astype(np.uint32)
+
+
+def draw(theta: Any, bits: Bits, sharpness: float | None = SHARPNESS, *, backend: str | None = None) -> Any:
+    """Each member's weights, uint64 (members, *shape[:-1], words): bits of theta's last axis, packed.
+
+    Equal thresholds give equal bits on every backend.
+    """
+    limits = thresholds(logits(theta, sharpness))
+    return kernels_of(limits, backend).draw(np.ascontiguousarray(limits), limits.shape, bits)
+
+
+def likely(theta: Any) -> Any:
+    """The most likely weights, booleans: 1 where theta is above 0."""
+    return theta > 0
+
+
+def score_gradient(
+    theta: Any, words: Any, weights: Sequence[float] | Array, sharpness: float | None = SHARPNESS, *,
+    backend: str | None = None,
+) -> Any:  # fmt: skip
+    """The sum over members of weight times the gradient of the logarithm of their bits' probability, float64.
+
+    `words` are what `draw` gave for `theta`, `weights` those of `member_weights`: then this is an estimate, without
+    bias, of the gradient of minus the expected fitness.
+    """
+    given = np.ascontiguousarray(weights, np.float64)
+    wide = theta.astype(np.float64)
+    z = logits(theta, sharpness)
+    p = thresholds(z).astype(np.float64) / _WORDS
+    summed = kernels_of(words, backend).weighted_sum(words, given, theta.shape[-1])
+    by_z = summed - math.fsum(given.tolist()) * p
+    if sharpness is None:
+        return by_z
+    # Each z depends on all of theta through the mean of their magnitudes.
+    scale = _scale(wide, sharpness)
+    return scale * (by_z - np.sign(wide) * (float((by_z * z).mean()) / sharpness))
+
+
+def _scale(theta: Any, sharpness: float | None) -> float:
+    """What theta is multiplied by."""
+    size = float(np.abs(theta).mean()) if theta.size else 0.0
+    if not math.isfinite(size):
+        raise TensorError("the numbers behind binary weights are not all finite: lower the learning rate of their rule")
+    return 1.0 if sharpness is None else sharpness / (size + _LEAST)
