@@ -135,5 +135,5 @@ def test_what_cannot_be_convolved() -> None:
 
 def test_a_backend_without_kernels_says_so() -> None:
     words = pack(bits(1, 1, 9))
-    with pytest.raises(BackendUnavailable, match="has no kernels for packed bits|cannot run here"):
+    with pytest.raises(BackendUnavailable, match=r"has no kernels for packed bits|cannot run here"):
         product(words, words, 9, backend="jax")

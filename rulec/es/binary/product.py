@@ -90,9 +90,8 @@ def _check_words(name: str, words: Any, n: int, dimensions: int, exactly: bool =
     if words.dtype != np.uint64:
         raise TensorError(f"{name} is {words.dtype} and must be uint64 words: use rulec.es.binary.pack")
     if words.ndim < dimensions or (exactly and words.ndim != dimensions):
-        raise TensorError(
-            f"{name} of shape {words.shape} must have {dimensions} dimensions{'' if exactly else ' or more'}"
-        )
+        asked = f"{dimensions} dimensions" if exactly else f"{dimensions} dimensions or more"
+        raise TensorError(f"{name} of shape {words.shape} must have {asked}")
     if words.shape[-1] != words_of(n):
         raise TensorError(f"{name} has {words.shape[-1]} words in a line, and {n} bits are {words_of(n)}")
     if isinstance(words, np.ndarray) and not is_padded(words, n):

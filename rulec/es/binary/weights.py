@@ -31,7 +31,7 @@ _WORDS = 2.0**32
 
 
 def logits(theta: Any, sharpness: float | None = SHARPNESS) -> Any:
-    """z for each of `theta`, in float64; theta itself where `sharpness` is None. TensorError where one is not finite."""
+    """z for each of `theta`, float64; theta itself where `sharpness` is None. TensorError where one is not finite."""
     wide = theta.astype(np.float64)
     scale = _scale(wide, sharpness)
     return wide if sharpness is None else wide * scale
