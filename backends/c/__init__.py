@@ -17,6 +17,8 @@ from .compile import library, missing
 from .source import source
 
 if TYPE_CHECKING:
+    from rulec.backend.binary import BinaryKernels
+
     from .call import CCall
 
 
@@ -36,6 +38,12 @@ class CBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CKernel(program, layout, library(program.name, source))
+
+    def binary(self) -> BinaryKernels:
+        """The kernels of binary layers, for NumPy arrays."""
+        from .binary import CBinary
+
+        return CBinary()
 
 
 class CKernel:

@@ -27,6 +27,8 @@ from .machine import ENTRY, Machine, architecture, compile_text, emit_object
 from .print import kernel_source
 
 if TYPE_CHECKING:
+    from rulec.backend.binary import BinaryKernels
+
     from .ffi import FfiKernel
     from .staged import StagedCall
 
@@ -48,6 +50,12 @@ class CpuBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CpuKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CpuKernel(program, layout, _machine(program.name, source))
+
+    def binary(self) -> BinaryKernels:
+        """The kernels of binary layers, for NumPy arrays."""
+        from .binary import CpuBinary
+
+        return CpuBinary()
 
 
 def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
@@ -105,7 +113,7 @@ def _read(file: Path) -> bytes | None:
 
 
 #: The modules that define the words of a source and make machine code of them; what others say is in the source.
-_WORDS = ("words", "math", "tables", "lanes", "storage", "machine", "ffi_words")
+_WORDS = ("words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "binary_words")
 
 
 @functools.cache

@@ -23,10 +23,10 @@ class ReferenceKernels:
         found = np.zeros(window.shape, np.int32)
         rows, columns = window.inside(0), window.inside(1)
         for y, x in product(*map(range, window.kernel)):
-            there = (slice(None), slice(None), *np.ix_(rows[:, y], columns[:, x]))
+            there: Any = (slice(None), slice(None), *np.ix_(rows[:, y], columns[:, x]))
             at = np.ix_(window.first(0)[rows[:, y]] + y, window.first(1)[columns[:, x]] + x)
-            own = inputs[(slice(None), slice(None), *at)]
-            found[there] += _agreement(own, weights[:, :, y, x], window.bits)
+            own: Any = (slice(None), slice(None), *at)
+            found[there] += _agreement(inputs[own], weights[:, :, y, x], window.bits)
         return found
 
     def draw(self, thresholds: Array, shape: Sequence[int], bits: Bits) -> Array:
