@@ -114,9 +114,14 @@ _JOINS = {
 
 def source(program: Program, layout: Layout) -> str:
     """The whole file. BackendUnsupported for an operation that C has no spelling for."""
-    stages = [_StageSource(program, layout, i) for i, stage in enumerate(program.stages) if stage.roots]
+    stages = [StageSource(program, layout, i) for i, stage in enumerate(program.stages) if stage.roots]
+    return file_text(program, layout, f"C99 for {layout.text()}.", stages)
+
+
+def file_text(program: Program, layout: Layout, title: str, stages: Sequence[StageSource]) -> str:
+    """A file of these stages, `title` being what it is."""
     code = "\n".join(stage.text() for stage in stages)
-    head = comment([f"C99 for {layout.text()}. Printed by rulec.", "", *about(program)])
+    head = comment([f"{title} Printed by rulec.", "", *about(program)])
     shaped = chunk_columns(program, layout) > 3
     types = [_SPAN, _CHUNK if shaped else _FLAT_CHUNK, _bucket(program, stages)]
     parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *_helpers(code), code]
@@ -133,7 +138,7 @@ def _includes(code: str) -> str:
     return "".join(f"#include <{name}.h>\n" for name in names)
 
 
-def _bucket(program: Program, stages: Sequence[_StageSource]) -> str:
+def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
     """The type of what a stage is called with."""
     names = stages[0].write.names if stages else {}
     lines = ", ".join(f"*const *{names.get(line, line)}" for line in address_lines(program))
@@ -149,13 +154,15 @@ def _helpers(code: str) -> list[str]:
     return [*words_used("\n".join([code, *texts]), C99), *([_LANES] if joins else []), *fill, *texts]
 
 
-class _StageSource:
+class StageSource:
     """The functions of one stage."""
+
+    dialect = C99
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
         self.name = stage_name(program, index)
-        self.write = ElementWriter(program, layout, self.stage, C99, f"{self.name}_element")
+        self.write = ElementWriter(program, layout, self.stage, self.dialect, f"{self.name}_element")
 
     def text(self) -> str:
         """The function of an element, of a chunk and of a bucket."""

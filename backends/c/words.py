@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 
 from .dialect import Dialect
+from .noise_words import NOISE_WORDS
 
 #: Templates: `REAL` is the type, and a name followed by `F` has the type's suffix.
 _TYPED: Mapping[str, str] = {
@@ -163,6 +164,7 @@ def _typed(template: str, suffix: str) -> str:
 WORDS: Mapping[str, str] = {
     **{name + suffix: _typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
     **_PLAIN,
+    **NOISE_WORDS,
 }
 
 #: Functions of math.h that a printed source calls, in both types.

@@ -11,13 +11,21 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rulec.backend.layout import Layout
+from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
+from ..noise import fill
+from .binary import CupyBinary
+from .binary_source import source as binary_source
 from .call import CudaCall, Functions
 from .memory import memory_of, used
+from .noise import estimate_source, words_source
+from .noise_call import CudaNoiseCall, fill_words
 from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
@@ -57,6 +65,33 @@ class CupyBackend:
         """The kernel of a source text; compiled for a device when first bound there."""
         return CupyKernel(program, layout, _modules(source), self.threads)
 
+    def binary(self) -> CupyBinary:
+        """The kernels of binary layers, for CuPy's arrays."""
+        return CupyBinary(_modules(binary_source()))
+
+    def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
+        """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
+        return estimate_source(program, layout, values)
+
+    def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> CupyEstimate:
+        """Its kernel."""
+        return CupyEstimate(program, layout, _modules(source), self.threads)
+
+    def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
+        """Writes elements `offset` and on of noise, in the current stream, into a contiguous array on a GPU."""
+        fill(self, out, noise, offset)
+
+    def fill_words(
+        self, out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0
+    ) -> None:
+        """Writes raw words, one for each element from `offset` on, into a contiguous array of integers of 32 bits.
+
+        Of two dimensions, each row is of the next direction, from `pair` on. In the current stream; TensorError for
+        another dtype.
+        """
+        position = Noise("normal", seed, layer, step, np.ones(1), pair, purpose)
+        fill_words(_modules(words_source()), self.threads, out, position, offset)
+
 
 class CupyKernel:
     """The kernels of one program and layout."""
@@ -75,6 +110,20 @@ class CupyKernel:
         with used(memory):
             functions = self.modules.functions(self.program.name, memory.device)
         return CudaCall(self.program, self.layout, functions, self.threads, memory, params, states, views)
+
+
+class CupyEstimate(CupyKernel):
+    """The same with noise in the place of gradients."""
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
+        offset: int = 0,
+    ) -> CudaNoiseCall:  # fmt: skip
+        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128."""
+        memory = memory_of(params, f"the parameters of {self.program.name}")
+        with used(memory):
+            functions = self.modules.functions(self.program.name, memory.device)
+        return CudaNoiseCall(self.program, self.layout, functions, self.threads, memory, params, states, offset)
 
 
 class Modules:

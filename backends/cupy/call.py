@@ -111,10 +111,14 @@ class CudaCall:
         """Fills in the addresses that come with a call."""
         at: Any = slice(None) if fired is None else fired
         words, address = self._given.words, self._memory.address
-        words[at, self._gradients] = np.fromiter(map(address, moving), np.int64, len(moving))
+        words[at, self._gradients] = self._read(moving)
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
             words[at, len(GIVEN) + line.column] = np.fromiter(map(address, arrays), np.int64, len(arrays))
+
+    def _read(self, moving: Sequence[Any]) -> Table:
+        """The addresses of gradients."""
+        return np.fromiter(map(self._memory.address, moving), np.int64, len(moving))
 
     def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:
         self._functions(kernel)((blocks,), (self._threads,), arguments)

@@ -23,10 +23,14 @@ def kernel_source(program: Program, layout: Layout) -> str:
             kernels += StageKernel(program, layout, stage, kernel_name(program, index), element).texts()
     if any(stage.reduces for stage in program.stages):
         kernels.append(FINISH_KERNEL)
-    kernels += scalars_kernel(program)
+    return file_text(program, f"{program.name} by the cupy backend: {layout.text()}.", kernels)
+
+
+def file_text(program: Program, title: str, kernels: list[str]) -> str:
+    """The file of these kernels of a program and that of its scalar program, `title` being what it is."""
+    kernels = [*kernels, *scalars_kernel(program)]
     parts = parts_used("\n".join(kernels))
     words = words_used("\n".join([*parts, *kernels]), DIALECT)
     types = types_used("\n".join([*words, *parts, *kernels]))
-    title = f"{program.name} by the cupy backend: {layout.text()}. Printed by rulec."
-    head = "\n".join([*comment([title, "", *about(program)]), "", *types])
+    head = "\n".join([*comment([f"{title} Printed by rulec.", "", *about(program)]), "", *types])
     return "\n\n".join(text.rstrip("\n") for text in [head, *words, *parts, *kernels]) + "\n"

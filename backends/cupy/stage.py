@@ -33,9 +33,11 @@ class StageKernel:
     A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest of them at least.
     """
 
+    dialect = DIALECT
+
     def __init__(self, program: Program, layout: Layout, stage: Stage, name: str, element: str) -> None:
         self.program, self.layout, self.stage, self.name = program, layout, stage, name
-        self.writer = ElementWriter(program, layout, stage, DIALECT, element, scaled=True)
+        self.writer = ElementWriter(program, layout, stage, self.dialect, element, scaled=True)
         self.parameters = self.writer.parameters()
         self.wide = pack_width(program, layout, stage)
         self.shaped = is_shaped(program, stage, layout)
@@ -131,16 +133,20 @@ class StageKernel:
         loads, given = [], {"i": "e"}
         for p in arrays:
             start = columns if p.place == COL else i
-            text = f"auto {names[p.of]} = pack<{wide}>({at[p.of]} + {start});"
-            if p.kind == "buffer" and p.of not in self.writer.printer.loads():
-                text = f"Pack<{p.type.removesuffix(' *')}, {wide}> {names[p.of]};"
-            loads.append(text)
+            loads.append(self._load(p, start))
             given[p.name] = f"{names[p.of]}.at"
             if p.place == COL:
                 given[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
         loop = block(f"for (int e = 0; e < {wide}; ++e)", self._call(given))
         stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.writer.buffers() if b in stored]
         return [*loads, "#pragma unroll", *loop, *self._written(stores)]
+
+    def _load(self, p: Parameter, start: str) -> str:
+        """The statement that has a pack of an array's elements from `start` on, or room for them."""
+        name = self.writer.names[p.of]
+        if p.kind == "buffer" and p.of not in self.writer.printer.loads():
+            return f"Pack<{p.type.removesuffix(' *')}, {self.wide}> {name};"
+        return f"auto {name} = pack<{self.wide}>({self.writer.at[p.of]} + {start});"
 
     def _written(self, stores: list[str]) -> list[str]:
         """Stores, but where a tensor that is totalled is to be left as it is."""

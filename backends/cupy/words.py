@@ -56,6 +56,7 @@ __device__ inline uint16_t to_bfloat16(float from)
 #: The types and macros of C that a text may use, each printed where it is used.
 _TYPES: Mapping[str, str] = {
     "int64_t": "typedef long long int64_t;",
+    "uint64_t": "typedef unsigned long long uint64_t;",
     "uint32_t": "typedef unsigned int uint32_t;",
     "uint16_t": "typedef unsigned short uint16_t;",
     "INFINITY": "#define INFINITY __int_as_float(0x7f800000)",

@@ -13,17 +13,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rulec.backend.layout import Layout
+from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
 
+from ..noise import fill
 from ..printed import run_source
 from .epilogue import epilogue_source
+from .noise import estimate_source
+from .noise_words import words_source
 from .print import program_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
+    from .noise_call import TritonNoiseCall
     from .product import ProductKernel
 
 
@@ -63,6 +70,30 @@ class TritonBackend:
         from .product import ProductKernel
 
         return ProductKernel(program, layout, factors, _kernels(program.name, source)["product"])
+
+    def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
+        """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
+        return estimate_source(program, layout, values)
+
+    def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> TritonEstimate:
+        """Its kernel."""
+        return TritonEstimate(program, layout, _kernels(program.name, source))
+
+    def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
+        """Writes elements `offset` and on of noise into a contiguous tensor, in its device's current stream."""
+        fill(self, out, noise, offset)
+
+    def fill_words(
+        self, out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0
+    ) -> None:
+        """Writes raw words, one for each element from `offset` on, into a contiguous tensor of int32.
+
+        Of two dimensions, each row is of the next direction, from `pair` on. TensorError for another dtype.
+        """
+        from .noise_call import fill_words
+
+        kernel = _kernels("random words", words_source())["words"]
+        fill_words(kernel, out, Noise("normal", seed, layer, step, np.ones(1), pair, purpose), offset)
 
 
 def interpreted() -> bool:
@@ -122,3 +153,17 @@ class TritonKernel:
                 f"{self.program.name}: the triton backend updates tensors of one device at a time, and was given some "
                 f"on {' and '.join(sorted(devices))}: move them to one, or bind those of each device on their own"
             )
+
+
+class TritonEstimate(TritonKernel):
+    """The same with noise in the place of gradients."""
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
+        offset: int = 0,
+    ) -> TritonNoiseCall:  # fmt: skip
+        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128."""
+        from .noise_call import TritonNoiseCall
+
+        self._check(params, states)
+        return TritonNoiseCall(self.program, self.layout, self.kernels, params, states, offset)

@@ -26,6 +26,8 @@ class TritonCall:
     What a stage reduces to holds until its next run.
     """
 
+    work_kind = StageWork
+
     def __init__(
         self, program: Program, layout: Layout, kernels: Mapping[str, Any], params: Sequence[Any],
         states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
@@ -44,7 +46,7 @@ class TritonCall:
         }
         with self._on(None):
             self._works = [
-                StageWork(program, layout, i, kernels, sizes, views, addresses, self._device)
+                self.work_kind(program, layout, i, kernels, sizes, views, addresses, self._device)
                 if stage.roots and params else None
                 for i, stage in enumerate(program.stages)
             ]  # fmt: skip

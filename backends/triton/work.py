@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.layout import Layout
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, Stage
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, InternalError
 
@@ -65,7 +65,7 @@ class StageWork:
         self.slots, results = self._allocated(self._regions.slots), self._allocated(self._regions.results)
         self._results, self._views = results, self._regions.views(results)
         self.uploads = Uploads(len(sizes) * (1 + len(self.moving)) + 8 * self.columns, device)
-        self.options = self._options(any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores))
+        self.options = self._options(self.emulates(stage, layout))
         self.words: Whole = np.zeros(0, np.int64)
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
@@ -76,8 +76,18 @@ class StageWork:
         name = _device_name(self.device)
         if self._shaped:
             return tile_for(self._vector, name)
-        block = block_for(count, name)
+        block = self.flat_block(count, name)
         return reducing(block) if reduces and name != INTERPRETER else block
+
+    @staticmethod
+    def emulates(stage: Stage, layout: Layout) -> bool:
+        """Whether the kernel rounds to bfloat16, which the interpreter cannot."""
+        return any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
+
+    @staticmethod
+    def flat_block(moved: int, device: str) -> Block:
+        """The block of a stage that sees elements alike, of which each moves so many bytes."""
+        return block_for(moved, device)
 
     def _cut(
         self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]

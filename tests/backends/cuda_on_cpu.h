@@ -27,10 +27,18 @@ float cbrtf(float), expf(float), logf(float), powf(float, float), tanhf(float), 
 float fmodf(float, float), copysignf(float, float), sqrtf(float), fabsf(float);
 double cbrt(double), exp(double), log(double), pow(double, double), tanh(double), erf(double), floor(double);
 double fmod(double, double), copysign(double, double), sqrt(double), fabs(double);
+float fmaf(float, float, float);
+double fma(double, double, double);
 }
 
 #define __syncthreads cuda_sync_threads
 inline void *__cvta_global_to_generic(unsigned long address) { return (void *)address; }
+
+inline void __syncwarp()
+{
+    const char nothing = 0;
+    cuda_sync_warp(&nothing, 1);
+}
 
 template <typename T> inline T cuda_lane(T value, unsigned from)
 {
@@ -47,6 +55,8 @@ template <typename T> inline T __shfl_down_sync(unsigned, T value, unsigned delt
 {
     return cuda_lane(value, threadIdx.x % 32 + delta);
 }
+
+inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
 
 template <typename T> inline bool isfinite(T x) { return __builtin_isfinite(x); }
 

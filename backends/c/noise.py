@@ -1,0 +1,167 @@
+"""C99 that sums noise in the place of a gradient, tile by tile, and updates with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+
+from ..noise import ELEMENTS, require_estimate, sum_dtype
+from .print import STORAGE
+from .source import C99, StageSource, file_text
+from .text import block
+
+#: Elements of a tile: with the words that they are made of they fit in the nearest cache.
+TILE = 1024
+
+_TYPES = """\
+/* A direction and its weight. */
+typedef struct {
+    int64_t number;
+    double weight;
+} Direction;
+
+/* Noise in the place of a gradient: its key, what is added to the upper half of a block's number, the step, the
+ * element that the tensor's first one is, and its directions. */
+typedef struct {
+    int64_t seed, layer, high, step, offset, count;
+    Direction directions[];
+} Noise;
+
+/* Elements of a tile, what there is of a gradient at once; blocks of words that they are made of. */
+enum { TILE = <tile>, BLOCKS = TILE / <each> };
+"""
+
+_WORDS = """\
+/* The words of some blocks, from number `first` on. */
+static void make_words(const Noise *noise, int64_t number, int64_t first, int blocks, uint32_t *words)
+{
+    const uint32_t seed = (uint32_t)noise->seed, layer = (uint32_t)noise->layer, step = (uint32_t)noise->step;
+    const uint32_t low = (uint32_t)first, high = (uint32_t)(first >> 32) + (uint32_t)noise->high;
+    const uint32_t direction = (uint32_t)number;
+#pragma omp simd
+    for (int b = 0; b < blocks; b++) {
+        const uint32_t block = low + (uint32_t)b;
+        const Words made = philox(block, high + (block < low), direction, step, seed, layer);
+        words[4 * b] = made.at[0];
+        words[4 * b + 1] = made.at[1];
+        words[4 * b + 2] = made.at[2];
+        words[4 * b + 3] = made.at[3];
+    }
+}
+"""
+
+_SUM = """\
+/* The sum of noise for `count` elements from `first` on, a multiple of <each>: direction by direction, in order. */
+static void sum_noise(const Noise *noise, int64_t first, int count, <real> *sums)
+{
+    const int blocks = (count + <last>) / <each>;
+    uint32_t words[4 * BLOCKS];
+    for (int e = 0; e < <each> * blocks; e++)
+        sums[e] = 0;
+    for (int64_t d = 0; d < noise->count; d++) {
+        const <real> weight = (<real>)noise->directions[d].weight;
+        make_words(noise, noise->directions[d].number, (noise->offset + first) / <each>, blocks, words);
+<add>
+    }
+}
+"""
+
+#: How the values of a word, or of two, are added, by kind.
+_ADD: Mapping[str, str] = {
+    "popcount": """\
+#pragma omp simd
+        for (int w = 0; w < 4 * blocks; w++) {
+            const uint32_t bits = set_bits(words[w]);
+            sums[4 * w] += weight * less_four(bits & 255);
+            sums[4 * w + 1] += weight * less_four(bits >> 8 & 255);
+            sums[4 * w + 2] += weight * less_four(bits >> 16 & 255);
+            sums[4 * w + 3] += weight * less_four(bits >> 24);
+        }""",
+    "rademacher": """\
+        for (int w = 0; w < 4 * blocks; w++) {
+#pragma omp simd
+            for (int bit = 0; bit < 32; bit++)
+                sums[32 * w + bit] += signed_by<f>(words[w] >> bit & 1, weight);
+        }""",
+    "normal": """\
+#pragma omp simd
+        for (int w = 0; w < 2 * blocks; w++) {
+            <real> x, y;
+            normals<f>(words[2 * w], words[2 * w + 1], &x, &y);
+            sums[2 * w] += weight * x;
+            sums[2 * w + 1] += weight * y;
+        }""",
+}
+
+#: C99 with the names of what sums noise.
+_NOISY = replace(
+    C99,
+    reserved=C99.reserved | {"Noise", "Direction", "Words", "TILE", "BLOCKS", "noise", "sums", "tile", "count", "e"}
+    | {"make_words", "sum_noise", "number", "directions"},
+)  # fmt: skip
+
+
+def estimate_source(program: Program, layout: Layout, values: str) -> str:
+    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    require_estimate("c", program, values)
+    title = f"C99 for {layout.text()}, its gradient a sum of {values} noise."
+    return file_text(program, layout, title, [_NoisyStage(program, layout, values)])
+
+
+class _NoisyStage(StageSource):
+    """The one stage of a rule whose gradient is a sum of noise."""
+
+    dialect = _NOISY
+
+    def __init__(self, program: Program, layout: Layout, values: str) -> None:
+        super().__init__(program, layout, 0)
+        self.values = values
+        self.real = "double" if sum_dtype(layout) == "float64" else "float"
+
+    def text(self) -> str:
+        """Types, the functions that sum noise, and those of every stage."""
+        each = ELEMENTS[self.values]
+        marks = {
+            "<tile>": TILE, "<add>": _ADD[self.values], "<each>": each, "<last>": each - 1, "<real>": self.real,
+            "<f>": "f" if self.real == "float" else "",
+        }  # fmt: skip
+        text = "\n".join([_TYPES, _WORDS, _SUM])
+        for mark, part in marks.items():
+            text = text.replace(mark, str(part))
+        return "\n".join([text, super().text()])
+
+    def _pointer(self, name: str) -> str:
+        return "const Noise *" if name == "g" else super()._pointer(name)
+
+    def _addresses(self) -> list[str]:
+        return [line.replace(f"*{self.write.at['g']} =", "*noise =") for line in super()._addresses()]
+
+    def _loop(self, start: str, stop: str) -> list[str]:
+        """A loop over tiles of a gradient."""
+        at = {p.name: f"{p.name} + i" for p in self.write.parameters() if p.kind in ("buffer", "vector")}
+        call = self.write.call({**at, "i": "e", self.write.at["g"]: self._stored_in()})
+        return block(
+            f"for (int64_t i = {start}; i < {stop}; i += TILE)",
+            [
+                f"const int count = (int)({stop} - i < TILE ? {stop} - i : TILE);",
+                f"{self.real} sums[TILE];",
+                "sum_noise(noise, i, count, sums);",
+                *self._rounding(),
+                "#pragma omp simd",
+                *block("for (int e = 0; e < count; e++)", call),
+            ],
+        )
+
+    def _stored_in(self) -> str:
+        return "sums" if STORAGE[self.layout.dtype("g")] == self.real else "tile"
+
+    def _rounding(self) -> list[str]:
+        """The lines that round a tile to the gradient's dtype, where it is narrower."""
+        dtype = self.layout.dtype("g")
+        if self._stored_in() == "sums":
+            return []
+        loop = block("for (int e = 0; e < count; e++)", [f"tile[e] = to_{dtype}(sums[e]);"])
+        return [f"{STORAGE[dtype]} tile[TILE];", "#pragma omp simd", *loop]

@@ -1,0 +1,262 @@
+"""Prints CUDA C that sums noise in the place of a gradient, and updates with it: no gradient is in memory.
+
+A warp takes 32 packs of neighbouring elements at a time. Of bits and bytes a block of words serves many elements: each
+lane makes one block, of one of several directions, and finds its own elements' words in memory that the warp shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+
+from ..c.print import STORAGE, Parameter
+from ..c.text import block, indented
+from ..c.words import words_used
+from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
+from ..plan import ELEMENT
+from .plan import THREADS
+from .print import file_text
+from .stage import StageKernel
+from .words import DIALECT, types_used
+
+#: Lanes of a warp.
+LANES = 32
+
+_TYPES = """\
+// A direction and its weight.
+struct Direction {
+    <whole> number;
+    <real> weight;
+};
+
+// Noise in the place of a gradient: its key, what is added to the upper half of a block's number, the step, and the
+// element that the tensor's first one is.
+struct Noise {
+    int64_t <record>;
+};
+
+// The words of a block, whose number may be beyond 32 bits.
+__device__ inline Words words_of(const Noise &noise, int64_t block, <whole> direction)
+{
+    return philox((uint32_t)block, (uint32_t)(block >> 32) + (uint32_t)noise.high, (uint32_t)direction,
+        (uint32_t)noise.step, (uint32_t)noise.seed, (uint32_t)noise.layer);
+}
+"""
+
+#: The loops over directions, where a lane makes the words of its own elements alone.
+_OWN = """\
+    const int64_t first = noise.offset + start + <wide> * lane;
+#pragma unroll 1
+    for (int64_t d = 0; d < noise.count; ++d) {
+        const Direction direction = directions[d];
+#pragma unroll
+        for (int e = 0; e < <wide>; e += <step>) {
+            const Words made = words_of(noise, (first + e) / 4, direction.number);
+<add>
+        }
+    }
+"""
+
+#: The same, where lanes make words for one another.
+_SHARED = """\
+    const int64_t first = noise.offset + start;  // blocks have <each> elements, and a warp <blocks> of them
+    const unsigned own = <own>;
+    __shared__ Pack<Words, 1> made[<threads>];
+    Pack<Words, 1> *const mine = made + threadIdx.x / 32 * 32;
+#pragma unroll 1
+    for (int64_t d = 0; d < noise.count; d += <together>) {
+        mine[lane].at[0] = words_of(noise, first / <each> + lane % <blocks>, directions[d + lane / <blocks>].number);
+        __syncwarp();
+#pragma unroll <unrolled>
+        for (int k = 0; k < <together>; ++k) {
+            const <real> weight = directions[d + k].weight;
+            const Words &words = mine[<blocks> * k + own / <each>].at[0];
+<add>
+        }
+        __syncwarp();
+    }
+"""
+
+_FUNCTION = """\
+// <wide> neighbouring elements of each lane, those of the first from `start` on: sums of noise, direction by direction
+// in order. All lanes of a warp call it together.
+__device__ inline Pack<<storage>, <wide>> sum_of_noise(const Noise &noise, int64_t start)
+{
+    const unsigned lane = threadIdx.x % 32;
+    const Direction *const directions = at<const Direction>(noise.directions);
+    <real> sums[<wide>] = {};
+<loops>
+    Pack<<storage>, <wide>> found;
+#pragma unroll
+    for (int e = 0; e < <wide>; ++e)
+        found.at[e] = <rounded>;
+    return found;
+}
+"""
+
+_WORDS_KERNEL = f"""\
+// Words of elements `offset` and on, `count` in each of `rows` lines, each line of the next direction: a thread makes a
+// block of them.
+extern "C" __global__ void __launch_bounds__({THREADS}) words(
+    uint32_t *out, int64_t rows, int64_t count, int64_t seed, int64_t layer, int64_t high, int64_t direction,
+    int64_t step, int64_t offset)
+{{
+    const int64_t first = offset / 4, blocks = (offset + count + 3) / 4 - first;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= rows * blocks)
+        return;
+    const int64_t row = i / blocks, block = first + i % blocks;
+    const Words made = philox((uint32_t)block, (uint32_t)(block >> 32) + (uint32_t)high, (uint32_t)(direction + row),
+        (uint32_t)step, (uint32_t)seed, (uint32_t)layer);
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {{
+        const int64_t e = 4 * block + word - offset;
+        if (e >= 0 && e < count)
+            out[row * count + e] = made.at[word];
+    }}
+}}
+"""
+
+#: CUDA C with the names of what sums noise.
+_NOISY = replace(
+    DIALECT,
+    reserved=DIALECT.reserved | {"Noise", "Direction", "Words", "noise", "start", "words_of", "sum_of_noise"},
+)
+
+
+def estimate_source(program: Program, layout: Layout, values: str) -> str:
+    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    require_estimate("cupy", program, values)
+    title = f"{program.name} with a sum of {values} noise as its gradient, by the cupy backend: {layout.text()}."
+    return file_text(program, title, _NoisyKernel(program, layout, values).texts())
+
+
+def words_source() -> str:
+    """The file of the kernel `words`."""
+    return "\n".join([*types_used("uint64_t int64_t uint32_t"), "", *words_used(_WORDS_KERNEL, DIALECT), _WORDS_KERNEL])
+
+
+class _NoisyKernel(StageKernel):
+    """The kernel of a rule whose gradient is a sum of noise."""
+
+    dialect = _NOISY
+
+    def __init__(self, program: Program, layout: Layout, values: str) -> None:
+        super().__init__(program, layout, program.stages[0], "step", "element")
+        self.values, self.single = values, sum_dtype(layout) == "float32"
+        self.noise_real = "float" if self.single else "double"
+
+    def texts(self) -> list[str]:
+        """The functions that sum noise, those of an element, and the kernel."""
+        return [self._marked(_TYPES), self._marked(_FUNCTION), *super().texts()]
+
+    def _marked(self, text: str) -> str:
+        for mark, part in self._marks().items():
+            text = text.replace(mark, part)
+        return text
+
+    def _marks(self) -> Mapping[str, str]:
+        """What stands for the marks of the texts, those with others in them first."""
+        dtype, each, wide = self.layout.dtype("g"), ELEMENTS[self.values], self.wide
+        blocks = max(1, LANES * wide // each)
+        together = LANES // min(blocks, LANES)
+        own = f"{wide} * lane" if LANES * wide >= each else f"(unsigned)(first % {each}) + {wide} * lane"
+        rounded = f"to_{dtype}(sums[e])" if dtype in ("bfloat16", "float16") else "sums[e]"
+        return {
+            "<loops>": (_OWN if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
+            "<own>": own, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
+            "<each>": str(each), "<wide>": str(wide), "<step>": str(min(4, wide)), "<blocks>": str(blocks),
+            "<together>": str(together), "<unrolled>": str(min(8, together)), "<threads>": str(THREADS),
+            "<storage>": STORAGE[dtype], "<rounded>": rounded, "<real>": self.noise_real,
+            "<whole>": "uint32_t" if self.single else "int64_t", "<record>": ", ".join(RECORD),
+        }  # fmt: skip
+
+    def _add(self) -> str:
+        """The statements that add the values of one direction, as the loops are indented."""
+        if self.values == "normal":
+            # Registers have no numbers that are worked out: a lane with half a block chooses.
+            halves = ["made.at[0]", "made.at[1]"] if self.wide > 2 else [_HALF.format(i, i + 2) for i in range(2)]
+            pairs = [halves, ["made.at[2]", "made.at[3]"]][: max(1, min(self.wide, 4) // 2)]
+            lines = [line for i, pair in enumerate(pairs) for line in self._pair(2 * i, *pair)]
+            return "\n".join(indented(indented(indented(["<real> x, y;", *lines]))))
+        lines = _BITS if self.values == "rademacher" else self._bytes()
+        return "\n".join(indented(indented(indented(lines))))
+
+    def _pair(self, e: int, one: str, other: str) -> list[str]:
+        """Two elements from two words."""
+        return [
+            f"normals<f>({one}, {other}, &x, &y);",
+            f"sums[e + {e}] += direction.weight * x;", f"sums[e + {e + 1}] += direction.weight * y;",
+        ]  # fmt: skip
+
+    def _bytes(self) -> list[str]:
+        """As many elements as a word has, or all there are."""
+        count = min(4, self.wide)
+        shift = " >> 8 * (own % 4)" if count < 4 else ""
+        sums = [
+            f"sums[e + {i}] = fma<f>(weight, <cast>less_four(bits{f' >> {8 * i}' * (i > 0)} & 255), sums[e + {i}]);"
+            for i in range(count)
+        ]
+        return [
+            "#pragma unroll",
+            *block(
+                f"for (int e = 0; e < <wide>; e += {count})",
+                [f"const uint32_t bits = set_bits(words.at[(own + e) % 16 / 4]){shift};", *sums],
+            ),
+        ]
+
+    # The kernel
+
+    def _addresses(self) -> list[str]:
+        """The addresses of arrays, and the noise that lies where the gradient's would."""
+        mark = f"{self.writer.at['g']} = "
+        found, word = super()._addresses(), self._word("g")
+        place = next(i for i, line in enumerate(found) if mark in line)
+        noise = [f"Noise noise = *at<const Noise>({word});", f"noise.directions += {word};  // they lie behind it"]
+        return [*found[:place], *noise, *found[place + 1 :]]
+
+    def _load(self, p: Parameter, start: str) -> str:
+        return "" if p.of == "g" else super()._load(p, start)
+
+    def _packed(self, i: str, columns: str = "") -> list[str]:
+        return [line for line in super()._packed(i, columns) if line]
+
+    def _side_by_side(self) -> list[str]:
+        """All lanes of a warp take part in its noise, also those whose elements lie behind the chunk's end."""
+        wide, name = self.wide, self.writer.names["g"]
+        return [
+            "// A warp takes packs side by side, for its lanes share words: whole ones where addresses allow them.",
+            "#pragma unroll 1",
+            f"for (int64_t start = chunk.start + {wide} * (threadIdx.x & ~31u); start < chunk.stop; "
+            f"start += {wide} * blockDim.x) {{",
+            *indented([
+                f"const auto {name} = sum_of_noise(noise, start);",
+                f"const int64_t i = start + {wide} * (threadIdx.x % 32);",
+                f"if (wide && i + {wide} <= chunk.stop) {{",
+                *indented(self._packed("i")),
+                "} else {",
+                *indented(["#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", self._one_of_pack())]),
+                "}",
+            ]),
+            "}",
+        ]  # fmt: skip
+
+    def _one_of_pack(self) -> list[str]:
+        """The statement for one element of a pack, its gradient in a register and all else in memory."""
+        arrays = [p for p in self.parameters if p.kind == "buffer" or p.place == ELEMENT]
+        given = {"i": "e", **{p.name: f"{p.name} + i" for p in arrays}}
+        given[self.writer.at["g"]] = f"{self.writer.names['g']}.at"
+        return block("if (i + e < chunk.stop)", self.writer.call(given))
+
+
+_HALF = "first % 4 ? made.at[{1}] : made.at[{0}]"
+
+#: Elements from the bits of a word.
+_BITS = [
+    "const uint32_t bits = words.at[own % 128 / 32] >> own % 32;",
+    "#pragma unroll",
+    *block("for (int e = 0; e < <wide>; ++e)", ["sums[e] += signed_by<f>(bits >> e & 1, weight);"]),
+]

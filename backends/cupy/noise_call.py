@@ -1,0 +1,72 @@
+"""Launches of kernels that make noise: its records on the device, and random words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout
+from rulec.backend.noise import Noise
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.errors import TensorError
+
+from ..noise import record_addresses, records, sum_dtype
+from .call import CudaCall, Functions
+from .chunks import Table
+from .memory import Memory, Ring, memory_of, used
+
+
+class CudaNoiseCall(CudaCall):
+    """A call with noise in the place of gradients, of which each tensor begins with element `offset`."""
+
+    def __init__(
+        self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
+        params: Sequence[Any], states: Sequence[dict[str, Any]], offset: int,
+    ) -> None:  # fmt: skip
+        super().__init__(program, layout, functions, threads, memory, params, states, ())
+        self._offset, self._dtype = offset, sum_dtype(layout)
+        self._records: Any = None
+        self._sender = Ring(0, 0)
+
+    def __call__(
+        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
+        with used(self._memory, stream) as current:
+            addresses = self._sent(moving, current)
+        return super().__call__(stage, addresses, rows, scratch, tensors=tensors, stream=stream)
+
+    def _sent(self, noises: Sequence[Noise], stream: Any) -> list[int]:
+        """Brings records of noise to the device; their addresses."""
+        import cupy
+
+        found = records(noises, self._offset, self._dtype)
+        if self._records is None or self._records.size < found.size:
+            self._records = cupy.empty(found.size, np.int64)
+        at = int(self._records.data.ptr)
+        self._sender.copy(at, found, stream)
+        return record_addresses(len(noises), at)
+
+    def _read(self, moving: Sequence[Any]) -> Table:
+        return np.array(moving, np.int64)
+
+
+def fill_words(modules: Any, threads: int, out: Any, position: Noise, offset: int) -> None:
+    """Writes raw words into an array of whole numbers of 32 bits: see `CupyBackend.fill_words`."""
+    if str(out.dtype).removeprefix("torch.") not in ("int32", "uint32") or not 1 <= out.ndim <= 2:
+        raise TensorError(
+            f"random words go into an array of int32 or uint32 of one or two dimensions, and this one is of "
+            f"{out.dtype} and has {out.ndim}: make one of that kind"
+        )
+    rows, count = (1, out.shape[0]) if out.ndim == 1 else out.shape
+    blocks = rows * (-(-(offset + count) // 4) - offset // 4)
+    memory = memory_of([out], "the arrays of random words")
+    arguments = (rows, count, *position.key, position.high, position.first, position.step & 0xFFFFFFFF, offset)
+    with used(memory):
+        launch = modules.functions("random words", memory.device)("words")
+        if blocks:
+            launch((-(-blocks // threads),), (threads,), (memory.address(out), *arguments))

@@ -1,0 +1,112 @@
+"""What backends that make noise have in common: how it is cut into words, and the rule that stores it as it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import Layout, layout_for
+from rulec.backend.noise import Noise
+from rulec.backend.printer import require_elementwise
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Program
+from rulec.compiler.pipeline import compile
+from rulec.errors import BackendUnsupported
+from rulec.language.library import parse
+from rulec.language.node import Op, walk
+
+Table = np.ndarray[Any, np.dtype[np.int64]]
+
+#: How many elements a block of four words serves.
+ELEMENTS: Mapping[str, int] = {"normal": 4, "popcount": 16, "rademacher": 128}
+
+#: Kernels begin at elements that are a multiple of this: where a block of any values begins.
+WHOLE = 128
+
+
+def require_estimate(backend: str, program: Program, values: str) -> None:
+    """BackendUnsupported but for a rule of one elementwise stage that reads its gradient, and values that there are."""
+    stage = require_elementwise(backend, program)
+    if values not in ELEMENTS:
+        raise BackendUnsupported(backend, f"noise of {values!r}", program.name)
+    if not any(n.op is Op.LOAD and n.arg == "g" for n in walk(stage.roots)):
+        raise BackendUnsupported(backend, "noise in the place of a gradient that is not read", program.name)
+
+
+def sum_dtype(layout: Layout) -> str:
+    """The dtype in which noise is summed: float64 for a gradient of that, else float32."""
+    return "float64" if layout.dtype("g") == "float64" else "float32"
+
+
+#: The words of a record, which lies where a gradient would: how many bytes behind it directions begin and how many
+#: there are, the key, what is added to the upper half of a block's number, the step, and the element that the tensor's
+#: first one is.
+RECORD = ("directions", "count", "seed", "layer", "high", "step", "offset", "unused")
+
+#: Directions are followed by as many as a kernel may read at once, of weight 0: which add nothing, not even to bits.
+PADDING = 32
+
+
+def records(noises: Sequence[Noise], offset: int, dtype: str) -> Table:
+    """What a device is given of noises of which tensors begin with element `offset`: their records, then directions.
+
+    A direction is its number and its weight in `dtype`, each of as many bytes. Noises of the same weights share them.
+    """
+    lines = np.zeros((len(noises), len(RECORD)), np.int64)
+    parts: list[Table] = [lines.reshape(-1)]
+    known: dict[tuple[int, int], tuple[int, int]] = {}
+    end = lines.size
+    for i, noise in enumerate(noises):
+        key = id(noise.weights), noise.first
+        if key not in known:
+            parts.append(_directions(noise, dtype))
+            known[key] = end, len(noise.counted[0])
+            end += parts[-1].size
+        start, count = known[key]
+        behind = start - i * len(RECORD)
+        lines[i, :7] = [8 * behind, count, *noise.key, noise.high, noise.step & 0xFFFFFFFF, offset]
+    return np.concatenate(parts)
+
+
+def record_addresses(count: int, address: int) -> list[int]:
+    """Where so many records are that begin at an address."""
+    return [address + 8 * len(RECORD) * line for line in range(count)]
+
+
+def _directions(noise: Noise, dtype: str) -> Table:
+    pairs, weights = noise.counted
+    found = np.zeros((len(pairs) + PADDING, 2), dtype)
+    whole = found.view(np.uint32 if dtype == "float32" else np.uint64)
+    whole[: len(pairs), 0] = pairs & 0xFFFFFFFF
+    found[: len(pairs), 1] = weights
+    return found.reshape(-1).view(np.int64)
+
+
+@functools.cache
+def filling(dtype: str) -> tuple[Program, Layout]:
+    """The rule that stores its gradient as it is, over arrays of this dtype: its estimate fills an array with noise."""
+    program = compile(parse("name: Noise\nsummary: A sum of noise as it is.\nstep: p = g\n"))
+    return program, layout_for(program, dtype)
+
+
+def fill(backend: Any, out: Any, noise: Noise, offset: int) -> None:
+    """Writes elements `offset` and on of noise into a contiguous array, by a backend's own estimate of `filling`."""
+    before = offset % WHOLE
+    whole = out if not before else _longer(out, before)
+    program, layout = filling(str(out.dtype).removeprefix("torch."))
+    source = backend.emit_estimate(program, layout, noise.values)
+    kernel = backend.build_estimate(program, layout, noise.values, source)
+    call = kernel.bind([whole], [{}], offset=offset - before)
+    call(0, [noise], Rows(np.zeros((1, 0)), np.zeros(1, np.int64)))
+    if before:
+        out[...] = whole[before:].reshape(out.shape)
+
+
+def _longer(out: Any, more: int) -> Any:
+    """An array of one dimension that has so many elements more, of the same kind."""
+    if hasattr(out, "new_empty"):
+        return out.new_empty(out.numel() + more)
+    return np.empty_like(out, shape=out.size + more)

@@ -1,0 +1,54 @@
+"""Prints Triton that sums noise in the place of a gradient, and updates with it: no gradient is in memory."""
+
+from __future__ import annotations
+
+from rulec.backend.layout import Layout
+from rulec.compiler.ir import Program
+
+from ..comment import about
+from ..noise import require_estimate, sum_dtype
+from .flat import FlatStage
+from .noise_words import noise_words
+from .scalars import ScalarSource, has_scalars
+from .words import words_used
+
+
+def estimate_source(program: Program, layout: Layout, values: str) -> str:
+    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    require_estimate("triton", program, values)
+    stages = ["\n".join(lines) for lines in NoisyStage(program, layout).functions()]
+    scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
+    title = f"{program.name} with a sum of {values} noise as its gradient, by the triton backend: {layout.text()}."
+    head = "\n".join([title, "Printed by rulec.", "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
+    noise = noise_words(values, sum_dtype(layout))
+    words = words_used("\n".join([*stages, *scalars]))
+    parts = [f'"""{head}\n"""\n\nimport triton\nimport triton.language as tl', *words, *noise, *stages, *scalars]
+    return "\n\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+class NoisyStage(FlatStage):
+    """The one stage of a rule whose gradient is a sum of noise."""
+
+    own_names = frozenset({"philox", "set_bits", "log_of_normal", "normals", "normals_64", "sum_of_noise"})
+
+    def __init__(self, program: Program, layout: Layout) -> None:
+        super().__init__(program, layout, 0)
+        self.emulates = self.emulates or layout.dtype("g") == "bfloat16"
+
+    def pointer_lines(self) -> list[str]:
+        """Addresses as pointers; that of noise stays as it is."""
+        return [line for line in super().pointer_lines() if not line.startswith(f"{self.at['g']} =")]
+
+    def _load(self, buffer: str) -> str:
+        return self._noise() if buffer == "g" else super()._load(buffer)
+
+    def _noise(self) -> str:
+        """The noise of a block, rounded to the gradient's dtype."""
+        dtype, text = self.layout.dtype("g"), f"sum_of_noise({self.at['g']}, start, BLOCK)"
+        if dtype == "bfloat16":
+            text = f"to_bfloat16({text}, EMULATED)"
+        elif dtype == "float16":
+            text += ".to(tl.float16)"
+        if dtype != self.compute:
+            text += f".to(tl.{self.compute})"
+        return f"-{text}" if self.layout.maximize else text
