@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from .threads import Job
 
 #: How many words of bits are added up in a span.
 _PART = 8
+
+#: Below so many instructions, waking threads costs more than they save.
+_FEW = 1 << 16
 
 _WORD = 0xFFFFFFFF
 
@@ -46,7 +50,8 @@ class CpuBinary:
         results = np.empty((bits.members, *shape[:-1], words_of(count)), np.uint64)
         sizes = (rows, count, words_of(count), bits.directions)
         position = (bits.seed & _WORD, (bits.layer + DOMAIN) & _WORD, BITS, bits.step & _WORD)
-        _run("draw", 0, bits.members * rows, _table(DRAW_TABLE, (limits, results), (*sizes, *position)))
+        table = _table(DRAW_TABLE, (limits, results), (*sizes, *position))
+        _run("draw", 0, bits.members * rows, table, 64 * results.size)
         return results
 
     def weighted_sum(self, words: Array, weights: Array, count: int) -> Array:
@@ -56,7 +61,7 @@ class CpuBinary:
         total = math.prod(shape)
         part = max(1, min(_PART, -(-total // 8)))
         table = _table(SUM_TABLE, (np.ascontiguousarray(words), weights, sums), (len(words), total, part))
-        _run("sum", 0, -(-total // part), table)
+        _run("sum", 0, -(-total // part), table, 8 * words.size)
         return sums.reshape(*shape[:-1], shape[-1] * WORD_BITS)[..., :count]
 
 
@@ -65,8 +70,8 @@ def convolve_into(results: Array, inputs: Array, weights: Array, window: Window)
     plan = Plan.of(window)
     lines = np.empty(max(1, weights.size), np.uint64)
     table = _table(TABLE, (inputs, weights, lines, results, *plan.tables), plan.sizes)
-    _run("product", ARRANGE, plan.lines, table)
-    _run("product", MULTIPLY, plan.spans, table)
+    _run("product", ARRANGE, plan.lines, table, weights.size)
+    _run("product", MULTIPLY, plan.spans, table, results.size * weights[0, 0].size // 8)
 
 
 def _table(names: Sequence[str], arrays: Sequence[Array], sizes: Sequence[int]) -> Counts:
@@ -76,11 +81,15 @@ def _table(names: Sequence[str], arrays: Sequence[Array], sizes: Sequence[int]) 
     return found
 
 
-def _run(name: str, stage: int, spans: int, table: Counts) -> None:
+def _run(name: str, stage: int, spans: int, table: Counts, work: int) -> None:
+    """Runs a stage; `work` is about how many instructions it has."""
     job = Job()
     job[cpu_threads.SPANS], job[cpu_threads.POINTERS], job[cpu_threads.STAGE] = spans, array_address(table), stage
     machine = _machine(name)
-    cpu_threads.run(machine.run, machine.address, job)
+    if work < _FEW:
+        machine.run(ctypes.addressof(job))
+    else:
+        cpu_threads.run(machine.run, machine.address, job)
 
 
 _SOURCES = {"product": source, "draw": draw_source, "sum": sum_source}

@@ -18,14 +18,21 @@ def pack(bits: Any) -> Array:
     if missing:
         bits = np.concatenate([bits, np.zeros_like(bits, shape=(*bits.shape[:-1], missing))], axis=-1)
     octets = np.packbits(bits.reshape(-1), bitorder="little")
-    return np.asanyarray(octets.view("<u8").reshape(*bits.shape[:-1], words_of(count)))
+    words: Array = octets.view("<u8").reshape(*bits.shape[:-1], words_of(count))
+    return words
 
 
 def unpack(words: Any, count: int) -> Array:
     """The first `count` bits of each line of words (..., words), as booleans (..., count)."""
     octets = words.astype("<u8").reshape(-1).view(np.uint8)
     bits = np.unpackbits(octets, bitorder="little").reshape(*words.shape[:-1], words.shape[-1] * WORD_BITS)
-    return np.asanyarray(bits[..., :count].astype(np.bool_))
+    found: Array = bits[..., :count].astype(np.bool_)
+    return found
+
+
+def contiguous(array: Any) -> Any:
+    """The array, NumPy's or CuPy's, or a copy that is contiguous."""
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def is_padded(words: Array, count: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from rulec.backend.binary import Window, words_of
 from rulec.errors import TensorError
 from rulec.es.binary.kernels import kernels_of
-from rulec.es.binary.packing import is_padded
+from rulec.es.binary.packing import contiguous, is_padded
 
 Array = np.ndarray[Any, Any]
 Pair = int | tuple[int, int]
@@ -80,7 +80,7 @@ def pair(name: str, value: Pair, least: int) -> tuple[int, int]:
 
 
 def _convolved(inputs: Any, weights: Any, window: Window, backend: str | None) -> Any:
-    given = np.ascontiguousarray(inputs), np.ascontiguousarray(weights)
+    given = contiguous(inputs), contiguous(weights)
     return kernels_of(inputs, backend).convolve(*given, window)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from rulec.backend.binary import Bits
 from rulec.errors import TensorError
 from rulec.es.binary.kernels import kernels_of
+from rulec.es.binary.packing import contiguous
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +50,7 @@ def draw(theta: Any, bits: Bits, sharpness: float | None = SHARPNESS, *, backend
     Equal thresholds give equal bits on every backend.
     """
     limits = thresholds(logits(theta, sharpness))
-    return kernels_of(limits, backend).draw(np.ascontiguousarray(limits), limits.shape, bits)
+    return kernels_of(limits, backend).draw(contiguous(limits), limits.shape, bits)
 
 
 def likely(theta: Any) -> Any:
