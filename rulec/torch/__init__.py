@@ -8,6 +8,7 @@ from __future__ import annotations
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.eager import EagerUpdate, GradStore
+from rulec.torch.es import perturb
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partition import partitioned_groups
 from rulec.torch.partitioned import Partitioned
@@ -15,7 +16,7 @@ from rulec.torch.tags import tagged_groups
 
 __all__ = [
     "EagerUpdate", "EvaluatedOptimizer", "GradStore", "Partitioned", "RuleOptimizer", "load", "optimizer",
-    "partitioned_groups", "save", "tagged_groups", *class_names(),
+    "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 
 

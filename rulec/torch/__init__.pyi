@@ -10,6 +10,7 @@ from rulec.torch.checkpoint import load as load
 from rulec.torch.checkpoint import save as save
 from rulec.torch.eager import EagerUpdate as EagerUpdate
 from rulec.torch.eager import GradStore as GradStore
+from rulec.torch.es import perturb as perturb
 from rulec.torch.interface import StateDtype
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer

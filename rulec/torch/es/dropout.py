@@ -1,0 +1,103 @@
+"""Members that drop inputs, which are not computed: each sees a window of a ring of inputs, and windows overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.es.streams import DROPPED, SHARED
+from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.maps import Map
+from rulec.torch.es.population import Population, blocks
+
+#: Neighbours in the ring are taken together: their windows' union is by a share of the inputs of this wider than one.
+_SPARE = 16
+
+
+class Dropout(LayerNoise):
+    """Inputs in a window of the ring, scaled so that their mean stays; the other sign has the rest."""
+
+    @property
+    def kept_inputs(self) -> int:
+        """How many inputs each member sees."""
+        return self.perturbation.kept_of(self.columns)
+
+    def _ring(self) -> Tensor:
+        """The inputs in this step's order, twice over: every window is a run of it."""
+        return self.kept("ring", lambda: self.draws.orders(DROPPED, [SHARED], self.columns)[0].repeat(2))
+
+    def _start(self, direction: int, sign: int) -> int:
+        """Where a member's window begins."""
+        return direction * self.columns // len(self.directions) + sign * self.kept_inputs
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
+        """Products by runs of the weight in the ring's order, each of some neighbours' rows."""
+        ring = self._ring()
+        turned = weight.index_select(1, ring[: self.columns])
+        turned = torch.cat([turned, turned], 1)
+        out: Tensor | None = None
+        for sign, some, run in self._runs():
+            lines = _of(x, sign, some).index_select(way.axis, way.inputs_of(ring[run.start : run.stop], self.columns))
+            gains = self._gains(sign, some, run).to(x.dtype)
+            seen = lines * way.spread(way.of_columns(gains), lines)
+            found = way.product(seen, turned[:, run.start : run.stop], bias)
+            if out is None:
+                out = found.new_empty(*who.lead, *found.shape[3:])
+            out[sign : sign + 1, :, some.start : some.stop] = found
+        assert out is not None
+        return out
+
+    def _runs(self) -> Iterator[tuple[int, range, range]]:
+        """Signs, neighbours and the places in the ring that they see some of, from 0 to twice its length."""
+        for sign in range(self.perturbation.signs):
+            for some in blocks(len(self.directions), max(1, len(self.directions) // _SPARE)):
+                first, last = self._start(some.start, sign), self._start(some.stop - 1, sign)
+                turn = first // self.columns * self.columns
+                yield sign, some, range(first - turn, min(last + self.kept_inputs, first + self.columns) - turn)
+
+    def _gains(self, sign: int, some: range, run: range) -> Tensor:
+        """What each of some members multiplies the inputs of a run by: (members, run)."""
+        device = self.draws.device
+        starts = torch.tensor([self._start(d, sign) for d in some], device=device).unsqueeze(1)
+        there = (torch.arange(run.start, run.stop, device=device) - starts) % self.columns < self.kept_inputs
+        return there * (self.columns / self.kept_inputs)
+
+    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """Nothing is added: see `apply`."""
+        raise NotImplementedError
+
+    def lookup(self, index: Tensor) -> Tensor:
+        """An embedding has no inputs to drop."""
+        raise NotImplementedError
+
+    def dense(self, direction: int) -> Tensor:
+        """What inputs are multiplied by, less 1."""
+        start, ring = self._start(direction, 0), self._ring()
+        gains = torch.full((self.columns,), -1.0, dtype=self.dtype, device=self.draws.device)
+        gains[ring[start : start + self.kept_inputs]] += self.columns / self.kept_inputs
+        return gains.view(1, -1, *(1,) * len(self.kernel)).expand(self.shape)
+
+    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+        """The gradient's part along the gains of inputs, which is all that dropping them can tell of it."""
+        short = self.short(weights)
+        starts = torch.tensor([self._start(d, 0) for d in self.directions], device=weight.device)
+        places = starts.unsqueeze(1) + torch.arange(self.kept_inputs, device=weight.device)
+        sums = torch.zeros(self.columns, dtype=self.dtype, device=weight.device)
+        sums.index_add_(0, self._ring()[places.flatten()], short.repeat_interleave(self.kept_inputs))
+        total = sums * (self.columns / self.kept_inputs) - short.sum()
+        others = [axis for axis in range(weight.dim()) if axis != 1]
+        exact = weight.detach().to(self.dtype)
+        squares = exact.square().sum(others)
+        variance = self.columns / self.kept_inputs - 1.0
+        scale = torch.where(squares > 0, total / (variance * squares), 0.0)
+        return exact * scale.view(1, -1, *(1,) * len(self.kernel))
+
+
+def _of(x: Tensor, sign: int, some: range) -> Tensor:
+    """The rows of some directions of one sign, where members have rows of their own."""
+    one = x[sign : sign + 1] if x.shape[0] > 1 else x
+    return one[:, :, some.start : some.stop] if one.shape[2] > 1 else one

@@ -1,0 +1,94 @@
+"""One update: from the fitness of members to gradients, or to steps that need none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.es.binary.fitness import member_weights
+from rulec.es.fitness import Shaping, Weights, weights
+from rulec.es.layout import of_members
+from rulec.es.perturbation import Perturbation
+from rulec.torch.es.census import Perturbed
+from rulec.torch.es.noises import Noises
+from rulec.torch.es.owned import Owned
+from rulec.torch.es.report import Report
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Estimating:
+    """The estimates from given fitness; raises TensorError or HyperError for what is bad before anything is written."""
+
+    def __init__(
+        self, perturbation: Perturbation, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
+        shaping: Shaping,
+    ) -> None:  # fmt: skip
+        self._perturbation, self._perturbed, self._noises, self._owned = perturbation, perturbed, noises, owned
+        self._shaping = shaping
+        self._fitness = of_members(given, perturbation)
+        self._weights: Weights = weights(self._fitness, perturbation, shaping)
+
+    def update(self) -> Report:
+        """Sets gradients."""
+        if self._weights.empty:
+            return self._skip()
+        own = self._own()
+        for entry in self._perturbed:
+            entry.param.grad = self._gradient(entry, own)
+        return self._report(gradient_bytes=self._gradient_bytes(self._perturbed))
+
+    def step(self, opt: Any) -> Report:
+        """Takes a step of the optimizer, by noise where it takes that, and frees the gradients of what it does not."""
+        report = self.update()
+        if not report.skipped:
+            opt.step()
+        for entry in self._perturbed:
+            entry.param.grad = None
+        return report
+
+    def _skip(self) -> Report:
+        least = 1 if self._perturbation.antithetic else 2
+        warnings.warn(
+            f"step {self._noises.step} is skipped: {self._weights.dropped} of {self._fitness.size} members have no "
+            f"finite fitness, and {least} whole directions are needed; nothing is updated",
+            RuntimeWarning, stacklevel=5,
+        )  # fmt: skip
+        for entry in self._perturbed:
+            entry.param.grad = None
+        return Report(self._noises.step, 0, self._weights.dropped, skipped=True)
+
+    def _own(self) -> dict[int, Tensor]:
+        """The estimates of modules that make their own."""
+        if not self._owned.modules:
+            return {}
+        mine = member_weights(self._fitness, self._shaping)
+        return self._owned.gradients(self._perturbation, self._noises.step, mine)
+
+    @torch.no_grad()
+    def _gradient(self, entry: Perturbed, own: dict[int, Tensor]) -> Tensor | None:
+        """A parameter's estimate, in its dtype; None where no forward came by it."""
+        param = entry.param
+        if entry.is_own:
+            return own[id(param)].to(param.dtype)
+        if not self._noises.used(param):
+            return None
+        found = self._noises.of(entry).gradient(self._weights.values, param)
+        if entry.padding is not None:
+            found[entry.padding] = 0.0
+        return found.to(param.dtype)
+
+    def _report(self, fused: Sequence[str] = (), gradient_bytes: int = 0) -> Report:
+        unused = (e.name for e in self._perturbed if not e.is_own and not self._noises.used(e.param))
+        return Report(
+            self._noises.step, self._weights.counted, self._weights.dropped, unused=tuple(unused), fused=tuple(fused),
+            gradient_bytes=gradient_bytes,
+        )  # fmt: skip
+
+    def _gradient_bytes(self, entries: Sequence[Perturbed]) -> int:
+        return sum(e.param.grad.nbytes for e in entries if e.param.grad is not None)

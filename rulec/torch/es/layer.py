@@ -1,0 +1,84 @@
+"""The noise of one layer at one step: what each family must be able to do with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.es.perturbation import Perturbation
+from rulec.es.streams import SHARED, short_weights
+from rulec.torch.es.draws import Draws
+from rulec.torch.es.maps import Map
+from rulec.torch.es.population import Population, combined, whole
+
+
+class LayerNoise(ABC):
+    """Noise of a weight of `shape` (rows, columns, *kernel); `dtype` is what it is made in, float32 or float64.
+
+    What all directions share, and what is cheap to keep of each, is made once and kept until the step's update.
+    """
+
+    def __init__(self, perturbation: Perturbation, draws: Draws, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.perturbation, self.draws, self.shape, self.dtype = perturbation, draws, shape, dtype
+        self.rows, self.columns, self.kernel = shape[0], shape[1] if len(shape) > 1 else 1, shape[2:]
+        self.directions = range(perturbation.directions)
+        self._kept: dict[str, Tensor] = {}
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
+        """The layer's outputs for all members; `bias` is one that all share."""
+        return self.add(way.product(x, weight, bias), x, way, who)
+
+    @abstractmethod
+    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """`base` with what the noise makes of `x` added to it, for all members."""
+
+    def add_one_by_one(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """The same by the noise of one direction after the other as a whole."""
+        out = whole(base, who)
+        for d in self.directions:
+            lines = x[:, :, d : d + 1] if x.shape[2] > 1 else x
+            part, one = out[:, :, d : d + 1], replace(who, directions=1)
+            combined(part, way.product(lines, self.dense(d).to(x.dtype)), one)
+        return out
+
+    @abstractmethod
+    def lookup(self, index: Tensor) -> Tensor:
+        """The noise of an embedding's lines, before sigma: `index` (..., directions, *rest) -> (*index, columns)."""
+
+    @abstractmethod
+    def dense(self, direction: int) -> Tensor:
+        """The noise of one direction as a whole, before sigma."""
+
+    @abstractmethod
+    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+        """The sum over directions of weight times noise, in `dtype`, or what the family estimates instead."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(t.nbytes for t in self._kept.values())
+
+    def free(self) -> None:
+        """Forgets what is kept; it is made again where it is needed."""
+        self._kept.clear()
+
+    def kept(self, name: str, make: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """What `make` gives, kept under this name, in another dtype if need be."""
+        key = f"{name} {dtype}"
+        if key not in self._kept:
+            self._kept[key] = make() if dtype is None else make().to(dtype)
+        return self._kept[key]
+
+    def shared(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+        """The noise that all directions share."""
+        return self.draws.values(0, [SHARED], int(np.prod(shape)), self.dtype)[0].view(shape) * scale
+
+    def short(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
+        """The weights of directions as all backends round them, on the device."""
+        return torch.from_numpy(short_weights(weights, "rademacher")).to(self.draws.device, self.dtype)

@@ -1,0 +1,168 @@
+"""What layers do with their weight: a linear map, of all rows by one weight or by one for each direction.
+
+Weights are (outputs, inputs, *kernel), rows and columns in the words of perturbations. Tensors are a population's: see
+`population`. A group of a convolution has all columns, so that inputs are groups times columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Map(ABC):
+    """A linear map with a weight still to be given."""
+
+    groups: int = 1
+
+    @property
+    @abstractmethod
+    def axis(self) -> int:
+        """Which axis of a population's tensor has the channels."""
+
+    @abstractmethod
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """All rows by one weight."""
+
+    @abstractmethod
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Each direction's rows by a weight of its own, (directions, outputs, inputs, *kernel)."""
+
+    @abstractmethod
+    def spread(self, vectors: Tensor, x: Tensor) -> Tensor:
+        """Vectors over channels (..., channels) as they meet the trailing axes of a tensor like `x`."""
+
+    @abstractmethod
+    def take(self, x: Tensor, index: Tensor) -> Tensor:
+        """Channels by number, others in each direction: `index` is (directions, channels)."""
+
+    def pointwise(self) -> Map:
+        """The same of each place by itself, with as many groups."""
+        return self
+
+    def of_columns(self, vectors: Tensor) -> Tensor:
+        """Vectors over columns (..., columns) once for each group: over the inputs."""
+        return vectors if self.groups == 1 else vectors.repeat(*(1,) * (vectors.dim() - 1), self.groups)
+
+    def inputs_of(self, columns: Tensor, count: int) -> Tensor:
+        """The numbers of inputs that are these of `count` columns, in every group: (..., groups*chosen)."""
+        if self.groups == 1:
+            return columns
+        first = torch.arange(self.groups, device=columns.device).unsqueeze(1) * count
+        return (columns.unsqueeze(-2) + first).flatten(-2)
+
+    def narrowed(self, x: Tensor, outputs: range, rows: int) -> tuple[Map, Tensor]:
+        """The map and its inputs for some of the `rows` outputs, whole groups of them."""
+        return self, x
+
+    def piece(self, rows: int, size: int) -> int:
+        """How many outputs, at most `size` where that can be, a piece of the map may have."""
+        return max(1, min(rows, size))
+
+
+@dataclass(frozen=True)
+class Linear(Map):
+    """Of a linear layer: channels come last."""
+
+    @property
+    def axis(self) -> int:
+        """The last."""
+        return -1
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias."""
+        return F.linear(x, weight, bias)
+
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
+        """A batched product over directions; one product where all directions have the same rows."""
+        directions, outputs = weights.shape[:2]
+        if x.shape[2] == 1:
+            found = F.linear(x.squeeze(2), weights.flatten(0, 1))
+            return found.view(*found.shape[:-1], directions, outputs).movedim(-2, 2)
+        lines = x.movedim(2, 0)
+        found = torch.bmm(lines.reshape(directions, -1, x.shape[-1]), weights.transpose(1, 2))
+        return found.view(*lines.shape[:-1], outputs).movedim(0, 2)
+
+    def spread(self, vectors: Tensor, x: Tensor) -> Tensor:
+        """With axes of 1 between the directions and the channels."""
+        return vectors.view(*vectors.shape[:-1], *(1,) * (x.dim() - 4), vectors.shape[-1])
+
+    def take(self, x: Tensor, index: Tensor) -> Tensor:
+        """A gather along the last axis."""
+        lead = (*x.shape[:2], index.shape[0], *x.shape[3:-1])
+        places = self.spread(index, x).expand(*lead, index.shape[-1])
+        return x.expand(*lead, x.shape[-1]).gather(-1, places)
+
+
+@dataclass(frozen=True)
+class Convolution(Map):
+    """Of a convolution by `function`, with its settings: channels come before the places."""
+
+    function: Callable[..., Tensor]
+    settings: tuple[Any, ...]
+    groups: int = 1
+
+    @property
+    def axis(self) -> int:
+        """The one after the directions."""
+        return 3
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The layer's own convolution."""
+        found = self.function(x.flatten(0, 2), weight, bias, *self.settings, self.groups)
+        return found.view(*x.shape[:3], *found.shape[1:])
+
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
+        """A convolution with a group, or several, for each direction."""
+        directions, outputs = weights.shape[:2]
+        if x.shape[2] == 1:
+            return self._same(x, weights)
+        lines = x.reshape(-1, directions * x.shape[3], *x.shape[4:])
+        found = self.function(lines, weights.flatten(0, 1), None, *self.settings, directions * self.groups)
+        return found.view(*x.shape[:2], directions, outputs, *found.shape[2:])
+
+    def _same(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Where all directions have the same rows: one convolution with all directions' outputs in each group."""
+        directions, outputs, groups = weights.shape[0], weights.shape[1], self.groups
+        by_group = weights.reshape(directions, groups, outputs // groups, *weights.shape[2:]).transpose(0, 1)
+        found = self.function(x.flatten(0, 2), by_group.flatten(0, 2), None, *self.settings, groups)
+        parts = found.view(*x.shape[:2], groups, directions, outputs // groups, *found.shape[2:])
+        return parts.transpose(2, 3).flatten(3, 4)
+
+    def spread(self, vectors: Tensor, x: Tensor) -> Tensor:
+        """With axes of 1 for the places after the channels."""
+        return vectors.view(*vectors.shape, *(1,) * (x.dim() - 4))
+
+    def take(self, x: Tensor, index: Tensor) -> Tensor:
+        """Whole channels are copied, by their numbers among all channels of all rows."""
+        signs, repeats, shared, channels = x.shape[:4]
+        lines = torch.arange(signs * repeats, device=x.device).view(signs, repeats, 1, 1) * (shared * channels)
+        if shared > 1:
+            lines = lines + torch.arange(shared, device=x.device).view(shared, 1) * channels
+        places = lines + index
+        return x.flatten(0, 3).index_select(0, places.flatten()).view(*places.shape, *x.shape[4:])
+
+    def pointwise(self) -> Map:
+        """With a window of 1."""
+        return replace(self, settings=(1, 0, 1))
+
+    def narrowed(self, x: Tensor, outputs: range, rows: int) -> tuple[Map, Tensor]:
+        """The groups whose outputs these are, and their inputs."""
+        if self.groups == 1 or len(outputs) == rows:
+            return self, x
+        each, wide = rows // self.groups, x.shape[3] // self.groups
+        first, count = outputs.start // each, len(outputs) // each
+        return replace(self, groups=count), x.narrow(3, first * wide, count * wide)
+
+    def piece(self, rows: int, size: int) -> int:
+        """Whole groups, at least one."""
+        if self.groups == 1:
+            return super().piece(rows, size)
+        each = rows // self.groups
+        return min(rows, each * max(1, size // each))

@@ -1,0 +1,64 @@
+"""The noise of all layers at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rulec.es.perturbation import Perturbation
+from rulec.torch.es.census import Perturbed
+from rulec.torch.es.draws import Draws
+from rulec.torch.es.dropout import Dropout
+from rulec.torch.es.independent import Independent, Sparse
+from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.lowrank import LowRank
+from rulec.torch.es.permuted import Permuted
+from rulec.torch.es.signflip import SignFlip
+
+_FAMILIES: dict[str, type[LayerNoise]] = {
+    "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": SignFlip,
+    "lowrank": LowRank, "dropout": Dropout,
+}  # fmt: skip
+
+
+class Noises:
+    """Makes each perturbed parameter's noise where it is first asked for; `used` are the parameters asked for."""
+
+    def __init__(self, perturbation: Perturbation, perturbed: Iterable[Perturbed], step: int) -> None:
+        self.perturbation, self.step = perturbation, step
+        self._entries = {id(entry.param): entry for entry in perturbed if not entry.is_own}
+        self._made: dict[int, LayerNoise] = {}
+
+    def entry(self, tensor: object) -> Perturbed | None:
+        """The perturbed parameter that a tensor is; None where it is none."""
+        return self._entries.get(id(tensor))
+
+    def of(self, entry: Perturbed) -> LayerNoise:
+        """Its noise."""
+        found = self._made.get(id(entry.param))
+        if found is None:
+            found = self._made[id(entry.param)] = self._make(entry)
+        return found
+
+    def _make(self, entry: Perturbed) -> LayerNoise:
+        p, param = self.perturbation, entry.param
+        draws = Draws(p.seed, entry.number, self.step, p.values, param.device)
+        dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
+        kind = _FAMILIES[p.family] if param.dim() > 1 else Independent
+        return kind(p, draws, param.shape, dtype)
+
+    def used(self, param: Tensor) -> bool:
+        """Whether a parameter's noise was asked for in this step."""
+        return id(param) in self._made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept of all noise."""
+        return sum(noise.nbytes for noise in self._made.values())
+
+    def free(self) -> None:
+        """Forgets what is kept."""
+        for noise in self._made.values():
+            noise.free()

@@ -1,0 +1,126 @@
+"""One noise for all directions, which differ by the order of its rows and columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.es.streams import COLUMNS, ROWS
+from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.maps import Map
+from rulec.torch.es.population import Population, combined
+
+
+class Permuted(LayerNoise):
+    """Row i of a direction is row `order[i]` of the noise, zero where there is none; so with columns."""
+
+    @property
+    def _sides(self) -> tuple[bool, bool]:
+        return self.perturbation.sides_of(self.rows, self.columns)
+
+    @property
+    def _lines(self) -> tuple[int, int]:
+        """How many rows and columns of noise there are."""
+        return self.perturbation.lines_of(self.rows, self.columns)
+
+    def _make(self) -> Tensor:
+        high, wide = self._lines
+        return self.shared((high, wide, *self.kernel), math.sqrt(self.rows / high * self.columns / wide))
+
+    def _common(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The noise, with zeros where a side that has one order for all has none."""
+        return self.kept("noise", lambda: self._padded(*self._sides), dtype)
+
+    def _padded(self, by_rows: bool, by_columns: bool) -> Tensor:
+        high, wide = self._lines
+        there = self.shared((high, wide, *self.kernel), math.sqrt(self.rows / high * self.columns / wide))
+        found = there.new_zeros(high if by_rows else self.rows, wide if by_columns else self.columns, *self.kernel)
+        found[:high, :wide] = there
+        return found
+
+    def _row_orders(self) -> Tensor:
+        return self.kept("rows", lambda: self.draws.orders(ROWS, self.directions, self.rows))
+
+    def _column_orders(self) -> Tensor:
+        return self.kept("columns", lambda: self.draws.orders(COLUMNS, self.directions, self.columns))
+
+    def _inputs(self) -> Tensor:
+        """For each direction and column of noise the input that it belongs to: the inverse of the order."""
+        return self.kept("inputs", lambda: self._column_orders().argsort(1)[:, : self._lines[1]].contiguous())
+
+    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """A second product, of inputs in each direction's order, with outputs put in order."""
+        by_rows, by_columns = self._sides
+        if by_rows and way.groups > 1:
+            return self.add_one_by_one(base, x, way, who)  # an order of rows takes noise from one group to another
+        if by_columns:
+            x = way.take(x, way.inputs_of(self._inputs(), self.columns))
+        noise = way.product(x, self._common(x.dtype))
+        if by_rows:
+            noise = way.take(_with_zero(noise, way.axis, self.rows), self._row_orders().clamp(max=self._lines[0]))
+        return combined(base, noise, who)
+
+    def lookup(self, index: Tensor) -> Tensor:
+        """Lines of the one noise, in each direction's order."""
+        by_rows, by_columns = self._sides
+        ones = (1,) * (index.dim() - 3)
+        common = self._common()
+        if by_rows:
+            pairs = torch.arange(len(self.directions), device=index.device).view(-1, *ones)
+            index = self._row_orders()[pairs, index].clamp(max=self._lines[0])
+            common = _with_zero(common, 0, self.rows)
+        found = common[index]
+        if by_columns:
+            places = self._column_orders().clamp(max=self._lines[1]).view(-1, *ones, self.columns)
+            found = _with_zero(found, -1, self.columns).gather(-1, places.expand(*index.shape, self.columns))
+        return found
+
+    def dense(self, direction: int) -> Tensor:
+        """The one noise, in the direction's order."""
+        by_rows, by_columns = self._sides
+        found = self._common()
+        if by_rows:
+            order = self._row_orders()[direction].clamp(max=self._lines[0])
+            found = _with_zero(found, 0, self.rows).index_select(0, order)
+        if by_columns:
+            order = self._column_orders()[direction].clamp(max=self._lines[1])
+            found = _with_zero(found, 1, self.columns).index_select(1, order)
+        return found
+
+    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+        """The weighted sum of orders, as matrices, by the one noise; where both sides differ, term by term."""
+        by_rows, by_columns = self._sides
+        short, common = self.short(weights), self._common()
+        if by_rows and by_columns:
+            out = common.new_zeros(self.shape)
+            for direction in np.flatnonzero(weights).tolist():
+                out.add_(self.dense(direction), alpha=short[direction].item())
+            return out
+        if by_rows:
+            places = _summed(self._row_orders(), short)[:, : common.shape[0]]
+            return torch.mm(places, common.flatten(1)).view(self.shape)
+        places = _summed(self._column_orders(), short)[:, : common.shape[1]]
+        found: Tensor = torch.tensordot(common, places, ([1], [1]))
+        return found.movedim(-1, 1).contiguous()
+
+
+def _with_zero(tensor: Tensor, axis: int, lines: int) -> Tensor:
+    """The tensor with a line of zeros at the end of an axis, if it has fewer than `lines`."""
+    if tensor.shape[axis] == lines:
+        return tensor
+    shape = list(tensor.shape)
+    shape[axis] = 1
+    return torch.cat([tensor, tensor.new_zeros(shape)], axis)
+
+
+def _summed(orders: Tensor, weights: Tensor) -> Tensor:
+    """The sum of weights times orders as matrices: element (i, order[i]) is 1."""
+    count = orders.shape[1]
+    places = orders + torch.arange(count, device=orders.device) * count
+    found = weights.new_zeros(count * count)
+    found.index_add_(0, places.flatten(), weights.repeat_interleave(count))
+    return found.view(count, count)

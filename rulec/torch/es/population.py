@@ -1,0 +1,91 @@
+"""Rows of a batch as signs, repeats and directions, and how noise is added to what they all share.
+
+Tensors of a population are (signs, repeats, directions, *rest). An axis of 1 in the place of signs or directions says
+that all members have the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, add, addcmul
+
+from rulec.errors import TensorError
+from rulec.es.layout import repeats_of
+from rulec.es.perturbation import Perturbation
+
+
+@dataclass(frozen=True)
+class Population:
+    """How a batch is dealt out: so many signs, repeats under each of them, and directions.
+
+    `scales` is what each sign's noise is multiplied by: sigma, and minus sigma where antithetic.
+    """
+
+    signs: int
+    repeats: int
+    directions: int
+    scales: tuple[float, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return self.signs * self.repeats * self.directions
+
+    @property
+    def lead(self) -> tuple[int, int, int]:
+        """The axes in the place of the rows."""
+        return self.signs, self.repeats, self.directions
+
+    def split(self, tensor: Tensor, name: str) -> Tensor:
+        """The tensor with signs, repeats and directions in the place of its rows; TensorError where it has others."""
+        if tensor.shape[0] != self.rows:
+            raise TensorError(
+                f"{name} sees {tensor.shape[0]} rows of a batch of {self.rows}: the first dimension of everything "
+                f"that goes through a perturbed layer must be the batch"
+            )
+        return tensor.reshape(*self.lead, *tensor.shape[1:])
+
+
+def population_of(rows: int, perturbation: Perturbation) -> Population:
+    """The population of a batch of so many rows; TensorError where the rows cannot be dealt out."""
+    signs = perturbation.signs
+    repeats = repeats_of(rows, perturbation) // signs
+    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
+    return Population(signs, repeats, perturbation.directions, (sigma, -sigma)[:signs])
+
+
+def combined(base: Tensor, noise: Tensor, who: Population, factor: Tensor | None = None) -> Tensor:
+    """base + scale*noise*factor for each sign: in place where `base` differs between members, else a new tensor.
+
+    `factor` is (directions, ...), as it meets the rest.
+    """
+    full = tuple(base.shape[:3]) == who.lead
+    out = base if full else base.new_empty(*who.lead, *base.shape[3:])
+    for sign, scale in enumerate(who.scales):
+        old, new = _of_sign(base, sign), _of_sign(noise, sign)
+        if factor is None:
+            add(old, new, alpha=scale, out=out[sign])
+        else:
+            addcmul(old, new, factor, value=scale, out=out[sign])
+    return out
+
+
+def added(base: Tensor, noise: Tensor, who: Population) -> Tensor:
+    """base + noise, where `noise` is (signs, 1, directions, ...): in place where `base` differs between members."""
+    return base.add_(noise) if tuple(base.shape[:3]) == who.lead else base + noise
+
+
+def whole(base: Tensor, who: Population) -> Tensor:
+    """What members share, once for each of them, if it is not so yet."""
+    return base if tuple(base.shape[:3]) == who.lead else base.expand(*who.lead, *base.shape[3:]).contiguous()
+
+
+def _of_sign(tensor: Tensor, sign: int) -> Tensor:
+    return tensor[sign if tensor.shape[0] > 1 else 0]
+
+
+def blocks(count: int, size: int) -> Sequence[range]:
+    """0 to `count` in runs of at most `size`."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]

@@ -1,0 +1,24 @@
+"""What an update did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """The update of one step, by number from 0.
+
+    `directions` counted; `dropped` members had no finite fitness. Where too few were left the step was `skipped`:
+    nothing was estimated. `unused` are the names of parameters that no forward of the step came by: they have no
+    gradient. `fused` are those that were updated from their noise, and had no gradient either; those of the others took
+    `gradient_bytes`.
+    """
+
+    step: int
+    directions: int
+    dropped: int = 0
+    skipped: bool = False
+    unused: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+    gradient_bytes: int = 0

@@ -1,0 +1,71 @@
+"""One noise for all directions, which differ by the signs of its rows and columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.es.streams import COLUMNS, ROWS
+from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.maps import Map
+from rulec.torch.es.population import Population, combined
+
+
+class SignFlip(LayerNoise):
+    """r_d E c_d: the product by E is one of all rows, and signs are flipped before and after it."""
+
+    @property
+    def _sides(self) -> tuple[bool, bool]:
+        return self.perturbation.sides_of(self.rows, self.columns)
+
+    def _common(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.kept("noise", lambda: self.shared(tuple(self.shape)), dtype)
+
+    def _of_rows(self, dtype: torch.dtype) -> Tensor:
+        return self.kept("rows", lambda: self.draws.signs(ROWS, self.directions, self.rows, dtype), dtype)
+
+    def _of_columns(self, dtype: torch.dtype) -> Tensor:
+        return self.kept("columns", lambda: self.draws.signs(COLUMNS, self.directions, self.columns, dtype), dtype)
+
+    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """A second product, with signs."""
+        by_rows, by_columns = self._sides
+        if by_columns:
+            x = x * way.spread(way.of_columns(self._of_columns(x.dtype)), x)
+        noise = way.product(x, self._common(x.dtype))
+        return combined(base, noise, who, way.spread(self._of_rows(x.dtype), noise) if by_rows else None)
+
+    def lookup(self, index: Tensor) -> Tensor:
+        """Lines of the one noise, with signs."""
+        by_rows, by_columns = self._sides
+        found = self._common()[index]
+        if by_rows:
+            pairs = torch.arange(len(self.directions), device=index.device).view(-1, *(1,) * (index.dim() - 3))
+            found = found * self._of_rows(self.dtype)[pairs, index].unsqueeze(-1)
+        if by_columns:
+            found = found * self._of_columns(self.dtype).view(-1, *(1,) * (index.dim() - 3), self.columns)
+        return found
+
+    def dense(self, direction: int) -> Tensor:
+        """The one noise, with signs."""
+        one = torch.zeros(len(self.directions), dtype=self.dtype, device=self.draws.device)
+        one[direction] = 1
+        return self._common() * self._signs(one)
+
+    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+        """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
+        return self._common() * self._signs(self.short(weights))
+
+    def _signs(self, weights: Tensor) -> Tensor:
+        """The weighted sum of signs, as it meets the weight."""
+        by_rows, by_columns = self._sides
+        if by_rows and by_columns:
+            found = (self._of_rows(self.dtype) * weights.unsqueeze(1)).t() @ self._of_columns(self.dtype)
+        elif by_rows:
+            found = (weights @ self._of_rows(self.dtype)).unsqueeze(1)
+        else:
+            found = (weights @ self._of_columns(self.dtype)).unsqueeze(0)
+        return found.view(*found.shape, *(1,) * len(self.kernel))

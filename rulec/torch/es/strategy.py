@@ -1,0 +1,256 @@
+"""`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.es.fitness import Shaping
+from rulec.es.layout import tiled
+from rulec.es.perturbation import Perturbation
+from rulec.torch.es.census import Census
+from rulec.torch.es.estimating import Estimating
+from rulec.torch.es.members import Members
+from rulec.torch.es.mixing import check_mixing, check_modules
+from rulec.torch.es.noises import Noises
+from rulec.torch.es.owned import Owned
+from rulec.torch.es.population import population_of
+from rulec.torch.es.report import Report
+from rulec.torch.es.shared import Marked
+from rulec.torch.es.swapped import OneMember
+from rulec.torch.es.warn import warn_of_lost_noise
+
+
+def perturb(model: nn.Module, perturbation: Perturbation) -> Strategy:
+    """An evolution strategy that trains the parameters of a model's layers without a backward pass.
+
+        es = rulec.torch.perturb(model, Perturbation("lowrank", directions=256, sigma=0.02))
+        batch = es.member_batch(images)
+        loss = cross_entropy(es(batch), es.member_batch(labels), reduction="none")
+        es.update(loss=loss)
+        opt.step()
+
+    Layers are Linear, Conv1d, Conv2d and Embedding; `es.left_alone` says which parameters are not perturbed, and why.
+    The model stays as it is: `model(x)` is the plain network. HyperError where nothing of it can be perturbed.
+    """
+    if not isinstance(model, nn.Module):
+        raise HyperError(f"a model to perturb is a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(perturbation, Perturbation):
+        raise HyperError(f"perturbation={perturbation!r} must be a rulec.es.Perturbation")
+    strategy = Strategy(model, perturbation)
+    warn_of_lost_noise(perturbation, strategy._census.perturbed)
+    return strategy
+
+
+class Strategy:
+    """The members of a model under a perturbation, step after step: see `perturb`.
+
+    Errors are RulecError, raised before anything is written.
+    """
+
+    def __init__(self, model: nn.Module, perturbation: Perturbation) -> None:
+        self.model, self.perturbation = model, perturbation
+        self._census = Census(model, perturbation)
+        self._owned = Owned(self._census.perturbed)
+        self._marked: Marked | None = None
+        self._begin(0)
+
+    def _begin(self, step: int) -> None:
+        """Begins a step: its noise is of no other, and no forward has been run."""
+        self._step, self._seen = step, False
+        self._noises = Noises(self.perturbation, self._census.perturbed, step)
+
+    @property
+    def step_count(self) -> int:
+        """How many updates there were: the number of the step that is next."""
+        return self._step
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The names of the layers that members have for themselves."""
+        return self._census.replaced
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that are perturbed, by name: what an optimizer should be given."""
+        return {entry.name: entry.param for entry in self._census.perturbed}
+
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """The names of the parameters that are not perturbed, with the reason."""
+        return dict(self._census.left_alone)
+
+    # Forward
+
+    def member_batch(self, x: Tensor, shared: bool = True) -> Tensor:
+        """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
+
+        Rows of the result are (repeats, directions), the first half of the repeats of positive sign where antithetic.
+        What is `shared` is `members` times as large; a first layer that is given it computes what members share once.
+        TensorError where `x` cannot be dealt out.
+        """
+        if not isinstance(x, Tensor) or x.dim() < 1:
+            raise TensorError("a batch is a tensor whose first dimension is its samples")
+        if not shared:
+            population_of(x.shape[0], self.perturbation)
+            return x
+        rows = torch.from_numpy(tiled(x.shape[0], self.perturbation)).to(x.device)
+        batch = x.index_select(0, rows)
+        self._marked = Marked(batch)
+        return batch
+
+    def __call__(self, batch: Tensor, *args: Any, **keywords: Any) -> Any:
+        """The model's outputs for a batch of all members, in one forward without a graph.
+
+        `batch` has the rows of `member_batch`; further arguments are the model's. TensorError where rows cannot be
+        dealt out, RulecError where something in the model mixes members or reads a perturbed parameter by itself.
+        """
+        self._census.check(self.model)
+        self._check_batched()
+        check_modules(self.model)
+        if not isinstance(batch, Tensor) or batch.dim() < 1:
+            raise TensorError("a batch is a tensor whose first dimension is its rows")
+        who = population_of(batch.shape[0], self.perturbation)
+        marked = self._marked if self._marked is not None and self._marked.is_batch(batch) else None
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(self._owned.forward(self.perturbation, self._step))
+            stack.enter_context(Members(self._noises, who, marked))
+            out = self.model(batch, *args, **keywords)
+        self._seen = True
+        return out
+
+    def _check_batched(self) -> None:
+        if self.perturbation.family == "spsa":
+            raise RulecError(
+                "members of spsa are evaluated one by one: call es.evaluate(closure), or take the family 'independent'"
+            )
+
+    def evaluate(self, closure: Callable[[], Any]) -> Tensor:
+        """The fitness of every member, (members,) in float64, as `closure()` gives it, one member after the other.
+
+        While it runs the model is that member. Its parameters are made for one operation at a time, rounded as a
+        parameter is, and the model's own are never written.
+        """
+        self._census.check(self.model)
+        if self._owned.modules:
+            kind = type(self._owned.modules[0]).__name__
+            raise RulecError(f"{kind} perturbs its weights by itself, for all members at once: call es(batch)")
+        signs, sigma = self.perturbation.signs, self.perturbation.sigma
+        size = 1.0 if self.perturbation.family == "dropout" else sigma
+        fitness = torch.empty(signs, self.perturbation.directions, dtype=torch.float64)
+        for direction in range(self.perturbation.directions):
+            for sign in range(signs):
+                with torch.no_grad(), OneMember(self._noises, direction, -size if sign else size):
+                    found = closure()
+                fitness[sign, direction] = float(found)
+        self._seen = True
+        return fitness.flatten()
+
+    def check(self, x: Tensor, *args: Any, **keywords: Any) -> None:
+        """RulecError where something in the model mixes members, as two forwards of `x`, a batch of them, show."""
+        seen = self._seen
+        try:
+            who = population_of(x.shape[0], self.perturbation)
+            check_mixing(self.model, lambda batch: self(batch, *args, **keywords), x, who)
+        finally:
+            self._seen = seen
+
+    # Updates
+
+    def update(self, fitness: Any = None, loss: Any = None, shaping: Shaping = None) -> Report:
+        """Sets the gradient of every perturbed parameter to the estimate from the members' fitness; goes to a new step.
+
+        `fitness`, to be maximised, has a number for each member, in the order (sign, direction), or for each row of the
+        batch; `loss` is the same, to be minimised. Gradients are those of the loss, or of minus the fitness, so that
+        any optimizer descends. Without `shaping` they have the gradient of the smoothed loss as their mean; `shaping`
+        ("centered_rank", "zscore", "ars_top" or a function of fitness) changes that.
+
+        A direction whose fitness is not finite counts for nothing. Where too few are left nothing is estimated:
+        gradients are None, and a RuntimeWarning says so.
+        """
+        estimating = self._estimating(fitness, loss, shaping)
+        report = estimating.update()
+        self._end()
+        return report
+
+    def step(self, fitness: Any, opt: Any, loss: Any = None, shaping: Shaping = None) -> Report:
+        """`update` and `opt.step()`, without gradients where the optimizer's kernel can make the noise itself.
+
+        It can for elementwise rules of rulec. The report says which parameters were updated so. Gradients of the others
+        are freed.
+        """
+        estimating = self._estimating(fitness, loss, shaping)
+        report = estimating.step(opt)
+        self._end()
+        return report
+
+    def _estimating(self, fitness: Any, loss: Any, shaping: Shaping) -> Estimating:
+        if (fitness is None) == (loss is None):
+            raise HyperError("an update needs either fitness= or loss=, and not both")
+        if not self._seen:
+            raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
+        self._census.check(self.model)
+        given = _numbers(fitness) if loss is None else -_numbers(loss)
+        return Estimating(self.perturbation, self._census.perturbed, self._noises, self._owned, given, shaping)
+
+    def _end(self) -> None:
+        self.free_memory()
+        self._begin(self._step + 1)
+
+    # Memory and checkpoints
+
+    def noise_bytes(self) -> int:
+        """Bytes that are kept of this step's noise."""
+        own: int = sum(m.noise_bytes(self._owned.draw(m, self.perturbation, self._step)) for m in self._owned.modules)
+        return self._noises.nbytes + own
+
+    def free_memory(self) -> None:
+        """Forgets what is kept of this step's noise; it is made again, the same, where it is needed."""
+        self._noises.free()
+        for module in self._owned.modules:
+            module.free_memory()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
+        return {"step": self._step, "perturbation": self.perturbation.as_dict(), "parameters": list(self.parameters)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
+        step, saved = state.get("step"), state.get("perturbation")
+        if not isinstance(step, int) or not isinstance(saved, Mapping) or step < 0:
+            raise StateMismatch("this is no state of an evolution strategy: it has no step and no perturbation")
+        own = self.perturbation.as_dict()
+        for name in {**own, **saved}:
+            if own.get(name) != saved.get(name):
+                raise StateMismatch(
+                    f"the saved perturbation has {name}={saved.get(name)!r}, where this one has {own.get(name)!r}"
+                )
+        if list(state.get("parameters", ())) != list(self.parameters):
+            raise StateMismatch("the saved state is of other parameters than those perturbed here: use the same model")
+        self.free_memory()
+        self._begin(step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "perturbation": self.perturbation, "step": self._step}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Strategy.__init__(self, state["model"], state["perturbation"])
+        self._begin(state["step"])
+
+    def __repr__(self) -> str:
+        count = sum(entry.param.numel() for entry in self._census.perturbed)
+        return f"Strategy({self.perturbation}, {count} parameters of {len(self.replaced)} layers, step {self._step})"
+
+
+def _numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness in float64, from whatever there is."""
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(values, np.float64)

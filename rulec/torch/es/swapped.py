@@ -1,0 +1,73 @@
+"""One member at a time: while its forward runs, operations see its parameters in the place of the model's.
+
+They are made for one operation and freed after it. The model's own are never written, so there is nothing to restore.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from rulec.errors import RulecError
+from rulec.torch.es.census import Perturbed
+from rulec.torch.es.noises import Noises
+
+
+class OneMember(TorchFunctionMode):
+    """Entered for the forward of one member: a direction, and what its noise is multiplied by.
+
+    A parameter that only its shape, dtype or the like is asked of stays as it is.
+    """
+
+    def __init__(self, noises: Noises, direction: int, scale: float) -> None:
+        super().__init__()
+        self._noises, self._direction, self._scale = noises, direction, scale
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation on the member's parameters."""
+        kwargs = kwargs or {}
+        there = [e for e in map(self._noises.entry, tree_leaves((args, kwargs))) if e is not None]
+        if not there or _asks_only(func):
+            return func(*args, **kwargs)
+        _check_reads(func, there[0])
+        made = {id(entry.param): self._parameter(entry) for entry in there}
+        args, kwargs = torch.utils._pytree.tree_map(lambda leaf: made.get(id(leaf), leaf), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _parameter(self, entry: Perturbed) -> Tensor:
+        """The member's parameter, rounded once to its dtype."""
+        noise, param = self._noises.of(entry), entry.param.detach()
+        dense = noise.dense(self._direction)
+        if self._noises.perturbation.family == "dropout":
+            dense = dense * param
+        elif entry.padding is not None:
+            dense[entry.padding] = 0.0
+        out = dense if dense.is_contiguous() else torch.empty_like(dense)
+        return torch.add(param, dense, alpha=self._scale, out=out).to(param.dtype)
+
+
+def _asks_only(func: Any) -> bool:
+    """Whether an operation reads no element: an attribute of a tensor, or a question about it."""
+    name = getattr(func, "__name__", "")
+    return name in _QUESTIONS or (name == "__get__" and getattr(func, "__self__", None) not in _COMPUTED)
+
+
+#: Attributes that are computed from a tensor's elements.
+_COMPUTED = tuple(getattr(torch.Tensor, name) for name in ("T", "mT", "H", "mH", "real", "imag", "data"))
+
+_QUESTIONS = frozenset([
+    "dim", "ndimension", "size", "stride", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex",
+    "element_size", "__len__", "get_device", "data_ptr", "has_names", "is_inference",
+])  # fmt: skip
+
+
+def _check_reads(func: Any, entry: Perturbed) -> None:
+    name = getattr(func, "__name__", "")
+    if name == "__set__" or (name.endswith("_") and not name.endswith("__")):
+        raise RulecError(
+            f"parameter {entry.name!r} is written by {name} while members are evaluated: the closure may only read"
+        )
