@@ -28,8 +28,10 @@ from .print import kernel_source
 
 if TYPE_CHECKING:
     from rulec.backend.binary import BinaryKernels
+    from rulec.backend.noise import Noise, Values
 
     from .ffi import FfiKernel
+    from .noise import EstimateKernel
     from .staged import StagedCall
 
 
@@ -50,6 +52,24 @@ class CpuBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CpuKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CpuKernel(program, layout, _machine(program.name, source))
+
+    def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
+        """The source of the kernel whose gradient is noise: see `rulec.backend.noise`."""
+        from .noise_source import estimate_source
+
+        return estimate_source(program, layout, values)
+
+    def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> EstimateKernel:
+        """The kernel of such a source: from the cache, or compiled into it."""
+        from .noise import EstimateKernel
+
+        return EstimateKernel(program, _machine(f"{program.name}_{values}", source))
+
+    def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
+        """Writes elements of noise into a dense NumPy array or PyTorch tensor: see `rulec.backend.noise`."""
+        from .noise import fill_noise
+
+        fill_noise(out, noise, offset)
 
     def binary(self) -> BinaryKernels:
         """The kernels of binary layers, for NumPy arrays."""
@@ -113,7 +133,10 @@ def _read(file: Path) -> bytes | None:
 
 
 #: The modules that define the words of a source and make machine code of them; what others say is in the source.
-_WORDS = ("words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "binary_words")
+_WORDS = (
+    "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "binary_words", "noise_words",
+    "noise_record", "normal", "philox",
+)  # fmt: skip
 
 
 @functools.cache

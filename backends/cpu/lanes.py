@@ -191,6 +191,9 @@ class Whole:
     def __or__(self, other: Whole | int) -> Whole:
         return self._binary("or_", other)
 
+    def __xor__(self, other: Whole | int) -> Whole:
+        return self._binary("xor", other)
+
     def __lshift__(self, count: int) -> Whole:
         return self._binary("shl", count)
 

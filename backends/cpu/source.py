@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from . import noise_words
 from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
 
@@ -51,14 +52,19 @@ def kernel(job):
 
 def elements_source(title: str, before: Sequence[str], body: Sequence[str], row_bytes: int) -> str:
     """The source of a kernel with one stage of elements: lines before the loop over them, and in it."""
+    return chunks_source(title, [], [*before, *loop("i", "start", "stop", body)], row_bytes)
+
+
+def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], row_bytes: int) -> str:
+    """The source of a kernel with these functions, whose lines take elements start to stop of one tensor."""
     elements = [
         "@compiled",
         "def elements(pointers, tensors, tensor, row, start, stop):",
         '    """Elements start..stop of one tensor. Its buffers do not overlap."""',
-        *_indented(before),
-        *_indented(loop("i", "start", "stop", body)),
+        *_indented(lines),
     ]
-    return _source(title, "\n".join(elements) + "\n\n" + _KERNEL.replace("<row bytes>", str(row_bytes)))
+    kernel = _KERNEL.replace("<row bytes>", str(row_bytes))
+    return _source(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
 
 
 def stages_source(title: str, stages: Sequence[Sequence[str]], chunk_bytes: int, row_bytes: int) -> str:
@@ -93,6 +99,11 @@ def _imports(text: str) -> str:
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
-    names = ", ".join(sorted(used & NAMES))
-    wrapped = textwrap.fill(names, 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
-    return "\n".join([*lines, f"from rulec_backends.cpu.words import (\n{wrapped},\n)"])
+    modules = {"noise_words": used & noise_words.NAMES, "words": used & NAMES}
+    return "\n".join(lines + [_import(module, names) for module, names in modules.items() if names])
+
+
+def _import(module: str, names: Collection[str]) -> str:
+    listed = ", ".join(sorted(names))
+    wrapped = textwrap.fill(listed, 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    return f"from rulec_backends.cpu.{module} import (\n{wrapped},\n)"

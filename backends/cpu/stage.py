@@ -43,13 +43,13 @@ class StageWriter:
     """The names of one stage's buffers, vectors, reductions and addresses, and the words that load and store them.
 
     `names` are buffers' old values, vectors, and what is reduced so far; `at` are their addresses. Nothing of a rule is
-    called as a word of the kernel.
+    called as a word of the kernel, nor as one that is `reserved`.
     """
 
-    def __init__(self, program: Program, layout: Layout, stage: Stage) -> None:
+    def __init__(self, program: Program, layout: Layout, stage: Stage, reserved: Collection[str] = ()) -> None:
         self.program, self.layout, self.stage = program, layout, stage
         self.lines = address_lines(program)
-        taken = set(NAMES) | _LOCALS | {f"stage_{i}" for i in range(len(program.stages))}
+        taken = set(NAMES) | _LOCALS | set(reserved) | {f"stage_{i}" for i in range(len(program.stages))}
         self.names = {name: unique_name(name, taken) for name in self.lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in self.lines}
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.

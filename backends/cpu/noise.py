@@ -1,0 +1,121 @@
+"""Noise on the CPU: written into arrays, or used as a gradient that is never written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.layout import ITEM_SIZE
+from rulec.backend.noise import Noise
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import TensorError
+
+from ..plan import address_lines
+from . import threads as cpu_threads
+from .address import address_of, array_address, element_count
+from .call import ElementwiseCall
+from .chunks import Chunks, flat_chunks
+from .machine import Machine
+from .noise_record import Record, record
+from .noise_source import fill_source, words_source
+from .threads import Job
+
+
+class EstimateKernel:
+    """Compiled code of one elementwise stage whose gradient is noise."""
+
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.program, self.machine = program, machine
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> EstimateCall:
+        """A call over these tensors, whose addresses are read now; no tensor may overlap another."""
+        return EstimateCall(self.machine, address_lines(self.program), params, states)
+
+
+class EstimateCall(ElementwiseCall):
+    """A kernel whose gradients are noise, bound to the parameters and states of one bucket."""
+
+    def __init__(
+        self, machine: Machine, buffers: Sequence[str], params: Sequence[Any], states: Sequence[dict[str, Any]]
+    ) -> None:
+        super().__init__(machine, buffers, params, states)
+        self._address = array_address  # of gradients, from here on: they are records
+
+    def __call__(
+        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
+        records = [record(noise) for noise in moving]
+        return super().__call__(stage, records, rows, scratch, tensors=tensors, stream=stream)
+
+
+def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
+    """Writes elements `offset` and on of the noise into a NumPy array or a PyTorch tensor.
+
+    It must be dense in memory, in the order of which its elements are counted; TensorError where it is not, or is of
+    another dtype than float32, float64, bfloat16 and float16.
+    """
+    dtype = _dtype(out)
+    if dtype not in ITEM_SIZE:
+        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
+    _run(_filling(noise.values, dtype), out, record(noise, offset))
+
+
+def fill_words(out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0) -> None:
+    """Writes one random word for each element, `offset` and on, into a dense array of uint32 (torch: or int32)."""
+    if _dtype(out) not in ("uint32", "int32"):
+        raise TensorError(f"random words are written into arrays of uint32, not of {_dtype(out)}")
+    one = Noise("normal", seed, layer, step, np.ones(1), first=pair, purpose=purpose)
+    _run(_filling("raw", "uint32"), out, record(one, offset))
+
+
+@functools.cache
+def _filling(values: Any, dtype: str) -> Machine:
+    from . import _machine
+
+    source = words_source() if values == "raw" else fill_source(values, dtype)
+    return _machine(f"{values}_noise_{dtype}", source)
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _run(machine: Machine, out: Any, noise: Record) -> None:
+    """Runs a kernel that writes one array from one record."""
+    if not _is_dense(out):
+        raise TensorError(f"noise is written into dense arrays, and there are gaps in one of shape {tuple(out.shape)}")
+    size = element_count(out)
+    if not size:
+        return
+    chunks, spans = _chunks(size)
+    pointers = np.array([address_of([out])(out), array_address(noise)], np.int64)
+    nothing = np.zeros(1, np.int64)
+    job = Job()
+    job[cpu_threads.SPANS :] = [
+        len(spans), array_address(spans), array_address(chunks.table), array_address(pointers),
+        1, array_address(nothing), array_address(nothing), 0,
+    ]  # fmt: skip
+    cpu_threads.run(machine.run, machine.address, job)
+
+
+@functools.lru_cache(maxsize=256)
+def _chunks(size: int) -> tuple[Chunks, Any]:
+    chunks = flat_chunks([size])
+    return chunks, chunks.spans((0,))
+
+
+def _is_dense(array: Any) -> bool:
+    """Whether an array's elements lie in memory without gaps, in some order."""
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.forc)
+    order = sorted(range(array.dim()), key=array.stride, reverse=True)
+    return bool(array.permute(order).is_contiguous())

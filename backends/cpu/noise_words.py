@@ -1,0 +1,138 @@
+"""The words, beside those of kernels, in which noise is made: random words, and sums of the values they stand for.
+
+Sums and words lie in tables of a function's own, in the stack. Values of bits and bytes are made by vectors of one
+width, which LLVM cuts to the processor's; normal ones by scalar instructions, which it joins to vectors.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .lanes import DOUBLE, SINGLE, Real, Unit, fma
+from .noise_record import HIGH, KEY, STEP
+from .normal import normal_pair
+from .philox import BLOCKS, constant, generated, spread
+from .words import _intrinsic as intrinsic
+from .words import _pointer as pointer
+
+#: Every word, so that printing needs no Numba.
+NAMES = frozenset({"room", "make_words", "add_rademacher", "add_popcount", "add_normal"})
+
+#: Elements that one use of a word adds to, by values.
+ADDED = {"rademacher": 32, "popcount": 32, "normal": 2}
+
+
+def __getattr__(name: str) -> Any:
+    """A word, made at its first import: `from rulec_backends.cpu.noise_words import room`."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return words()[name]
+
+
+@functools.cache
+def words() -> dict[str, Any]:
+    """Every word by its name."""
+    added = {"add_rademacher": _rademacher, "add_popcount": _popcount, "add_normal": _normal}
+    return {"room": _room(), "make_words": _make_words()} | {name: _add(made) for name, made in added.items()}
+
+
+def _room() -> Any:
+    """`room(n)`: the address of n bytes of the stack, as long as the function runs; n is a literal."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, given: Any, _: Any) -> Any:
+        # Not in a loop, which would take more of the stack in each turn.
+        with builder.goto_entry_block():
+            found = builder.alloca(ir.ArrayType(ir.IntType(8), given[0].literal_value))
+            found.align = 64
+        return builder.ptrtoint(found, ir.IntType(64))
+
+    return intrinsic(1, lambda count: types.int64 if isinstance(count, types.IntegerLiteral) else None, generate)
+
+
+def _make_words() -> Any:
+    """`make_words(at, noise, pair, block)`: the words of eight blocks from `block` on, a multiple of eight."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> None:
+        at, noise, pair, block = values
+        whole = ir.IntType(64)
+        lanes = ir.Constant(ir.VectorType(whole, BLOCKS), [ir.Constant(whole, lane) for lane in range(BLOCKS)])
+        low = builder.and_(block, ir.Constant(whole, 0xFFFFFFFF))
+        high = builder.add(_entry(builder, noise, HIGH), builder.lshr(block, ir.Constant(whole, 32)))
+        counter = builder.add(spread(builder, low, BLOCKS), lanes), high, pair, _entry(builder, noise, STEP)
+        made = generated(builder, counter, [_entry(builder, noise, KEY + i) for i in range(2)])
+        builder.store(made, pointer(builder, at, ir.Constant(whole, 0), made.type), align=8)
+
+    return intrinsic(4, lambda at, noise, pair, block: types.void, generate)
+
+
+def _entry(builder: Any, record: Any, index: int) -> Any:
+    """A word of a record, which nothing changes while a kernel runs: LLVM may read it once for a whole loop."""
+    from llvmlite import ir
+
+    whole = ir.IntType(64)
+    found = builder.load(pointer(builder, record, ir.Constant(whole, index), whole))
+    found.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return found
+
+
+def _add(generate: Any) -> Any:
+    """`add_<values>(sums, i, words, weight)`: group i of sums grows by the weight times the values of its words."""
+    from numba import types
+
+    def signature(sums: Any, index: Any, words: Any, weight: Any) -> Any:
+        return types.void if isinstance(weight, types.Float) else None
+
+    return intrinsic(4, signature, generate)
+
+
+def _rademacher(builder: Any, _: Any, values: Any) -> None:
+    """32 elements of one word: by the weight, or minus it where a bit is set."""
+    from llvmlite import ir
+
+    sums, index, words, weight = values
+    word = builder.load(pointer(builder, words, index, ir.IntType(32)))
+    bits = builder.bitcast(word, ir.VectorType(ir.IntType(1), 32))
+    signed = builder.select(bits, spread(builder, builder.fneg(weight), 32), spread(builder, weight, 32))
+    where = pointer(builder, sums, index, signed.type)
+    builder.store(builder.fadd(builder.load(where, align=64), signed), where, align=64)
+
+
+def _popcount(builder: Any, _: Any, values: Any) -> None:
+    """32 elements of one byte each: by the weight times its set bits less 4, which is exact of a short weight."""
+    from llvmlite import ir
+
+    sums, index, words, weight = values
+    octets = ir.VectorType(ir.IntType(8), 32)
+    found = builder.load(pointer(builder, words, index, octets), align=8)
+    count = builder.module.globals.get("llvm.ctpop.v32i8")
+    count = count or ir.Function(builder.module, ir.FunctionType(octets, [octets]), "llvm.ctpop.v32i8")
+    whole = builder.sext(builder.sub(builder.call(count, [found]), constant(octets, 4)), _wide(ir.IntType(32)))
+    # Exact, so that it is the same where one instruction multiplies and adds.
+    product = builder.fmul(builder.sitofp(whole, _wide(weight.type)), spread(builder, weight, 32), flags=("contract",))
+    where = pointer(builder, sums, index, product.type)
+    builder.store(builder.fadd(builder.load(where, align=64), product, flags=("contract",)), where, align=64)
+
+
+def _wide(element: Any) -> Any:
+    from llvmlite import ir
+
+    return ir.VectorType(element, 32)
+
+
+def _normal(builder: Any, given: Any, values: Any) -> None:
+    """Two elements of two words, each by a product that is added to it before it is rounded."""
+    from llvmlite import ir
+
+    sums, index, words, weight = values
+    unit = Unit(builder, SINGLE if given[3].bitwidth == 32 else DOUBLE)
+    first = builder.shl(index, ir.Constant(ir.IntType(64), 1))
+    places = first, builder.or_(first, ir.Constant(ir.IntType(64), 1))
+    pair = normal_pair(unit, *(builder.load(pointer(builder, words, i, ir.IntType(32))) for i in places))
+    for i, value in zip(places, pair, strict=True):
+        where = pointer(builder, sums, i, unit.real_type)
+        builder.store(fma(value, Real(unit, weight), Real(unit, builder.load(where))).value, where)

@@ -1,0 +1,76 @@
+"""Lion: the cpu kernel for p:bf16 g:bf16 m:f32, with a gradient of popcount noise. Printed by rulec."""
+
+from rulec_backends.cpu.noise_words import (
+    add_popcount, make_words, room,
+)
+from rulec_backends.cpu.words import (
+    compiled, fetch_add, float32, load_bfloat16, load_float32, number, ordinary, sign, store_bfloat16,
+    store_float32, word,
+)
+
+
+@compiled
+def gradient(noise, first, count, gradient_at):
+    """Elements first..first+count of the gradient: the noise of directions times their weights, in order."""
+    words_at = room(2048)
+    sums_at = room(8192)
+    batches, groups = (count + 127) // 128, (count + 31) // 32
+    for i in range(128 * batches):
+        store_float32(sums_at, i, 2, float32(0.0))
+    for direction in range(word(noise, 5)):
+        pair = word(noise, 6 + 2 * direction)
+        weight = float32(number(noise, 7 + 2 * direction))
+        for batch in range(batches):
+            block = first // 16 + 8 * batch
+            make_words(words_at + 128 * batch, noise, pair, block)
+        for i in range(groups):
+            add_popcount(sums_at, i, words_at, weight)
+    for i in range(count):
+        store_bfloat16(gradient_at, i, 1, ordinary(load_float32(sums_at, i, 2)))
+
+
+@compiled
+def elements(pointers, tensors, tensor, row, start, stop):
+    """Elements start..stop of one tensor. Its buffers do not overlap."""
+    p_at = word(pointers, tensor)
+    g_at = room(4096)
+    m_at = word(pointers, 2 * tensors + tensor)
+    beta2 = ordinary(float32(number(row, 0)))
+    one_minus_beta2 = ordinary(float32(number(row, 1)))
+    beta1 = ordinary(float32(number(row, 2)))
+    one_minus_beta1 = ordinary(float32(number(row, 3)))
+    weight_decay = ordinary(float32(number(row, 4)))
+    lr = ordinary(float32(number(row, 5)))
+    noise = word(pointers, tensors + tensor)
+    offset = word(noise, 4)
+    for first in range((offset + start) // 128 * 128, offset + stop, 2048):
+        last = min(first + 2048, offset + stop)
+        gradient(noise, first, last - first, g_at)
+        for i in range(max(first - offset, start), last - offset):
+            p = load_bfloat16(p_at, i, 0)
+            g = load_bfloat16(g_at, i + offset - first, 1)
+            m = ordinary(load_float32(m_at, i, 2))
+            m_new = beta2 * m + one_minus_beta2 * g
+            c = beta1 * m + one_minus_beta1 * g
+            direction = sign(c) + weight_decay * p
+            p_new = p - lr * direction
+            store_float32(m_at, i, 2, m_new)
+            store_bfloat16(p_at, i, 0, p_new)
+
+
+@compiled
+def kernel(job):
+    """Takes spans of chunks from the job until none is left; any number of threads may run it on one job."""
+    fetch_add(job + 64, 1)
+    spans, chunks = word(job, 17), word(job, 18)
+    tensors, row_index, rows = word(job, 20), word(job, 21), word(job, 22)
+    while True:
+        span = fetch_add(job + 0, 1)
+        if span >= word(job, 16):
+            break
+        for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
+            tensor = word(chunks, 3 * chunk)
+            row = rows + word(row_index, tensor) * 48
+            start, stop = word(chunks, 3 * chunk + 1), word(chunks, 3 * chunk + 2)
+            elements(word(job, 19), tensors, tensor, row, start, stop)
+    fetch_add(job + 64, -1)
