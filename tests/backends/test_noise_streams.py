@@ -1,40 +1,124 @@
-"""The words of noise, and what is made of them, alike in every language: where words end, carry and wrap."""
+"""The words of noise, and what is made of them, alike in every language: where words end, carry and wrap.
+
+In Triton they are looked at in the process of test_noise_triton.py.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rulec.es.streams import ROWS, SHARED, Stream, Words
+from rulec.backend import registry
+from rulec.backend.noise import Noise
+from rulec.compiler.random import Words
+from rulec.es.streams import ELEMENTS, NOISE, ROWS, SHARED, Stream
+from rulec.testing.kinds import CupyKind, NumpyKind
+from tests.backends import cuda_stand_in
 
-#: Numbers at the edges of words, and elements at those of words, of blocks, and of blocks' numbers.
+#: Numbers at the edges of words, seeds and layers; blocks where their numbers begin and need more than 32 bits.
 EDGES = (0, 2**31, 2**32 - 1)
-ELEMENTS = (0, 125, 2**34 - 5, 2**34 * 3 + 1)
 STREAMS = [
-    *(Stream(seed, layer, step, pair) for seed, layer, step, pair in itertools.product((-1, 5), (0, 7), EDGES, EDGES)),
+    *(Stream(2**40 - 1, 7, step, pair) for step, pair in itertools.product(EDGES, EDGES)),
+    *(Stream(seed, layer, 5, 3) for seed, layer in itertools.product((0, -1), (0, 2**31 - 1))),
     Stream(2**40 + 3, 2, 2**32 + 1, SHARED, ROWS),
 ]
+BLOCKS = (0, 2**32 - 1)
+
+#: Takes a stream, a count and a first element, and gives words.
+Maker = Callable[[Stream, int, int], Any]
 
 
-def jax_words(stream: Stream, count: int, offset: int) -> Any:
+def of_jax(stream: Stream, count: int, offset: int) -> Any:
     from rulec.jax.es.philox import words
 
     return words(stream.seed, stream.layer, stream.purpose, stream.pair, stream.step, count, offset)
 
 
-WORDS: dict[str, Callable[[Stream, int, int], Any]] = {"jax": jax_words}
+def from_signs(backend: Any, kind: Any) -> Maker:
+    """Words put together again from their bits, as they are seen in rademacher noise of one direction."""
+
+    def words(stream: Stream, count: int, offset: int) -> Words:
+        noise = noise_of(stream, "rademacher")
+        out = kind.make(np.zeros(32 * count, np.float32))
+        backend.fill_noise(out, noise, 32 * offset)
+        bits = (kind.read(out) < 0).reshape(-1, 32)
+        return np.packbits(bits, axis=1, bitorder="little").view("<u4")[:, 0]
+
+    return words
 
 
-@pytest.mark.parametrize("backend", sorted(WORDS))
-def test_words_are_the_same_bits(backend: str) -> None:
-    for stream, offset in itertools.product(STREAMS[:: 1 if backend != "jax" else 5], ELEMENTS):
-        found: Words = np.asarray(WORDS[backend](stream, 11, offset))
+def noise_of(stream: Stream, values: Any, weight: float = 1.0) -> Noise:
+    """The noise of one direction."""
+    weights = np.full(1, weight, np.float32)
+    return Noise(values, stream.seed, stream.layer, stream.step, weights, stream.pair, stream.purpose)
+
+
+def from_memory(backend: Any, kind: Any, dtype: Any) -> Maker:
+    """Words as a backend writes them."""
+
+    def words(stream: Stream, count: int, offset: int) -> Any:
+        out = kind.make(np.zeros(count, dtype))
+        position = {"seed": stream.seed, "layer": stream.layer, "step": stream.step, "purpose": stream.purpose}
+        backend.fill_words(out, pair=stream.pair, offset=offset, **position)
+        return kind.read(out).view(np.uint32)
+
+    return words
+
+
+def check_words(make: Maker, streams: list[Stream] = STREAMS) -> int:
+    """Asserts that words are those of NumPy in every stream; gives how many streams there are."""
+    for stream, block in itertools.product(streams, BLOCKS):
+        found = np.asarray(make(stream, 8, 4 * block))
         assert found.dtype == np.uint32
-        np.testing.assert_array_equal(found, stream.words(11, offset), f"{stream} from {offset}")
+        np.testing.assert_array_equal(found, stream.words(8, 4 * block), f"{stream} from block {block}")
+    return len(streams)
+
+
+def check_whole(backend: Any, kind: Any, streams: list[Stream] = STREAMS) -> int:
+    """Asserts that sums of whole numbers are NumPy's bits in every stream."""
+    for stream, values in itertools.product(streams, ("rademacher", "popcount")):
+        first = ELEMENTS[values] * (2**32 - 1)
+        out = kind.make(np.zeros(2 * ELEMENTS[values], np.float32))
+        backend.fill_noise(out, noise_of(stream, values, 0.75), first)
+        expected = 0.75 * stream.whole(values, 2 * ELEMENTS[values], first)
+        np.testing.assert_array_equal(kind.read(out), expected, f"{values} of {stream}")
+    return len(streams)
+
+
+def test_words_in_jax() -> None:
+    pytest.importorskip("jax")
+    assert check_words(of_jax, STREAMS[::4])
+
+
+@pytest.mark.parametrize("name", ["cpu", "c"])
+def test_words_and_whole_numbers_on_the_processor(name: str) -> None:
+    backend: Any = registry.get(name)
+    if backend.unavailable_reason():
+        pytest.skip(backend.unavailable_reason())
+    assert check_words(from_signs(backend, NumpyKind()))
+    assert check_whole(backend, NumpyKind())
+
+
+@pytest.fixture
+def cuda() -> Iterator[Any]:
+    """CuPy's stand-in."""
+    with cuda_stand_in.installed() as module:
+        yield module
+        cuda_stand_in.flush()
+
+
+@pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
+def test_words_and_whole_numbers_in_cuda(cuda: Any) -> None:
+    from rulec_backends.cupy import CupyBackend
+
+    backend = CupyBackend(threads=32)
+    assert check_words(from_memory(backend, CupyKind(), np.uint32))
+    assert check_words(from_signs(backend, CupyKind()), STREAMS[::4])
+    assert check_whole(backend, CupyKind(), STREAMS[::4])
 
 
 def test_jax_takes_positions_that_are_traced_and_mapped() -> None:
@@ -64,5 +148,5 @@ def test_jax_values_are_of_the_dtype_and_scale_asked_for() -> None:
     position = {"seed": 1, "layer": 0, "step": 2, "pair": 3}
     found = values("popcount", (40,), dtype="bfloat16", **position)
     assert str(found.dtype) == "bfloat16"
-    expected = Stream(1, 0, 2, 3).values("popcount", 40)
+    expected = Stream(1, 0, 2, 3, NOISE).values("popcount", 40)
     np.testing.assert_allclose(np.asarray(found, np.float32), expected, rtol=2**-8)

@@ -107,19 +107,19 @@ def _facts(
     block = tile_for(vector, target) if is_shaped(program, stage, layout) else block_for(read + written, target)
     if stage.reduces and not is_shaped(program, stage, layout):
         block = reducing(block)
-    made = _made(target, kernels[f"stage_{index}"], constants(program, layout, index, block), block.threads)
+    made = made_for(target, kernels[f"stage_{index}"], constants(program, layout, index, block), block.threads)
     text = made.asm.get("ptx") or made.asm["amdgcn"]
     rows = [v for v in stage.reads if place(program.result(v).axes, layout) == ROW]
-    stack, local = _memory(made)
+    stack, local = memory(made)
     return Facts(
         f"{target} {name}", is_shaped(program, stage, layout), read, written,
         (len(rows), len(reduced_at(stage, layout, ROW))), block.elements, block.threads,
         [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], stack, local,
-        len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), _approximate(text),
+        len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), approximate(text),
     )  # fmt: skip
 
 
-def _approximate(text: str) -> list[str]:
+def approximate(text: str) -> list[str]:
     """The instructions that are not IEEE's: but for the floor, whose faults with subnormal numbers `floor` mends."""
     return re.findall(r"\S+\.approx\S*|div\.full\S*|(?!cvt\.rmi)\b\w+\.(?:\w+\.)*ftz\S*", text)
 
@@ -139,7 +139,7 @@ def constants(program: Program, layout: Layout, index: int, block: Block) -> dic
     return found
 
 
-def _made(target: str, kernel: Any, known: dict[str, Any], threads: int) -> Any:
+def made_for(target: str, kernel: Any, known: dict[str, Any], threads: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -153,7 +153,7 @@ def _made(target: str, kernel: Any, known: dict[str, Any], threads: int) -> Any:
     return triton.compile(ASTSource(kernel, signature, constexprs=known), target=gpu, options=options)
 
 
-def _memory(made: Any) -> tuple[int, int]:
+def memory(made: Any) -> tuple[int, int]:
     """The bytes of stack, or on AMD's GPUs the registers that are spilled, and the accesses of local memory."""
     if "amdgcn" in made.asm:
         text = made.asm["amdgcn"]
@@ -240,8 +240,8 @@ def _helpers() -> dict[str, int]:
     known = {"finish": {"LANES": FINISHED}, "scalars": {"LANES": LANES}}
     counted = {}
     for target in TARGETS:
-        made = [_made(target, kernels[name], constants, 128) for name, constants in known.items()]
-        counted[target] = sum(_memory(x) == (0, 0) for x in made)
+        made = [made_for(target, kernels[name], constants, 128) for name, constants in known.items()]
+        counted[target] = sum(memory(x) == (0, 0) for x in made)
     return counted
 
 

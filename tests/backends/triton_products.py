@@ -20,7 +20,7 @@ from rulec.backend.layout import Layout, layout_for
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for
-from tests.backends.triton_compiled import ROOT, _memory
+from tests.backends.triton_compiled import ROOT, memory
 
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -73,7 +73,7 @@ def _facts(name: str, made: Any) -> Product:
     found = re.findall(r"\b(wgmma)\.mma_async|\b(tcgen05)\.mma|\b(mma)\.sync|\bv_(mfma)_", text)
     instructions = [next(filter(None, one)) for one in found]
     stores = [line for line in text.splitlines() if _STORE.search(line)]
-    stack, local = _memory(made)
+    stack, local = memory(made)
     return Product(
         name, instructions[0] if instructions else "", len(instructions), sum(bool(_WIDE.search(x)) for x in stores),
         len(stores), stack, local, re.findall(r"\S+\.approx\S*|div\.full\S*", text),

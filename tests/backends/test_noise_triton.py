@@ -1,0 +1,134 @@
+"""Noise in Triton: in its interpreter beside the definition, and its assembly for GPUs that are not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rulec
+from rulec.backend.layout import layout_for
+from rulec_backends.triton import TritonBackend
+from tests.backends.test_noise_streams import STREAMS
+from tests.backends.triton_noise import Facts, compiled_noise
+from tests.backends.triton_process import in_the_interpreter
+
+HEAD = """
+import torch
+from tests.backends.noises import *
+from tests.backends.test_noise_streams import STREAMS, check_whole, check_words, from_memory
+from rulec.testing.kinds import TorchKind
+from rulec_backends.triton import TritonBackend
+backend, kind = TritonBackend(), TorchKind()
+"""
+
+#: Everything that is looked at every day, in one process.
+DAILY = f"""{HEAD}
+from rulec.errors import TensorError
+try:
+    backend.fill_words(torch.empty(3), seed=0, layer=0, step=0, pair=0)
+except TensorError as error:
+    refused = str(error)
+found = {{
+    "words": check_words(from_memory(backend, kind, np.int32)),
+    "whole": check_whole(backend, kind, STREAMS[::6]),
+    "worst": worst_fills(backend, kind, "float32", (3,), 150, OFFSETS[1::3]),
+    "fused": fused_as_filled(backend, kind, "adamw", "float32", "popcount", shapes=SHAPES[:2]),
+    "bfloat16": fused_as_filled(backend, kind, "lion", "bfloat16", "rademacher", shapes=SHAPES[:2], maximize=True),
+    "some": fused_as_filled(backend, kind, "sgd", "float32", "popcount", tensors=[1], shapes=SHAPES[:2]),
+    "stays": fused_as_filled(backend, kind, "sgd", "float32", "popcount", shapes=SHAPES[:1],
+                             stays=lambda: torch.tensor([False, True])),
+    "refused": refused,
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def daily() -> Any:
+    """What the interpreter finds."""
+    return in_the_interpreter(DAILY, "found")
+
+
+def test_words_and_whole_numbers_are_those_of_the_definition(daily: Any) -> None:
+    assert [daily["words"], daily["whole"]] == [len(STREAMS), len(STREAMS[::6])]
+
+
+def test_sums_are_those_of_the_definition(daily: Any) -> None:
+    assert daily["worst"] < 1e-6
+
+
+@pytest.mark.parametrize("case", ["fused", "bfloat16", "some", "stays"])
+def test_an_update_by_noise_has_the_bits_of_one_by_a_filled_gradient(daily: Any, case: str) -> None:
+    assert daily[case] is True
+
+
+def test_words_go_into_whole_numbers(daily: Any) -> None:
+    assert daily["refused"] == (
+        "random words go into a tensor of int32 of one or two dimensions, and this one is of torch.float32 and has 1: "
+        "make one of that kind"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-6), ("float64", 2e-15), ("bfloat16", 1e-2), ("float16", 1e-3)]
+)
+def test_sums_in_other_dtypes(dtype: str, most: float) -> None:
+    program = f"{HEAD}\nfound = worst_fills(backend, kind, {dtype!r}, (1, 3), 200, OFFSETS[1::2])"
+    assert in_the_interpreter(program, "found") < most
+
+
+@pytest.mark.slow
+def test_updates_by_other_rules_and_of_other_dtypes() -> None:
+    program = f"""{HEAD}
+found = [
+    fused_as_filled(backend, kind, "adamw", "bfloat16", "normal", skip=1),
+    fused_as_filled(backend, kind, "adamw", "float64", "popcount", grad="float32", shapes=SHAPES[:3]),
+    fused_as_filled(backend, kind, "lion", "float32", "rademacher", grad="bfloat16", shapes=SHAPES[:3]),
+    fused_as_filled(backend, kind, "sgd", "float64", "normal"),
+    fused_as_filled(backend, kind, "sgd", "float16", "normal", scale=lambda: torch.tensor([3.0])),
+]
+"""
+    assert in_the_interpreter(program, "found") == [True] * 5
+
+
+# Assembly
+
+
+def check(facts: Facts) -> None:
+    """Whole blocks move 16 bytes at a time, unmasked, all that the program moves but a gradient; nothing spills."""
+    accesses = facts.block / facts.threads / 16
+    (loop,) = facts.loops
+    assert (loop.wide_loads, loop.wide_stores) == (facts.read * accesses, facts.written * accesses), facts.kernel
+    assert loop.masked == loop.stores == 0, facts.kernel
+    assert (facts.stack, facts.local) == (0, 0), facts.kernel
+    assert facts.products >= 40, "the products of ten rounds, twice"
+    assert facts.approximate == [], facts.kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [(t, "float32") for t in ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")] + [("cuda:90", "bfloat16")],
+)
+def test_kernels_for_every_target(target: str, dtype: str) -> None:
+    found = compiled_noise(target, dtype, "adamw", ["popcount", "rademacher", "normal"])
+    assert len(found) == 3
+    for facts in found:
+        check(facts)
+
+
+# As text
+
+
+def test_the_code_reads_like_the_rule() -> None:
+    program = rulec.compile(rulec.load("lion"))
+    source = TritonBackend().emit_estimate(program, layout_for(program, "bfloat16", maximize=True), "popcount")
+    lines = [line.strip() for line in source.splitlines()]
+    for line in (
+        "g = -to_bfloat16(sum_of_noise(g_at, start, BLOCK), EMULATED).to(tl.float32)",
+        "bits = set_bits(tl.reshape(tl.join(tl.join(a, c), tl.join(b, e)), (BLOCK // 16, 4, 1)))",
+        "sums += weight * count",
+        "for d in range(0, tl.load(at + 1)):",
+    ):
+        assert line in lines, line
