@@ -32,17 +32,21 @@ class Driver:
         """What all members make of the same samples, (signs, samples, directions, ...)."""
         signs = 2 if self.antithetic else 1
         batch = samples.repeat_interleave(self.directions, dim=0).repeat(signs, *(1,) * (samples.dim() - 1))
+        out = self.forward(batch)
+        return out.view(signs, len(samples), self.directions, *out.shape[1:])
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """What members make of their rows of a batch."""
         plain = {name: module.forward for name, module in self.own.items()}
         for name, module in self.own.items():
             module.forward = self._members(module, self.draw(name))
         try:
             with torch.no_grad():
-                out = self.model(batch)
+                return self.model(batch)  # type: ignore[no-any-return]
         finally:
             for name, module in self.own.items():
                 del module.forward
                 assert module.forward == plain[name]
-        return out.view(signs, len(samples), self.directions, *out.shape[1:])
 
     @staticmethod
     def _members(module: Any, draw: Draw) -> Callable[[Tensor], Tensor]:
