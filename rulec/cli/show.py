@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -27,6 +27,9 @@ def show(
     epilogue: Annotated[
         bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
     ] = False,
+    estimate: Annotated[
+        str, typer.Option(help="Show the kernel whose gradient is noise: normal, popcount or rademacher.")
+    ] = "",
     passes: Annotated[bool, typer.Option("--passes", help="Show the program after each pass instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
@@ -35,8 +38,8 @@ def show(
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
 
-    Or its kernel in the epilogue of a product, the program after each pass, the mathematics as LaTeX, the rule as a
-    rule file, what is proved about it.
+    Or its kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
+    mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
     found = find_rule(rule)
     if passes:
@@ -49,11 +52,14 @@ def show(
         kind, text, language = "analysis", str(found.analysis), "text"
     elif epilogue:
         kind, text, language = "epilogue", _epilogue(found, backend, check_dtype(dtype), state_dtype), "python"
+    elif estimate:
+        kind, language = "estimate", _LANGUAGES.get(backend, "python")
+        text = _estimate(found, backend, estimate, check_dtype(dtype), state_dtype)
     else:
         language = _LANGUAGES.get(backend, "python")
         kind, text = "source", _source(found, backend, check_dtype(dtype), state_dtype)
     if json:
-        printed = backend if kind in ("source", "epilogue") else None
+        printed = backend if kind in ("source", "epilogue", "estimate") else None
         print_json({"rule": found.name, "kind": kind, "backend": printed, "text": text})
     else:
         print_source(text, language)
@@ -77,6 +83,23 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
     program = compile(rule)
     text: str = made.emit_epilogue(program, _layout(program, dtype, state_dtype), dtype)
+    return text
+
+
+def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: str) -> str:
+    from rulec.backend import registry
+    from rulec.backend.noise import Values
+    from rulec.compiler.pipeline import compile
+    from rulec.language.source import did_you_mean
+
+    kinds = get_args(Values)
+    if values not in kinds:
+        raise RulecError(f"there is no noise {values!r}{did_you_mean(values, kinds)}: give {', '.join(kinds)}")
+    made: Any = registry.get(backend)
+    if not hasattr(made, "emit_estimate"):
+        raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
+    program = compile(rule)
+    text: str = made.emit_estimate(program, _layout(program, dtype, state_dtype), values)
     return text
 
 

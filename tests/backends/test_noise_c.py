@@ -108,7 +108,7 @@ def test_what_has_no_estimate_is_refused_in_one_sentence(backend: str) -> None:
     adamw = rulec.compile(rulec.load("adamw"))
     with pytest.raises(BackendUnsupported, match="noise of 'uniform' of rule 'AdamW'"):
         made.emit_estimate(adamw, layout_for(adamw, "float32"), "uniform")
-    still = rulec.compile(rulec.parse("name: Still\nstep: p = p - lr*p\n"))
+    still = rulec.compile(rulec.parse("name: Still\nstep: p = 0.5*p\n"))
     with pytest.raises(BackendUnsupported, match="a gradient that is not read of rule 'Still'"):
         made.emit_estimate(still, layout_for(still, "float32"), "normal")
 

@@ -44,6 +44,16 @@ def test_an_update_in_the_epilogue_of_a_product() -> None:
     assert refused == "error: --epilogue shows a kernel that triton has and cpu has not: give --backend triton\n"
 
 
+def test_an_update_by_noise() -> None:
+    shown = run("show", "lion", "--backend", "cupy", "--estimate", "popcount")
+    assert "Lion with a sum of popcount noise as its gradient, by the cupy backend" in shown
+    assert run_json("show", "lion", "--backend", "c", "--estimate", "normal")["kind"] == "estimate"
+    refused = error("show", "lion", "--backend", "jax", "--estimate", "popcount")
+    assert refused == "error: --estimate shows a kernel that cpu, c, cupy and triton have and jax has not\n"
+    mistaken = error("show", "lion", "--estimate", "norml")
+    assert "there is no noise 'norml'; did you mean 'normal'?: give normal, rademacher, popcount" in mistaken
+
+
 def test_latex_is_an_aligned_block() -> None:
     shown = run("show", "adam", "--latex")
     assert shown.startswith("\\begin{aligned}")

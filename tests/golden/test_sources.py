@@ -1,4 +1,6 @@
-"""What every backend prints for twelve rules, kept as files, so that a change of any kernel is seen in a change's diff.
+"""What every backend prints for twelve rules, and with noise as a gradient for one, kept as files.
+
+So a change of any kernel is seen in a change's diff.
 
 `pytest tests/golden --refresh-golden` writes them anew.
 """
@@ -6,6 +8,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,25 @@ def printed(rule: str, backend: str) -> str | None:
         return None
 
 
+#: The rule, dtype and values of the kernel with noise as its gradient, and the backends that have one.
+ESTIMATE = ("adamw", "float32", "popcount")
+ESTIMATING = ("cpu", "c", "cupy", "triton")
+
+
+def estimated(backend: str) -> str:
+    """The source of that kernel."""
+    rule, param, values = ESTIMATE
+    program = rulec.compile(rulec.load(rule))
+    made: Any = registry.get(backend)
+    found: str = made.emit_estimate(program, layout_for(program, param), values)
+    return found
+
+
+def kept_estimate(backend: str) -> Path:
+    rule, _, values = ESTIMATE
+    return SOURCES / backend / f"{rule}_by_{values}_noise.{SUFFIXES[backend]}"
+
+
 def kept(rule: str, backend: str) -> Path:
     name = rule.replace(" >> ", "_then_").replace("(", "_of_").replace(")", "")
     return SOURCES / backend / f"{name}.{SUFFIXES[backend]}"
@@ -54,7 +76,16 @@ def kept(rule: str, backend: str) -> Path:
 @pytest.mark.parametrize("backend", SUFFIXES)
 @pytest.mark.parametrize("rule", RULES)
 def test_kernels_are_those_that_were_kept(rule: str, backend: str, request: pytest.FixtureRequest) -> None:
-    path, text = kept(rule, backend), printed(rule, backend)
+    compare(kept(rule, backend), printed(rule, backend), backend, request)
+
+
+@pytest.mark.parametrize("backend", ESTIMATING)
+def test_kernels_that_make_noise_are_those_that_were_kept(backend: str, request: pytest.FixtureRequest) -> None:
+    compare(kept_estimate(backend), estimated(backend), backend, request)
+
+
+def compare(path: Path, text: str | None, backend: str, request: pytest.FixtureRequest) -> None:
+    """Asserts that a source is what a file has, or writes it there."""
     if request.config.getoption("--refresh-golden"):
         if text is None:
             path.unlink(missing_ok=True)
@@ -69,5 +100,6 @@ def test_kernels_are_those_that_were_kept(rule: str, backend: str, request: pyte
 def test_nothing_else_is_kept_and_every_backend_is() -> None:
     assert set(SUFFIXES) == set(registry.names())
     files = {p for p in SOURCES.rglob("*") if p.is_file()}
-    assert files <= {kept(rule, backend) for rule in RULES for backend in SUFFIXES}
+    rules = {kept(rule, backend) for rule in RULES for backend in SUFFIXES}
+    assert files <= rules | {kept_estimate(backend) for backend in ESTIMATING}
     assert {p.parent.name for p in files} == set(SUFFIXES)
