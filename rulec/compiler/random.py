@@ -18,6 +18,9 @@ Words = np.ndarray[Any, np.dtype[np.uint32]]
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
+#: How often words are mixed.
+ROUNDS = 10
+
 #: All bits of a word.
 WORD = 0xFFFFFFFF
 
@@ -42,12 +45,19 @@ def rounds(
     word, and to add one.
     """
     c, k = list(counter), list(key)
-    for _ in range(10):
-        high0, low0 = multiply(c[0], MULTIPLIERS[0])
-        high1, low1 = multiply(c[2], MULTIPLIERS[1])
-        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
-        k = [add(word, term) for word, term in zip(k, WEYL, strict=True)]
+    for _ in range(ROUNDS):
+        c, k = one_round(c, k, multiply, add)
     return c
+
+
+def one_round(
+    c: Sequence[Any], k: Sequence[Any], multiply: Callable[[Any, int], tuple[Any, Any]], add: Callable[[Any, int], Any]
+) -> tuple[list[Any], list[Any]]:
+    """One of the rounds, on the four words and the key's two."""
+    high0, low0 = multiply(c[0], MULTIPLIERS[0])
+    high1, low1 = multiply(c[2], MULTIPLIERS[1])
+    mixed = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
+    return mixed, [add(word, term) for word, term in zip(k, WEYL, strict=True)]
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
@@ -57,10 +67,10 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Wo
     return a, b, c, d
 
 
-def stream(count: int, *, seed: int, tensor: int, draw: int, step: int) -> Words:
-    """The first `count` words of one tensor's draw at one step."""
-    block = np.arange((count + 3) // 4, dtype=np.uint64)
-    counter = (block & np.uint64(0xFFFFFFFF), block >> np.uint64(32), draw, step & 0xFFFFFFFF)
+def stream(count: int, *, seed: int, tensor: int, draw: int, step: int, block: int = 0) -> Words:
+    """The first `count` words, from that of a block on, of one tensor's draw at one step."""
+    blocks = np.arange(block, block + (count + 3) // 4, dtype=np.uint64)
+    counter = (blocks & np.uint64(0xFFFFFFFF), blocks >> np.uint64(32), draw, step & 0xFFFFFFFF)
     return np.stack(philox(counter, (seed & 0xFFFFFFFF, tensor & 0xFFFFFFFF)), axis=-1).reshape(-1)[:count]
 
 

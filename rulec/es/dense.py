@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from rulec.errors import HyperError
 from rulec.es import streams
 from rulec.es.perturbation import Perturbation
 from rulec.es.streams import Stream
@@ -107,10 +106,6 @@ def _dropout(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...],
 def window(perturbation: Perturbation, stream: Stream, columns: int, direction: int) -> streams.Numbers:
     """The inputs that a direction keeps: a window of a ring, which is all inputs in an order of this step's own."""
     kept = perturbation.kept_of(columns)
-    if perturbation.antithetic and 2 * kept != columns:
-        raise HyperError(
-            f"antithetic pairs of dropout are complements, and {columns} inputs have no halves: give antithetic=False"
-        )
     ring = stream.of(streams.SHARED, streams.DROPPED).permutation(columns)
     start = direction * columns // perturbation.directions
     return ring[(start + np.arange(kept)) % columns]

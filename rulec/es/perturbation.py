@@ -129,8 +129,14 @@ class Perturbation:
         return _lines(self.out_sparsity, rows), _lines(self.in_sparsity, columns)
 
     def kept_of(self, columns: int) -> int:
-        """How many inputs each direction of dropout keeps; at least one."""
-        return max(1, round(self.keep * columns))
+        """How many inputs each direction of dropout keeps, at least one; raises HyperError for pairs without halves."""
+        kept = max(1, round(self.keep * columns))
+        if self.antithetic and 2 * kept != columns:
+            raise HyperError(
+                f"antithetic pairs of dropout are complements, and {columns} inputs have no halves: "
+                f"give antithetic=False"
+            )
+        return kept
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields, for a saved state."""

@@ -1,7 +1,7 @@
 """The random streams of perturbations in JAX, in words of 32 bits alone: `rulec.es.streams` says what they are.
 
-Seed, layer, direction and step may be traced, and mapped over by vmap; how many elements there are, where they begin
-and their kind may not.
+Seed, layer, direction and step may be traced, and mapped over by vmap; how many elements there are and their kind may
+not. Where they begin may be traced if that is at the first element of a block.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.compiler.random import WORD, rounds
+from rulec.compiler.random import ROUNDS, WORD, one_round, rounds
 from rulec.es.streams import DOMAIN, ELEMENTS, NOISE, SCALE
 
 
-def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: int = 0) -> Any:
+def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: Any = 0) -> Any:
     """One word for each of `count` elements from `offset` on: uint32[count]."""
     return _elements("raw", count, offset, key=_key(seed, layer), place=(purpose, _word(pair), _word(step)))
 
 
 def whole(
     kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
-    offset: int = 0,
+    offset: Any = 0,
 ) -> Any:  # fmt: skip
     """The whole numbers of rademacher (1, -1) or popcount (-4 to 4) noise: an int32 array of a shape, in row-major
     order from element `offset` on."""
@@ -34,17 +35,17 @@ def whole(
 
 def values(
     kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
-    dtype: Any = jnp.float32, offset: int = 0,
+    dtype: Any = jnp.float32, offset: Any = 0,
 ) -> Any:  # fmt: skip
     """Noise of mean 0 and variance 1: an array of a shape and dtype, in row-major order from element `offset` on."""
     stream = {"seed": seed, "layer": layer, "step": step, "pair": pair, "purpose": purpose}
     wide = jnp.promote_types(dtype, jnp.float32)
     if kind != "normal":
         return (whole(kind, shape, **stream, offset=offset).astype(wide) * SCALE[kind]).astype(dtype)
-    count, first = math.prod(shape), offset // 2 * 2
-    found = words(seed, layer, purpose, pair, step, count + offset - first + 1 & ~1, first).reshape(-1, 2)
+    count, (pairs, before) = math.prod(shape), _begin(offset, 2)
+    found = words(seed, layer, purpose, pair, step, count + before + 1 & ~1, 2 * pairs).reshape(-1, 2)
     both = jnp.stack(_normal(found[:, 0], found[:, 1], wide), axis=-1).reshape(-1)
-    return both[offset - first :][:count].reshape(shape).astype(dtype)
+    return both[before:][:count].reshape(shape).astype(dtype)
 
 
 def _normal(first: Any, second: Any, dtype: Any) -> tuple[Any, Any]:
@@ -68,25 +69,50 @@ def _cells(word: Any) -> Any:
     return (word >> 9).astype(jnp.int32)
 
 
-def _elements(kind: str, count: int, offset: int, *, key: Any, place: Any) -> Any:
+def _begin(offset: Any, each: int) -> tuple[Any, int]:
+    """The part, of `each` elements, that an offset lies in, and how many of its elements come before: traced, none."""
+    return divmod(offset, each) if isinstance(offset, int) else (offset // each, 0)
+
+
+def _elements(kind: str, count: int, offset: Any, *, key: Any, place: Any) -> Any:
     """The word, byte or bit of each element: a flat array of words."""
     each = ELEMENTS[kind]
-    first, last = offset // each, -(-(offset + count) // each)
-    found = _blocks(first, last - first, key, place)
+    first, before = _begin(offset, each)
+    found = _blocks(first, -(-(before + count) // each), key, place)
     if each > 4:
         size = 32 // (each // 4)
         shifts = jnp.arange(0, 32, size, dtype=jnp.uint32)
         found = (found[..., None] >> shifts) & jnp.uint32((1 << size) - 1)
-    return found.reshape(-1)[offset - first * each :][:count]
+    return found.reshape(-1)[before:][:count]
 
 
-def _blocks(first: int, count: int, key: Any, place: Any) -> Any:
+def _blocks(first: Any, count: int, key: Any, place: Any) -> Any:
     """Blocks `first` and on, as (count, 4) words; their numbers may be beyond 32 bits."""
     purpose, pair, step = place
     low = _word(first) + jnp.arange(count, dtype=jnp.uint32)
-    high = _word(first >> 32) + (low < _word(first)).astype(jnp.uint32) + _word(purpose << 16)
-    found = rounds([low, high, pair, step], key, _multiply, lambda word, term: word + _word(term))
-    return jnp.stack(jnp.broadcast_arrays(*found), axis=-1)
+    beyond = _word(first >> 32 if isinstance(first, int) else 0)
+    high = beyond + (low < _word(first)).astype(jnp.uint32) + _word(purpose << 16)
+    counter = jnp.broadcast_arrays(low, high, pair, step)
+    found = jax.lax.platform_dependent(list(counter), list(key), cpu=_looped, default=_unrolled)
+    return jnp.stack(found, axis=-1)
+
+
+def _unrolled(counter: list[Any], key: list[Any]) -> list[Any]:
+    return rounds(counter, key, _multiply, _add)
+
+
+def _looped(counter: list[Any], key: list[Any]) -> list[Any]:
+    """The same as a loop: on a CPU, XLA would otherwise do all rounds anew for each bit that somebody reads."""
+
+    def mix(_: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
+        return one_round(*found, _multiply, _add)
+
+    words: list[Any] = jax.lax.fori_loop(0, ROUNDS, mix, (counter, key))[0]
+    return words
+
+
+def _add(word: Any, term: int) -> Any:
+    return word + _word(term)
 
 
 def _multiply(word: Any, factor: int) -> tuple[Any, Any]:

@@ -1,0 +1,96 @@
+"""The weights of directions from fitness that is traced: what `rulec.es.fitness` says, in shapes known before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rulec.errors import HyperError, TensorError
+from rulec.es.fitness import TOP
+from rulec.es.layout import of_members
+from rulec.es.perturbation import Perturbation
+from rulec.language.source import did_you_mean
+
+#: Takes fitness by (sign, direction), NaN where a direction does not count, and gives as many numbers.
+Shaping = str | Callable[[Any], Any] | None
+
+
+def by_member(fitness: Any, perturbation: Perturbation) -> Any:
+    """Fitness by (sign, direction), of members or of the rows of their batch; TensorError for another length."""
+    found = jnp.asarray(fitness)
+    found = found.astype(jnp.promote_types(found.dtype, jnp.float32))
+    shape = perturbation.signs, perturbation.directions
+    of_members(np.broadcast_to(0.0, found.shape), perturbation)  # raises what is wrong with the shape
+    if found.shape == shape:
+        return found
+    return found.reshape(shape[0], -1, shape[1]).mean(axis=1)
+
+
+def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None) -> tuple[Any, Any]:
+    """What each direction's noise is multiplied by, (directions,), and whether directions enough count."""
+    fitness = by_member(fitness, perturbation)
+    whole = jnp.isfinite(fitness).all(axis=0)
+    counted = whole.sum()
+    ok = counted >= (1 if perturbation.antithetic else 2)
+    shaped = _shaped(jnp.where(whole, fitness, jnp.nan), shaping)
+    score = _contrast(shaped, counted, perturbation.antithetic)
+    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
+    return jnp.where(whole & ok, -score / (counted * sigma), 0.0), ok
+
+
+def _contrast(shaped: Any, counted: Any, antithetic: bool) -> Any:
+    if antithetic:
+        return (shaped[0] - shaped[1]) / 2
+    return (shaped[0] - jnp.nanmean(shaped[0])) * (counted / (counted - 1))
+
+
+def _shaped(fitness: Any, shaping: Shaping) -> Any:
+    if shaping is None:
+        return fitness
+    if callable(shaping):
+        found = jnp.asarray(shaping(fitness))
+        if found.shape != fitness.shape:
+            raise TensorError(f"shaping made {found.shape} of fitness of shape {fitness.shape}: it must keep the shape")
+        return found
+    if shaping not in SHAPINGS:
+        known = ", ".join(SHAPINGS)
+        raise HyperError(
+            f"shaping={shaping!r} is none of {known}, a function or None{did_you_mean(str(shaping), SHAPINGS)}"
+        )
+    return SHAPINGS[shaping](fitness)
+
+
+def centered_rank(fitness: Any) -> Any:
+    """Ranks from -1/2 to 1/2; equal ones share the mean of theirs."""
+    flat = fitness.reshape(-1)
+    ordered = jnp.sort(flat)
+    first, after = (jnp.searchsorted(ordered, flat, side=side) for side in ("left", "right"))
+    last = jnp.maximum(1, (~jnp.isnan(flat)).sum() - 1)
+    ranks = (first + after - 1) / 2 / last - 0.5
+    return jnp.where(jnp.isnan(flat), jnp.nan, ranks).reshape(fitness.shape)
+
+
+def zscore(fitness: Any) -> Any:
+    """Fitness less its mean, in standard deviations."""
+    return _over(fitness - jnp.nanmean(fitness), jnp.nanstd(fitness))
+
+
+def ars_top(fitness: Any) -> Any:
+    """Fitness of the best directions, in its standard deviations, weighed as if there were no others."""
+    best = jnp.max(fitness, axis=0)
+    there = (~jnp.isnan(best)).sum()
+    place = jnp.argsort(jnp.argsort(-best, stable=True), stable=True)
+    count = jnp.maximum(1, jnp.round(TOP * there))
+    chosen = jnp.where(place < count, fitness, jnp.nan)
+    found = _over(chosen - jnp.nanmean(chosen), jnp.nanstd(chosen)) * (there / count)
+    return jnp.where(jnp.isnan(fitness), jnp.nan, jnp.where(place < count, found, 0.0))
+
+
+def _over(numbers: Any, spread: Any) -> Any:
+    return jnp.where(spread > 0, numbers / jnp.where(spread > 0, spread, 1.0), numbers * 0.0)
+
+
+SHAPINGS: dict[str, Callable[[Any], Any]] = {"centered_rank": centered_rank, "zscore": zscore, "ars_top": ars_top}

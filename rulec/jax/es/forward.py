@@ -1,0 +1,143 @@
+"""A forward pass of all members in one batch, without the weights of any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.errors import TensorError
+from rulec.es.arithmetic import by_sign
+from rulec.es.layout import repeats_of, tiled
+from rulec.es.perturbation import Perturbation
+from rulec.jax.es.state import Layer, State, leaves, noise_of
+
+
+def member_batch(x: Any, perturbation: Perturbation, shared: bool = True) -> Any:
+    """A batch for `batched` parameters: every member sees all rows of `x`, or, not `shared`, each its part of them.
+
+    Shared rows become members times as many. TensorError where rows that are not shared cannot be dealt evenly.
+    """
+    if shared:
+        return jnp.asarray(x)[tiled(x.shape[0], perturbation)]
+    repeats_of(x.shape[0], perturbation)
+    return jnp.asarray(x)
+
+
+def batched(params: Any, state: State, perturbation: Perturbation) -> Any:
+    """The parameters with a `Perturbed` in the place of each leaf that is perturbed.
+
+    A network that is written with `x @ weight + bias`, and `es.conv` and `es.take` where it has these, then works on a
+    batch of all members: row number repeat*directions + direction belongs to the member of that direction and, where
+    antithetic, of positive sign in the first half of the rows.
+    """
+    found = [
+        leaf if layer is None else Perturbed(leaf, state, layer, perturbation) for leaf, layer in leaves(params, state)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), found)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Perturbed:
+    """A leaf as each row of a batch sees it, by its member: for products with rows, sums and products by element."""
+
+    weight: Any
+    state: State
+    layer: Layer = field(metadata={"static": True})
+    perturbation: Perturbation = field(metadata={"static": True})
+
+    __array_ufunc__ = None  # arrays of NumPy leave their products with it to it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the leaf."""
+        return self.layer.shape
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions the leaf has."""
+        return len(self.layer.shape)
+
+    def __rmatmul__(self, x: Any) -> Any:
+        return dot(x, self)
+
+    def __radd__(self, x: Any) -> Any:
+        return x + self.rows(x)
+
+    def __rmul__(self, x: Any) -> Any:
+        return x * self.rows(x)
+
+    __add__, __mul__ = __radd__, __rmul__
+
+    def rows(self, x: Any) -> Any:
+        """A vector as each of the rows of `x` sees it, to meet its last dimension; TensorError for a matrix."""
+        if self.ndim != 1:
+            raise TensorError(f"{self.layer.name} is {list(self.shape)}: only vectors meet rows element by element")
+        repeats = repeats_of(x.shape[0], self.perturbation)
+        noise = self._noise(jnp.promote_types(self.weight.dtype, jnp.float32))
+        each = noise.draws.batched(noise.dense, noise.directions)
+        step = by_sign(self.perturbation, repeats, jnp, each[None]) * self.perturbation.sigma * each
+        found = (self.weight + step).astype(self.weight.dtype)
+        return found.reshape(-1, *(1,) * (x.ndim - 2), self.shape[0])
+
+    def product(self, x: Any, apply: Callable[[Any, Any], Any]) -> Any:
+        """Rows (rows, ..., inputs) by `apply(x, kernel)`, which is linear in the kernel (*window, inputs, outputs)."""
+        if x.shape[-1] != self.shape[-2]:
+            raise TensorError(f"{self.layer.name} {list(self.shape)} cannot be applied to rows of {x.shape[-1]} inputs")
+        repeats = repeats_of(x.shape[0], self.perturbation)
+        rows = x.reshape(repeats, self.perturbation.directions, *x.shape[1:])
+        found = self._noise(x.dtype).product(rows, self.weight, apply)
+        return found.reshape(-1, *found.shape[2:])
+
+    def _noise(self, dtype: Any) -> Any:
+        return noise_of(self.perturbation, self.state, self.layer, dtype)
+
+
+def dot(x: Any, weight: Any, **options: Any) -> Any:
+    """`x @ weight`, of rows (rows, ..., inputs) and a matrix (inputs, outputs), perturbed or not.
+
+    Options are those of `jnp.matmul`, such as `precision`.
+    """
+    if not isinstance(weight, Perturbed):
+        return jnp.matmul(x, weight, **options)
+    if weight.ndim != 2:
+        raise TensorError(f"{weight.layer.name} is {list(weight.shape)}: a product takes a matrix (inputs, outputs)")
+    return weight.product(x, lambda rows, kernel: jnp.matmul(rows, kernel, **options))
+
+
+def conv(x: Any, kernel: Any, strides: Sequence[int] | int = 1, padding: Any = "SAME", **options: Any) -> Any:
+    """A convolution of rows (rows, *space, channels) by a kernel (*window, inputs, outputs), perturbed or not.
+
+    `padding` and further options are those of `jax.lax.conv_general_dilated`; groups of channels are not perturbed so:
+    TensorError.
+    """
+    space = kernel.ndim - 2
+    letters = "".join(chr(ord("0") + axis) for axis in range(space))
+    strides = (strides,) * space if isinstance(strides, int) else tuple(strides)
+    layout = f"N{letters}C", f"{letters}IO", f"N{letters}C"
+
+    def apply(rows: Any, weight: Any) -> Any:
+        return jax.lax.conv_general_dilated(rows, weight, strides, padding, dimension_numbers=layout, **options)
+
+    if not isinstance(kernel, Perturbed):
+        return apply(x, kernel)
+    if options.get("feature_group_count", 1) != 1 or options.get("batch_group_count", 1) != 1:
+        raise TensorError(f"{kernel.layer.name} has groups of channels, which are perturbed by es.member alone")
+    return kernel.product(x, apply)
+
+
+def take(table: Any, indices: Any) -> Any:
+    """Lines of a table (entries, features) at indices (rows, ...), perturbed or not: (rows, ..., features)."""
+    if not isinstance(table, Perturbed):
+        return jnp.take(table, indices, axis=0)
+    if table.ndim != 2:
+        raise TensorError(f"{table.layer.name} is {list(table.shape)}: a table is (entries, features)")
+    repeats = repeats_of(indices.shape[0], table.perturbation)
+    found = table._noise(table.weight.dtype).taken(
+        indices.reshape(repeats, table.perturbation.directions, *indices.shape[1:]), table.weight
+    )
+    return found.reshape(-1, *found.shape[2:])

@@ -1,0 +1,77 @@
+"""Members as whole trees of parameters, and their fitness, on one device or dealt to several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.errors import HyperError, TensorError
+from rulec.es.perturbation import Perturbation
+from rulec.jax.es.state import Layer, State, leaves, noise_of, wide
+
+
+def member(params: Any, state: State, perturbation: Perturbation, index: Any) -> Any:
+    """The parameters of one member, by its number, which may be traced: those of positive sign come first.
+
+    HyperError for a Python number that is none of a member's.
+    """
+    if isinstance(index, int) and not 0 <= index < perturbation.members:
+        raise HyperError(f"there is no member {index}: give a number from 0 to {perturbation.members - 1}")
+    found = [
+        leaf if layer is None else _moved(leaf, layer, state, perturbation, index)
+        for leaf, layer in leaves(params, state)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), found)
+
+
+def _moved(leaf: Any, layer: Layer, state: State, perturbation: Perturbation, index: Any) -> Any:
+    sign = jnp.where(jnp.asarray(index) < perturbation.directions, 1.0, -1.0)
+    noise = noise_of(perturbation, state, layer).dense(jnp.asarray(index) % perturbation.directions)
+    start = leaf.astype(wide(leaf.dtype))
+    step = noise * start if perturbation.family == "dropout" else noise * perturbation.sigma
+    return (start + sign.astype(start.dtype) * step).astype(leaf.dtype)
+
+
+def evaluate(
+    loss: Callable[..., Any], params: Any, state: State, perturbation: Perturbation, *batch: Any,
+    mesh: Any = None, axis_name: str | None = None, chunk: int | None = None,
+) -> Any:  # fmt: skip
+    """The fitness of all members, minus `loss(params, *batch)`: (members,) of float32 or float64.
+
+    All members of a device are evaluated together, or `chunk` at a time. With a `mesh` they are dealt to the devices
+    along its axis, by default its first; every device needs as many. With a `chunk` the numbers are the same on however
+    many devices. Memory is that of the members of a chunk, with their weights; see `batched` for one without.
+    HyperError where members cannot be dealt so.
+    """
+    axis = None if mesh is None else axis_name or mesh.axis_names[0]
+    devices = 1 if mesh is None else mesh.shape[axis]
+    _check_dealt(perturbation.members, devices, chunk)
+
+    def fitness(params: Any, state: State, members: Any, *batch: Any) -> Any:
+        def one(index: Any) -> Any:
+            return _number(loss(member(params, state, perturbation, index), *batch))
+
+        return jax.lax.map(one, members, batch_size=chunk) if chunk else jax.vmap(one)(members)
+
+    if mesh is not None:
+        everywhere, dealt = jax.P(), jax.P(axis)  # type: ignore[no-untyped-call]
+        specs = (everywhere, everywhere, dealt, *(everywhere for _ in batch))
+        fitness = jax.shard_map(fitness, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
+    return -fitness(params, state, jnp.arange(perturbation.members), *batch)
+
+
+def _check_dealt(members: int, devices: int, chunk: int | None) -> None:
+    if members % devices:
+        raise HyperError(f"{members} members cannot be dealt to {devices} devices: make them a multiple")
+    if chunk is not None and (chunk < 1 or members // devices % chunk):
+        raise HyperError(f"chunk={chunk} does not divide the {members // devices} members of a device")
+
+
+def _number(loss: Any) -> Any:
+    found = jnp.asarray(loss)
+    if found.ndim:
+        raise TensorError(f"the loss of a member has shape {found.shape}: it must be one number, such as a mean")
+    return found.astype(wide(found.dtype))

@@ -1,0 +1,112 @@
+"""What a strategy remembers between steps, and which leaves of a tree it perturbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rulec.errors import TensorError
+from rulec.es.arithmetic import Family, family
+from rulec.es.perturbation import Perturbation
+from rulec.jax.es.draws import JaxDraws
+from rulec.jax.leaves import called, leaf_name
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A leaf that is perturbed: its path, its number among these, its shape and its dtype."""
+
+    name: str
+    number: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """How many updates were done, and the seed: two arrays. What is perturbed belongs to the tree's structure."""
+
+    step: Any
+    seed: Any
+    layers: tuple[Layer | None, ...] = field(metadata={"static": True})
+
+    @property
+    def next(self) -> State:
+        """The state after an update."""
+        return State(self.step + 1, self.seed, self.layers)
+
+
+def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
+    """The state before the first step.
+
+    Every leaf of floating-point numbers with a dimension or more is perturbed, unless `mask`, a tree of the parameters'
+    structure or a prefix of it, has False there. Leaves of two dimensions and more, (*window, inputs, outputs), have
+    the family's noise; vectors have independent noise, and with the dropout family none. Shapes may stand for arrays.
+    TensorError where nothing is left to perturb.
+    """
+    chosen = _chosen(params, mask)
+    layers: list[Layer | None] = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        number = sum(layer is not None for layer in layers)
+        layers.append(_layer(leaf_name(path), number, leaf, perturbation) if chosen[len(layers)] else None)
+    if not any(layers):
+        raise TensorError("no leaf of the parameters is perturbed: give floating-point arrays that the mask leaves")
+    return State(jnp.zeros((), jnp.uint32), jnp.asarray(perturbation.seed, jnp.uint32), tuple(layers))
+
+
+def _chosen(params: Any, mask: Any) -> list[bool]:
+    if mask is None:
+        return [True] * len(jax.tree.leaves(params))
+    try:
+        spread = jax.tree.map(lambda own, below: jax.tree.map(lambda _: bool(own), below), mask, params)
+    except ValueError as error:
+        raise TensorError(
+            f"the mask is {jax.tree.structure(mask)}, which is no prefix of the parameters: give it their structure"
+        ) from error
+    return jax.tree.leaves(spread)
+
+
+def _layer(name: str, number: int, leaf: Any, perturbation: Perturbation) -> Layer | None:
+    least = 2 if perturbation.family == "dropout" else 1
+    if not hasattr(leaf, "dtype") or leaf.ndim < least or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return None
+    if leaf.ndim > 1 and perturbation.family == "dropout":
+        perturbation.kept_of(leaf.shape[-2])
+    return Layer(name, number, tuple(leaf.shape), str(leaf.dtype))
+
+
+def leaves(params: Any, state: State, what: str = "the parameter") -> list[tuple[Any, Layer | None]]:
+    """The leaves of a tree with their layers; TensorError where it is not the tree that the state is of."""
+    found = jax.tree.leaves(params)
+    if len(found) != len(state.layers):
+        raise TensorError(
+            f"the tree has {len(found)} leaves, and had {len(state.layers)} when es.init was called: call it again"
+        )
+    for leaf, layer in zip(found, state.layers, strict=True):
+        if layer is not None and (tuple(leaf.shape), str(leaf.dtype)) != (layer.shape, layer.dtype):
+            raise TensorError(
+                f"{called(what, layer.name)} is {leaf.dtype}{list(leaf.shape)}, and was {layer.dtype}"
+                f"{list(layer.shape)} when es.init was called: call it again"
+            )
+    return list(zip(found, state.layers, strict=True))
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype that noise is summed in."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def draws(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = None) -> JaxDraws:
+    """The random numbers of a layer, by default in the dtype that they are summed in."""
+    found = wide(layer.dtype) if dtype is None else jnp.dtype(dtype)
+    return JaxDraws(perturbation.values, state.seed, layer.number, state.step, perturbation.directions, found)
+
+
+def noise_of(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = None) -> Family:
+    """The noise of a layer: its family's, or of a vector's own elements."""
+    own = draws(perturbation, state, layer, dtype)
+    return family(perturbation, layer.shape, own)
