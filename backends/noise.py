@@ -46,7 +46,7 @@ def sum_dtype(layout: Layout) -> str:
 #: first one is.
 RECORD = ("directions", "count", "seed", "layer", "high", "step", "offset", "unused")
 
-#: Directions are followed by as many as a kernel may read at once, of weight 0: which add nothing, not even to bits.
+#: Directions are followed by as many as a kernel may read at once, of weight 0, and make words for in vain.
 PADDING = 32
 
 
@@ -92,14 +92,17 @@ def filling(dtype: str) -> tuple[Program, Layout]:
     return program, layout_for(program, dtype)
 
 
-def fill(backend: Any, out: Any, noise: Noise, offset: int) -> None:
-    """Writes elements `offset` and on of noise into a contiguous array, by a backend's own estimate of `filling`."""
+def fill(backend: Any, out: Any, noise: Noise, offset: int, **options: Any) -> None:
+    """Writes elements `offset` and on of noise into a contiguous array, by a backend's own estimate of `filling`.
+
+    `options` are for the backend, which binds the array.
+    """
     before = offset % WHOLE
     whole = out if not before else _longer(out, before)
     program, layout = filling(str(out.dtype).removeprefix("torch."))
     source = backend.emit_estimate(program, layout, noise.values)
     kernel = backend.build_estimate(program, layout, noise.values, source)
-    call = kernel.bind([whole], [{}], offset=offset - before)
+    call = kernel.bind([whole], [{}], offset=offset - before, **options)
     call(0, [noise], Rows(np.zeros((1, 0)), np.zeros(1, np.int64)))
     if before:
         out[...] = whole[before:].reshape(out.shape)

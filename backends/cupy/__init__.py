@@ -25,7 +25,7 @@ from .binary_source import source as binary_source
 from .call import CudaCall, Functions
 from .memory import memory_of, used
 from .noise import estimate_source, words_source
-from .noise_call import CudaNoiseCall, fill_words
+from .noise_call import CudaNoiseCall, fill_words, shared_ring
 from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
@@ -79,7 +79,7 @@ class CupyBackend:
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements `offset` and on of noise, in the current stream, into a contiguous array on a GPU."""
-        fill(self, out, noise, offset)
+        fill(self, out, noise, offset, once=True)
 
     def fill_words(
         self, out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0
@@ -117,13 +117,17 @@ class CupyEstimate(CupyKernel):
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
-        offset: int = 0,
+        offset: int = 0, once: bool = False,
     ) -> CudaNoiseCall:  # fmt: skip
-        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128."""
+        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128.
+
+        One that is made `once` waits for nothing, and may be called in the current stream alone.
+        """
         memory = memory_of(params, f"the parameters of {self.program.name}")
         with used(memory):
             functions = self.modules.functions(self.program.name, memory.device)
-        return CudaNoiseCall(self.program, self.layout, functions, self.threads, memory, params, states, offset)
+        ring = shared_ring(memory.device) if once else None
+        return CudaNoiseCall(self.program, self.layout, functions, self.threads, memory, params, states, offset, ring)
 
 
 class Modules:

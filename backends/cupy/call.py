@@ -29,18 +29,20 @@ Functions = Callable[[str], Any]
 class CudaCall:
     """A kernel bound to the parameters and states of one bucket, for blocks of so many threads.
 
-    One thread of the host at a time may call it.
+    One thread of the host at a time may call it. One that is given a `ring` of others' does not wait for its tables: it
+    may be called in the stream that is the current one now alone.
     """
 
     def __init__(
         self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
         params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
+        ring: Ring | None = None,
     ) -> None:  # fmt: skip
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
         self._params, self._states = params, states
         self._everything = tuple(range(len(params)))
         lines = len(GIVEN) + len(given_lines(program))
-        self._ring = Ring(len(program.stages), 8 * (lines + len(program.columns)) * len(params))
+        self._ring = ring or Ring(len(program.stages), 8 * (lines + len(program.columns)) * len(params))
         self._gradients = len(GIVEN) + given_lines(program).index("g")
         with used(memory) as stream:
             planner = Planner(program, layout, [_count(p) for p in params], views, memory)
@@ -50,8 +52,8 @@ class CudaCall:
             self._bound = DeviceTable(bound, self._ring, stream)
             self._whole = {i: self._tables(w, self._everything, stream) for i, w in enumerate(self._works) if w}
             self._given = GivenTable(len(params), len(given_lines(program)))
-            # From here on these may be used in any stream.
-            stream.synchronize()
+            if ring is None:  # from here on these may be used in any stream
+                stream.synchronize()
         self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
 
     def _addresses(self) -> Table:

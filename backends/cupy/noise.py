@@ -70,8 +70,9 @@ _SHARED = """\
     for (int64_t d = 0; d < noise.count; d += <together>) {
         mine[lane].at[0] = words_of(noise, first / <each> + lane % <blocks>, directions[d + lane / <blocks>].number);
         __syncwarp();
+        const int some = noise.count - d < <together> ? (int)(noise.count - d) : <together>;
 #pragma unroll <unrolled>
-        for (int k = 0; k < <together>; ++k) {
+        for (int k = 0; k < some; ++k) {
             const <real> weight = directions[d + k].weight;
             const Words &words = mine[<blocks> * k + own / <each>].at[0];
 <add>
@@ -169,7 +170,7 @@ class _NoisyKernel(StageKernel):
             "<loops>": (_OWN if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
             "<own>": own, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
             "<each>": str(each), "<wide>": str(wide), "<step>": str(min(4, wide)), "<blocks>": str(blocks),
-            "<together>": str(together), "<unrolled>": str(min(8, together)), "<threads>": str(THREADS),
+            "<together>": str(together), "<unrolled>": str(min(4, together)), "<threads>": str(THREADS),
             "<storage>": STORAGE[dtype], "<rounded>": rounded, "<real>": self.noise_real,
             "<whole>": "uint32_t" if self.single else "int64_t", "<record>": ", ".join(RECORD),
         }  # fmt: skip

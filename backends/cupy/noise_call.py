@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,11 @@ class CudaNoiseCall(CudaCall):
 
     def __init__(
         self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
-        params: Sequence[Any], states: Sequence[dict[str, Any]], offset: int,
+        params: Sequence[Any], states: Sequence[dict[str, Any]], offset: int, ring: Ring | None,
     ) -> None:  # fmt: skip
-        super().__init__(program, layout, functions, threads, memory, params, states, ())
+        super().__init__(program, layout, functions, threads, memory, params, states, (), ring)
         self._offset, self._dtype = offset, sum_dtype(layout)
         self._records: Any = None
-        self._sender = Ring(0, 0)
 
     def __call__(
         self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
@@ -48,11 +48,17 @@ class CudaNoiseCall(CudaCall):
         if self._records is None or self._records.size < found.size:
             self._records = cupy.empty(found.size, np.int64)
         at = int(self._records.data.ptr)
-        self._sender.copy(at, found, stream)
+        self._ring.copy(at, found, stream)
         return record_addresses(len(noises), at)
 
     def _read(self, moving: Sequence[Any]) -> Table:
         return np.array(moving, np.int64)
+
+
+@functools.cache
+def shared_ring(device: int) -> Ring:
+    """The ring of calls that are made once: one that goes away would wait for what is copied from its own."""
+    return Ring(0, 0)
 
 
 def fill_words(modules: Any, threads: int, out: Any, position: Noise, offset: int) -> None:

@@ -119,8 +119,9 @@ __device__ inline Pack<float, 4> sum_of_noise(const Noise &noise, int64_t start)
     for (int64_t d = 0; d < noise.count; d += 4) {
         mine[lane].at[0] = words_of(noise, first / 16 + lane % 8, directions[d + lane / 8].number);
         __syncwarp();
+        const int some = noise.count - d < 4 ? (int)(noise.count - d) : 4;
 #pragma unroll 4
-        for (int k = 0; k < 4; ++k) {
+        for (int k = 0; k < some; ++k) {
             const float weight = directions[d + k].weight;
             const Words &words = mine[8 * k + own / 16].at[0];
 #pragma unroll
