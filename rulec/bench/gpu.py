@@ -6,7 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rulec.bench import gpu_check, gpu_eager, gpu_host, gpu_jax, gpu_large, gpu_rules, gpu_seed, gpu_sizes, gpu_tune
+from rulec.bench import (
+    gpu_check,
+    gpu_eager,
+    gpu_es,
+    gpu_host,
+    gpu_jax,
+    gpu_large,
+    gpu_rules,
+    gpu_seed,
+    gpu_sizes,
+    gpu_tune,
+)
 from rulec.bench.gpu_crew import Processes
 from rulec.bench.gpu_device import Bench, gpu_facts, missing
 from rulec.bench.gpu_part import Findings, Section
@@ -40,6 +51,7 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
         Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
         Section("jax", gpu_jax.parts(only), 60.0),
         Section("eager", gpu_eager.parts(only), 60.0),
+        Section("noise", gpu_es.parts(only), 45.0),
         Section("other ways", gpu_rules.other_parts(only), 25.0),
         Section("peers", gpu_sizes.peer_parts(only), 240.0),
     ]

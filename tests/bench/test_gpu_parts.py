@@ -225,6 +225,7 @@ def test_targets_come_first_and_compiled_peers_last() -> None:
         "reducing rules",
         "jax",
         "eager",
+        "noise",
         "other ways",
         "peers",
     ]
