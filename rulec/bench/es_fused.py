@@ -34,7 +34,7 @@ SLOW = (("normal", 64),)
 #: What the step may take of the time of the two: with one direction of whole numbers, and else.
 ONE, MANY = 0.7, 1.0
 
-ROUNDS, SECONDS = 9, 2.0
+ROUNDS, QUICK_ROUNDS, SECONDS = 9, 1, 2.0
 
 #: Bytes for each parameter by which peak memory may grow in a step without a gradient: pages are counted late.
 PER_PARAMETER = 0.25
@@ -64,7 +64,7 @@ def rows(rule: str, values: Values, directions: int, quick: bool) -> Iterator[Ro
     theirs = torch_step(rule, step.elements)
     if theirs is not None:
         contenders["torch"] = Turn(theirs)
-    times = by_turns(contenders, ROUNDS, SECONDS)
+    times = by_turns(contenders, QUICK_ROUNDS if quick else ROUNDS, SECONDS)
     subject = f"{rule}, {values}, {directions} direction{'s' * (directions > 1)}"
     bar = ONE if directions == 1 and values != "normal" else MANY
     for name, measure in (("ours", OURS), ("torch", TORCH)):

@@ -38,6 +38,7 @@ _TEXT = {
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. What training "
     "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
     "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
+    "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
     "parameters and state to reuse. A first call is traced and compiled in a new process.",
     "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "

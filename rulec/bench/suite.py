@@ -17,6 +17,7 @@ MEASUREMENTS: dict[str, str] = {
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
+    "es": "evolution strategies: perturbed layers in one batch, steps without a gradient, and how near they come",
     "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
     "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
 }
@@ -77,6 +78,10 @@ def measurement(
         from rulec.bench import memory
 
         return _restricted(name, memory.parts(only), only, lambda advance: memory.measure(quick, only, advance))
+    if name == "es":
+        from rulec.bench import es
+
+        return _restricted(name, es.parts(quick, only), only, lambda advance: es.measure(quick, only, advance))
     if name == "jax":
         from rulec.bench import jax
 

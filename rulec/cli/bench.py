@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, jax, gpu; or all."),
+        typer.Argument(
+            metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, es, jax, gpu; or all."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
