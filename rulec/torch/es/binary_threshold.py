@@ -14,6 +14,9 @@ from rulec.es.streams import NOISE
 from rulec.torch.es.draws import Draws
 from rulec.torch.es.own import Draw
 
+#: Rows whose whole numbers are added up in 32 bits, which is fast, and exact of numbers below 2**23.
+_TOGETHER = 256
+
 #: The standard deviation of the noise on thresholds, in the same units as these.
 SIGMA = 0.1
 
@@ -91,5 +94,6 @@ class Thresholds(nn.Module):
 def _mean(numbers: Tensor) -> Tensor:
     """The mean of each feature over a member's rows, float64 (members, features); 0 of no rows."""
     flat = numbers.flatten(1, -2) if numbers.dim() > 2 else numbers.unsqueeze(1)
-    exact = torch.float64 if numbers.dtype.is_floating_point else torch.int64
-    return flat.sum(dim=1, dtype=exact).double() / max(1, flat.shape[1])
+    wide = torch.float64 if numbers.dtype.is_floating_point else torch.int32
+    sums = [part.sum(dim=1, dtype=wide).double() for part in flat.split(_TOGETHER, dim=1)]
+    return torch.stack(sums).sum(dim=0) / max(1, flat.shape[1])
