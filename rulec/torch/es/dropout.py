@@ -15,7 +15,7 @@ from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks
 
 #: Neighbours in the ring are taken together: their windows' union is by a share of the inputs of this wider than one.
-_SPARE = 16
+_SHARE = 16
 
 
 class Dropout(LayerNoise):
@@ -28,7 +28,8 @@ class Dropout(LayerNoise):
 
     def _ring(self) -> Tensor:
         """The inputs in this step's order, twice over: every window is a run of it."""
-        return self.kept("ring", lambda: self.draws.orders(DROPPED, [SHARED], self.columns)[0].repeat(2))
+        # Numbers of 32 bits, by which torch selects several times as fast.
+        return self.kept("ring", lambda: self.draws.orders(DROPPED, [SHARED], self.columns)[0].int().repeat(2))
 
     def _start(self, direction: int, sign: int) -> int:
         """Where a member's window begins."""
@@ -36,13 +37,14 @@ class Dropout(LayerNoise):
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """Products by runs of the weight in the ring's order, each of some neighbours' rows."""
-        ring = self._ring()
-        turned = weight.index_select(1, ring[: self.columns])
-        turned = torch.cat([turned, turned], 1)
+        ring, runs = self._ring(), list(self._runs())
+        # Copied by whole inputs: runs of it are what products read fastest.
+        by_input = weight.movedim(1, 0).contiguous()
+        turned = by_input.index_select(0, ring[: max(run.stop for _, _, run in runs)]).movedim(0, 1)
         out: Tensor | None = None
-        for sign, some, run in self._runs():
+        for sign, some, run in runs:
             lines = _of(x, sign, some).index_select(way.axis, way.inputs_of(ring[run.start : run.stop], self.columns))
-            gains = self._gains(sign, some, run).to(x.dtype)
+            gains = self._gains(sign, some, len(run)).to(x.dtype)
             seen = lines * way.spread(way.of_columns(gains), lines)
             found = way.product(seen, turned[:, run.start : run.stop], bias)
             if out is None:
@@ -52,19 +54,26 @@ class Dropout(LayerNoise):
         return out
 
     def _runs(self) -> Iterator[tuple[int, range, range]]:
-        """Signs, neighbours and the places in the ring that they see some of, from 0 to twice its length."""
+        """Signs, neighbours and the places in the ring, twice over, that they see some of."""
+        count, kept = len(self.directions), self.kept_inputs
+        size = min(count // _SHARE, (self.columns - kept) * count // self.columns)
         for sign in range(self.perturbation.signs):
-            for some in blocks(len(self.directions), max(1, len(self.directions) // _SPARE)):
+            for some in blocks(count, max(1, size)):
                 first, last = self._start(some.start, sign), self._start(some.stop - 1, sign)
                 turn = first // self.columns * self.columns
-                yield sign, some, range(first - turn, min(last + self.kept_inputs, first + self.columns) - turn)
+                yield sign, some, range(first - turn, last - turn + kept)
 
-    def _gains(self, sign: int, some: range, run: range) -> Tensor:
-        """What each of some members multiplies the inputs of a run by: (members, run)."""
+    def _gains(self, sign: int, some: range, length: int) -> Tensor:
+        """What each of some members multiplies the inputs of a run by: (members, length)."""
+        first = self._start(some.start, sign)
+        offsets = [self._start(d, sign) - first for d in some]
+        return self.kept(f"gains {offsets}", lambda: self._make_gains(offsets, length))
+
+    def _make_gains(self, offsets: list[int], length: int) -> Tensor:
         device = self.draws.device
-        starts = torch.tensor([self._start(d, sign) for d in some], device=device).unsqueeze(1)
-        there = (torch.arange(run.start, run.stop, device=device) - starts) % self.columns < self.kept_inputs
-        return there * (self.columns / self.kept_inputs)
+        places = torch.arange(length, device=device) - torch.tensor(offsets, device=device).unsqueeze(1)
+        seen = (places >= 0) & (places < self.kept_inputs)
+        return seen.to(self.dtype) * (self.columns / self.kept_inputs)
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """Nothing is added: see `apply`."""

@@ -62,7 +62,12 @@ class Independent(LayerNoise):
         return self.draws.at(NOISE, pairs, elements, self.dtype)
 
     def vectors(self) -> Tensor:
-        """The noise of a bias: (directions, rows)."""
+        """The noise of a bias, (directions, rows): kept, as it is no more than a factor, where other noise is."""
+        if self.perturbation.family in ("independent", "sparse"):
+            return self._vectors()
+        return self.kept("vectors", self._vectors)
+
+    def _vectors(self) -> Tensor:
         return self.draws.values(NOISE, self.directions, self.shape.numel(), self.dtype)
 
     def dense(self, direction: int) -> Tensor:

@@ -69,11 +69,17 @@ class LayerNoise(ABC):
         self._kept.clear()
 
     def kept(self, name: str, make: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """What `make` gives, kept under this name, in another dtype if need be."""
-        key = f"{name} {dtype}"
+        """What `make` gives, kept under this name, in another dtype than this noise's if need be."""
+        key = name if dtype in (None, self.dtype) else f"{name} {dtype}"
         if key not in self._kept:
             self._kept[key] = make() if dtype is None else make().to(dtype)
         return self._kept[key]
+
+    def last(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """The same in this noise's dtype, and no longer kept: it may be written to."""
+        found = self.kept(name, make)
+        del self._kept[name]
+        return found
 
     def shared(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """The noise that all directions share."""

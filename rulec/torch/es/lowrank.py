@@ -38,7 +38,9 @@ class LowRank(LayerNoise):
         """Rows by `right`, a few numbers for each (in each group and place), and these by `left`."""
         left, right = self._left(x.dtype), self._right(x.dtype)
         filters = right.view(*right.shape[:2], self.columns, *self.kernel)
-        inner = way.each(x, filters.repeat(1, way.groups, *(1,) * (filters.dim() - 2)))
+        if way.groups > 1:
+            filters = filters.repeat(1, way.groups, *(1,) * (filters.dim() - 2))
+        inner = way.each(x, filters)
         if way.groups == 1 and right.shape[1] <= _FEW:
             for r in range(right.shape[1]):
                 base = combined(base, inner.narrow(way.axis, r, 1), who, way.spread(left[:, r], inner))

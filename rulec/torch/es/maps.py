@@ -54,7 +54,7 @@ class Map(ABC):
         """The numbers of inputs that are these of `count` columns, in every group: (..., groups*chosen)."""
         if self.groups == 1:
             return columns
-        first = torch.arange(self.groups, device=columns.device).unsqueeze(1) * count
+        first = torch.arange(self.groups, dtype=columns.dtype, device=columns.device).unsqueeze(1) * count
         return (columns.unsqueeze(-2) + first).flatten(-2)
 
     def narrowed(self, x: Tensor, outputs: range, rows: int) -> tuple[Map, Tensor]:

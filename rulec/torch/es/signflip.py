@@ -22,7 +22,10 @@ class SignFlip(LayerNoise):
         return self.perturbation.sides_of(self.rows, self.columns)
 
     def _common(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.kept("noise", lambda: self.shared(tuple(self.shape)), dtype)
+        return self.kept("noise", self._make, dtype)
+
+    def _make(self) -> Tensor:
+        return self.shared(tuple(self.shape))
 
     def _of_rows(self, dtype: torch.dtype) -> Tensor:
         return self.kept("rows", lambda: self.draws.signs(ROWS, self.directions, self.rows, dtype), dtype)
@@ -57,7 +60,7 @@ class SignFlip(LayerNoise):
 
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
-        return self._common() * self._signs(self.short(weights))
+        return self.last("noise", self._make).mul_(self._signs(self.short(weights)))
 
     def _signs(self, weights: Tensor) -> Tensor:
         """The weighted sum of signs, as it meets the weight."""
