@@ -1,1 +1,6 @@
-"""Evolution strategies for plain arrays and a forward of the user's own."""
+"""Evolution strategies for plain arrays, NumPy's or CuPy's, and a forward pass of one's own."""
+
+from rulec.array.es.strategy import Strategy
+from rulec.es.perturbation import Perturbation
+
+__all__ = ["Perturbation", "Strategy"]

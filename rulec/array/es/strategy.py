@@ -1,0 +1,267 @@
+"""`rulec.array.es.Strategy`: an evolution strategy for arrays and a forward pass of one's own."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rulec.array.es.draws import ArrayDraws, namespace
+from rulec.array.es.fused import fused_step
+from rulec.array.kinds import arrays_for
+from rulec.array.optimizer import Optimizer
+from rulec.array.tree import flatten
+from rulec.backend import registry
+from rulec.errors import HyperError, RulecError, TensorError
+from rulec.es.arithmetic import FAMILIES, Family, Independent, by_sign, family
+from rulec.es.fitness import Shaping, Weights, weights
+from rulec.es.layout import of_members, repeats_of, tiled
+from rulec.es.perturbation import Perturbation
+from rulec.es.saved import saved, step_of
+from rulec.es.streams import Stream
+from rulec.language.source import did_you_mean
+
+
+class Strategy:
+    """Members of a network of NumPy or CuPy arrays, step after step.
+
+        es = Strategy(params, Perturbation("lowrank", directions=64, sigma=0.05))
+        fitness = es.evaluate(lambda params: -loss(params, batch))
+        es.step(fitness, opt)
+
+    `params` is an array, or lists and dicts of arrays, nested, as `rulec.array.Optimizer` takes them; they are never
+    written to but by the optimizer. All arrays of a dimension or more are perturbed but those named in `left_alone`:
+    of two dimensions and more, (*window, inputs, outputs), as the family says, others with independent noise, and with
+    dropout not at all. Errors are RulecError, raised before anything is written.
+    """
+
+    def __init__(self, params: Any, perturbation: Perturbation, left_alone: Collection[str] = ()) -> None:
+        if not isinstance(perturbation, Perturbation):
+            raise HyperError(f"perturbation={perturbation!r} must be a rulec.es.Perturbation")
+        self.perturbation, self._params = perturbation, params
+        leaves = dict(flatten(params))
+        self._arrays = arrays_for(list(leaves.items()))
+        for name, array in leaves.items():
+            self._arrays.check_parameter(array, name)
+        for name in left_alone:
+            if name not in leaves:
+                raise TensorError(f"left_alone has {name!r}, which is no parameter{did_you_mean(name, leaves)}")
+        least = 2 if perturbation.family == "dropout" else 1
+        self._own = {n: a for n, a in leaves.items() if a.ndim >= least and n not in left_alone}
+        if not self._own:
+            raise TensorError("no array is perturbed: give one of a dimension or more that is not left alone")
+        self._numbers = {name: number for number, name in enumerate(self._own)}
+        self._begin(0)
+        for name in self._own:
+            self._noise(name)
+
+    def _begin(self, step: int) -> None:
+        self._step, self._seen = step, False
+
+    @property
+    def step_count(self) -> int:
+        """How many updates there were: the number of the step that is next."""
+        return self._step
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that are perturbed, in the order of their layers' numbers."""
+        return [*self._own]
+
+    # Members
+
+    @contextmanager
+    def member(self, direction: int, sign: int = 1) -> Iterator[Any]:
+        """The parameters of one member, in new arrays in the structure of the others: `with es.member(3, -1) as p:`."""
+        if not 0 <= direction < self.perturbation.directions:
+            raise HyperError(f"there is no direction {direction}: there are {self.perturbation.directions}, from 0")
+        if sign not in ((1, -1) if self.perturbation.antithetic else (1,)):
+            raise HyperError(f"sign={sign!r} must be 1, or -1 where pairs are antithetic")
+        self._seen = True
+        with self._arrays.here():
+            moved = {name: self._moved(name, array, direction, sign) for name, array in self._own.items()}
+            yield _rebuilt(self._params, moved)
+
+    def _moved(self, name: str, array: Any, direction: int, sign: int) -> Any:
+        noise = self._noise(name).dense(direction)
+        wide = array.astype(noise.dtype)
+        step = noise * wide if self.perturbation.family == "dropout" else noise * self.perturbation.sigma
+        return (wide + sign * step).astype(array.dtype)
+
+    def evaluate(self, function: Callable[[Any], Any]) -> Any:
+        """The fitness of every member, `function(params)` of each in turn: (members,) of float64, positive signs first.
+
+        TensorError where it is not one number.
+        """
+        found = np.empty((self.perturbation.signs, self.perturbation.directions))
+        for direction in range(self.perturbation.directions):
+            for place, sign in enumerate((1, -1)[: self.perturbation.signs]):
+                with self.member(direction, sign) as params:
+                    found[place, direction] = _number(function(params))
+        return found.reshape(-1)
+
+    # A batch of all members
+
+    def member_batch(self, x: Any, shared: bool = True) -> Any:
+        """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
+
+        TensorError where rows that are not shared cannot be dealt evenly.
+        """
+        if not shared:
+            repeats_of(x.shape[0], self.perturbation)
+            return x
+        return x[tiled(x.shape[0], self.perturbation)]
+
+    def product(self, x: Any, name: str) -> Any:
+        """`x @ params[name]` of rows (rows, ..., inputs), each with the matrix (inputs, outputs) of its member.
+
+        Row repeat*directions + direction belongs to that direction, and where antithetic to its positive sign in the
+        first half of the rows; no member's matrix is formed, but for noise that is of its own for each element.
+        """
+        array = self._named(name)
+        if array.ndim != 2 or x.shape[-1] != array.shape[0]:
+            raise TensorError(f"{name} {list(array.shape)} is no matrix for rows of {x.shape[-1]} inputs")
+        rows = x.reshape(self._repeats(x), self.perturbation.directions, *x.shape[1:])
+        with self._arrays.here():
+            found = self._noise(name, x.dtype).product(rows, array, lambda rows, kernel: rows @ kernel)
+        self._seen = True
+        return found.reshape(-1, *found.shape[2:])
+
+    def rows(self, name: str, like: Any) -> Any:
+        """A vector as the members of the rows of `like` have it, to be added to these or multiplied with them."""
+        array = self._named(name)
+        if array.ndim != 1:
+            raise TensorError(f"{name} is {list(array.shape)}: only vectors meet rows element by element")
+        repeats = self._repeats(like)
+        with self._arrays.here():
+            noise = self._noise(name)
+            each = noise.draws.batched(noise.dense, noise.directions)[None]
+            scale = by_sign(self.perturbation, repeats, noise.xp, each) * self.perturbation.sigma
+            found = (array + scale * each).astype(array.dtype)
+        return found.reshape(-1, *(1,) * (like.ndim - 2), array.size)
+
+    def _named(self, name: str) -> Any:
+        if name not in self._own:
+            raise TensorError(f"{name!r} is no array that is perturbed{did_you_mean(name, self._own)}")
+        return self._own[name]
+
+    def _repeats(self, x: Any) -> int:
+        return repeats_of(x.shape[0], self.perturbation)
+
+    # Updates
+
+    def update(self, fitness: Any, shaping: Shaping = None) -> Any:
+        """The gradient of minus the fitness, in the structure of the parameters, for `opt.step`; goes to a new step.
+
+        `fitness` has a number for each member, in the order of `evaluate`, or for each row of a batch. None stands for
+        arrays that are not perturbed, and, with a RuntimeWarning, for all where too few members have a finite fitness.
+        Without `shaping` ("centered_rank", "zscore", "ars_top" or a function of fitness (signs, directions)) the mean
+        is the gradient of the smoothed fitness.
+        """
+        weighed = self._weighed(fitness, shaping)
+        found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
+        self._end(weighed)
+        return _rebuilt(self._params, found, None)
+
+    def step(self, fitness: Any, opt: Optimizer, shaping: Shaping = None) -> tuple[str, ...]:
+        """`opt.step(es.update(fitness))`, without gradients where the optimizer's kernel can make them itself.
+
+        It can for elementwise rules and noise that is of its own for each element. The names of these arrays are
+        returned. TensorError where the optimizer is one of other arrays.
+        """
+        self._check_optimizer(opt)
+        weighed = self._weighed(fitness, shaping)
+        fused: tuple[str, ...] = ()
+        if not weighed.empty:
+            noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
+            grads = {name: self._gradient(name, weighed) for name in self._own if name not in noises}
+            if noises and fused_step(opt, noises, grads):
+                fused = (*noises,)
+            else:
+                grads |= {name: self._gradient(name, weighed) for name in noises}
+                opt.step(_rebuilt(self._params, grads, None))
+        self._end(weighed)
+        return fused
+
+    def _weighed(self, fitness: Any, shaping: Shaping) -> Weights:
+        if not self._seen:
+            raise RulecError(f"step {self._step} has had no forward: call evaluate, member or product before an update")
+        host = fitness.get() if hasattr(fitness, "get") else fitness
+        return weights(of_members(host, self.perturbation), self.perturbation, shaping)
+
+    def _end(self, weighed: Weights) -> None:
+        if weighed.empty:
+            warnings.warn(
+                f"step {self._step} is skipped: {weighed.dropped} of {self.perturbation.members} members have no "
+                f"finite fitness; nothing is updated",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+        self._begin(self._step + 1)
+
+    def _gradient(self, name: str, weighed: Weights) -> Any:
+        array = self._own[name]
+        with self._arrays.here():
+            noise = self._noise(name)
+            found = noise.estimate(noise.xp.asarray(weighed.values, noise.draws.dtype), array)
+            order = "C" if array.flags.c_contiguous else "F"
+            return noise.xp.asarray(found.astype(array.dtype), order=order)
+
+    def _is_plain(self, array: Any) -> bool:
+        """Whether a gradient is noise that is counted along an array's memory."""
+        own = array.ndim < 2 or FAMILIES[self.perturbation.family] is Independent
+        return own and bool(array.flags.c_contiguous)
+
+    def _check_optimizer(self, opt: Any) -> None:
+        if not isinstance(opt, Optimizer):
+            raise RulecError(f"step takes an optimizer of rulec.array, not a {type(opt).__name__}")
+        for name, array in self._own.items():
+            if opt._params.get(name) is not array:
+                raise TensorError(f"the optimizer's {name} is not the array that is perturbed: make both of the same")
+
+    def _noise(self, name: str, dtype: Any = None) -> Family:
+        return family(self.perturbation, tuple(self._own[name].shape), self._draws(name, dtype))
+
+    def _draws(self, name: str, dtype: Any = None) -> ArrayDraws:
+        """An array's random numbers, by default in the dtype that they are summed in."""
+        array = self._own[name]
+        if dtype is None:
+            dtype = np.float64 if array.dtype == np.float64 else np.float32
+        stream = Stream(self.perturbation.seed, self._numbers[name], self._step)
+        backend: Any = registry.get(self._arrays.backend(self._arrays.device(array)))
+        return ArrayDraws(namespace(array), backend.fill_noise, self.perturbation.values, stream, np.dtype(dtype))
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
+        return saved(self.perturbation, self._step, self.names)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
+        self._begin(step_of(state, self.perturbation, self.names))
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(array.shape) for array in self._own.values())
+        return f"Strategy({self.perturbation}, {count} parameters of {len(self._own)} arrays, step {self._step})"
+
+
+def _number(value: Any) -> float:
+    if np.ndim(value) if not hasattr(value, "ndim") else value.ndim:
+        raise TensorError(f"the fitness of a member has shape {value.shape}: it must be one number, such as a mean")
+    return float(value)
+
+
+_OWN = object()
+
+
+def _rebuilt(tree: Any, found: Mapping[str, Any], other: Any = _OWN, prefix: str = "") -> Any:
+    """A tree's containers with what was found in the place of leaves, and for other leaves these, or `other`."""
+    if isinstance(tree, Mapping):
+        return {key: _rebuilt(value, found, other, f"{prefix}{key}/") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_rebuilt(value, found, other, f"{prefix}{index}/") for index, value in enumerate(tree)]
+    return found.get(prefix.rstrip("/") or "param", tree if other is _OWN else other)

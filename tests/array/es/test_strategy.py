@@ -1,0 +1,188 @@
+"""Strategies of NumPy arrays: members, batched products, estimates and steps, against definitions in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rulec.array import Optimizer
+from rulec.array.es import Strategy
+from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.es import Perturbation
+from tests.jax.es.reference import CASES, estimate, member, members_of_rows
+
+
+def parameters(dtype: Any = np.float32) -> dict[str, Any]:
+    rng = np.random.default_rng(4)
+    shapes = {"kernel": (8, 5), "bias": (5,), "conv": (3, 2, 6, 4), "scale": ()}
+    return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in shapes.items()}
+
+
+def near(found: Any, expected: Any, ulps: int = 128) -> None:
+    assert found.shape == expected.shape
+    limit = ulps * np.finfo(np.asarray(found).dtype).eps
+    assert np.abs(found - expected).max() <= limit * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_is_what_its_definition_says(name: str) -> None:
+    perturbation, params = CASES[name], parameters()
+    before = {key: array.copy() for key, array in params.items()}
+    es = Strategy(params, perturbation)
+    es.load_state_dict({**es.state_dict(), "step": 2})
+    members = {key: [] for key in es.names}
+    fitness = np.random.default_rng(5).standard_normal(perturbation.members)
+
+    def seen(own: Any) -> float:
+        for key in es.names:
+            members[key].append(own[key])
+        return 0.0
+
+    es.evaluate(seen)
+    order = [d + s * perturbation.directions for d in range(perturbation.directions) for s in range(perturbation.signs)]
+    x = np.random.default_rng(6).standard_normal((2 * perturbation.members, 3, 8)).astype(np.float32)
+    rows, kernels = members_of_rows(perturbation, len(x)), {}
+    for number, key in enumerate(es.names):
+        for index, found in zip(order, members[key], strict=True):
+            expected = member(perturbation, before[key], number, 2, index)
+            near(found, expected)
+            kernels[key, index] = expected
+    near(es.product(x, "kernel"), np.stack([row @ kernels["kernel", i] for row, i in zip(x, rows, strict=True)]))
+    if "bias" in es.names:
+        near(es.rows("bias", x), np.stack([kernels["bias", i] for i in rows])[:, None])
+    grads = es.update(fitness)
+    assert grads["scale"] is None
+    for number, key in enumerate(es.names):
+        near(grads[key], estimate(perturbation, before[key], number, 2, fitness))
+        assert np.array_equal(params[key], before[key])
+    assert es.step_count == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [
+        ("lion", np.float32),
+        *(pytest.param("adam", dtype, marks=pytest.mark.slow) for dtype in (np.float32, np.float64)),
+    ],
+)
+def test_a_step_by_noise_is_that_of_a_gradient_bit_for_bit(rule: str, dtype: Any) -> None:
+    results = []
+    for fused in (True, False):
+        params = parameters(dtype)
+        es, opt = Strategy(params, Perturbation("independent", 4, values="popcount")), Optimizer(rule, params, lr=0.1)
+        for step in range(3):
+            fitness = es.evaluate(lambda own: -float(np.sum(own["kernel"] ** 2) + np.sum(own["conv"])))
+            fitness[step] = np.nan
+            if fused:
+                assert es.step(fitness, opt) == ("kernel", "bias", "conv")
+            else:
+                opt.step(es.update(fitness))
+        results.append((params, opt.state("kernel")))
+    for a, b in zip(*results, strict=True):
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+    assert not np.array_equal(results[0][0]["kernel"], parameters(dtype)["kernel"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["lamb", "muon"])
+def test_other_steps_have_gradients(rule: str) -> None:
+    params = parameters()
+    es, opt = Strategy(params, Perturbation("independent", 2)), Optimizer(rule, params)
+    es.evaluate(lambda own: float(own["kernel"].sum()))
+    assert es.step([1.0, 2.0, 3.0, -1.0], opt) == ()
+    assert not np.array_equal(params["kernel"], parameters()["kernel"])
+    es, opt = Strategy(params, Perturbation("signflip", 2)), Optimizer("sgd", params)
+    es.product(np.ones((4, 8), np.float32), "kernel")
+    assert es.step([1.0, 2.0, 3.0, -1.0], opt) == ("bias",)
+
+
+def test_arrays_in_fortran_order_and_in_lists() -> None:
+    own = [np.asfortranarray(parameters()["kernel"]), (parameters()["bias"],)]
+    es, opt = Strategy(own, Perturbation("independent", 2)), Optimizer("sgd", own, lr=1.0)
+    fitness = es.evaluate(lambda p: float(p[0].sum() + p[1][0].sum()))
+    expected = estimate(es.perturbation, parameters()["kernel"], 0, 0, fitness)
+    assert es.step(fitness, opt) == ("1/0",)
+    near(own[0], parameters()["kernel"] - expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["independent", "sparse", "permuted", "signflip", "lowrank"])
+def test_the_gradient_of_a_quadratic_is_its_mean(family: str) -> None:
+    """Over draws of the same size the error of their mean falls as the root of their number."""
+    params = {"w": np.linspace(-1, 1, 48).reshape(8, 6)}
+    es = Strategy(params, Perturbation(family, 40, 0.1, sparsity=4 if family == "sparse" else None))
+    draws = np.stack([es.update(es.evaluate(lambda p: -0.5 * np.sum(p["w"] ** 2)))["w"] for _ in range(25)])
+    error = draws.mean(axis=0) - params["w"]
+    spread = draws.std(axis=0, ddof=1) / np.sqrt(len(draws))
+    assert np.abs(error / spread).max() < 9  # of Student's t with 24 degrees of freedom: 2e-9 for each
+    assert np.linalg.norm(error) < 0.4 * np.mean([np.linalg.norm(draw - params["w"]) for draw in draws])
+
+
+def test_where_no_fitness_is_finite_the_step_is_skipped_and_said_so() -> None:
+    params = parameters()
+    es, opt = Strategy(params, Perturbation("lowrank", 2)), Optimizer("adam", params)
+    es.evaluate(lambda own: np.nan)
+    with pytest.warns(RuntimeWarning, match="step 0 is skipped: 4 of 4 members have no finite fitness"):
+        assert es.step([np.nan] * 4, opt) == ()
+    assert es.step_count == 1
+    assert all(np.array_equal(params[name], array) for name, array in parameters().items())
+    assert opt.state("kernel") == {}
+
+
+def test_a_resumed_run_goes_on_with_the_same_noise() -> None:
+    es = Strategy(parameters(), Perturbation("signflip", 2, seed=1))
+    es.evaluate(lambda own: 0.0)
+    es.update(np.arange(4.0))
+    again = Strategy(parameters(), es.perturbation)
+    again.load_state_dict(es.state_dict())
+    with es.member(1, -1) as a, again.member(1, -1) as b:
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+    with pytest.raises(StateMismatch, match="saved perturbation has seed=1, where this one has 2"):
+        Strategy(parameters(), Perturbation("signflip", 2, seed=2)).load_state_dict(es.state_dict())
+    with pytest.raises(StateMismatch, match="other parameters"):
+        Strategy([np.ones(3)], es.perturbation).load_state_dict(es.state_dict())
+
+
+def test_half_precision_is_rounded_once() -> None:
+    params = {"w": parameters()["kernel"].astype(np.float16)}
+    es = Strategy(params, Perturbation("lowrank", 2, 0.5))
+    with es.member(1) as own:
+        near(own["w"], member(es.perturbation, params["w"], 0, 0, 1), ulps=1)
+
+
+def test_mistakes_are_told() -> None:
+    params, pairs = parameters(), Perturbation("lowrank", 2)
+    es = Strategy(params, pairs, left_alone=["conv"])
+    assert es.names == ["kernel", "bias"]
+    with pytest.raises(HyperError, match="must be a rulec"):
+        Strategy(params, "lowrank")  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="left_alone has 'kernal', which is no parameter"):
+        Strategy(params, pairs, left_alone=["kernal"])
+    with pytest.raises(TensorError, match="no array is perturbed"):
+        Strategy({"scale": params["scale"]}, pairs)
+    with pytest.raises(HyperError, match="5 inputs have no halves"):
+        Strategy({"w": np.ones((5, 4))}, Perturbation("dropout", 2))
+    with pytest.raises(RulecError, match="step 0 has had no forward"):
+        es.update([0.0] * 4)
+    with pytest.raises(HyperError, match="no direction 2"), es.member(2):
+        pass
+    with pytest.raises(HyperError, match="sign=2"), es.member(0, 2):
+        pass
+    with pytest.raises(TensorError, match="must be one number"):
+        es.evaluate(lambda own: own["bias"])
+    with pytest.raises(TensorError, match="fitness of shape"):
+        es.update([1.0, 2.0, 3.0])
+    with pytest.raises(TensorError, match="batch of 6 rows"):
+        es.product(np.ones((6, 8)), "kernel")
+    with pytest.raises(TensorError, match="no matrix for rows of 7 inputs"):
+        es.product(np.ones((4, 7)), "kernel")
+    with pytest.raises(TensorError, match="'conv' is no array that is perturbed"):
+        es.product(np.ones((4, 6)), "conv")
+    with pytest.raises(TensorError, match="only vectors"):
+        es.rows("kernel", np.ones((4, 8)))
+    with pytest.raises(TensorError, match="the optimizer's kernel is not the array"):
+        es.step([1.0] * 4, Optimizer("sgd", parameters()))
+    with pytest.raises(HyperError, match="shaping='rank'"):
+        es.update([1.0] * 4, shaping="rank")
