@@ -9,7 +9,7 @@ with products among its gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,19 @@ class Product:
 
     outputs: Any
     inputs: Any
+
+
+class RowsSource(Protocol):
+    """A gradient that is made some rows at a time, wherever its update is done tile by tile.
+
+    A row is what the gradient has at one index of its first dimension, as one line.
+    """
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows as they are made; they are then rounded to the gradient's."""
+        ...
+
+    def rows(self, span: slice, out: Any) -> None:
+        """Writes the rows of `span` into `out`, a contiguous matrix of as many rows."""
+        ...

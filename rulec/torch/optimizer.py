@@ -114,14 +114,18 @@ class RuleOptimizer(Optimizer):
     def _step(
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
-        if (
-            self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled()
-        ):  # fmt: skip
+        if self._is_watched():
             given = {"inputs": inputs} if inputs is not None else {}
             found: float | None = _hooked_update(self, *([closure] if closure else []), **given)
             return found
         return self._update(closure, inputs)
+
+    def _is_watched(self) -> bool:
+        """Whether hooks are to be called at a step, or a profiler looks on."""
+        return bool(
+            self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled()
+        )  # fmt: skip
 
     def _update(
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None

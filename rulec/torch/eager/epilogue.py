@@ -11,8 +11,9 @@ from torch.autograd.graph import increment_version
 
 from rulec.backend.product import Product
 from rulec.errors import HyperError
+from rulec.runtime.estimate import takes_parts
 from rulec.runtime.launch import Launch
-from rulec.torch.eager.epilogue_launch import ProductCalls, Way, takes_products
+from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
 from rulec.torch.eager.window import Firing
@@ -91,7 +92,7 @@ def _keeps(owner: EagerUpdate, weight: Tensor) -> bool:
     member, tensor_id = assembly._homes[place]
     bucket = member.engine.tensors[tensor_id].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
-    return same and bucket is not None and takes_products(bucket.program)
+    return same and bucket is not None and takes_parts(bucket.program)
 
 
 def _is_whole(owner: EagerUpdate, weight: Tensor) -> bool:
@@ -118,7 +119,7 @@ def _launch(assembly: Assembly, place: int) -> Launch | None:
     # Of the gradient only shape and dtype are looked at.
     shape = torch.empty_like(assembly.params[place], device="meta", requires_grad=False)
     (launch,) = member.engine.ready((tensor_id,), [shape], member.table)
-    return launch if takes_products(launch.version.program) else None
+    return launch if takes_parts(launch.version.program) else None
 
 
 def _is_distributed() -> bool:

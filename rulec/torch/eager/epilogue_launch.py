@@ -1,14 +1,13 @@
-"""Launches whose gradients are products: of which kernel they are, and how they are run as any other."""
+"""Launches whose gradients are products, or made by rows: which kernel they have, and how they run as any other."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
-from rulec.backend.product import Product
-from rulec.compiler.ir import Program
+from rulec.backend.product import Product, RowsSource
 from rulec.errors import BackendUnsupported
 from rulec.runtime.bucket import Version
+from rulec.runtime.estimate import OtherCalls
 from rulec.runtime.launch import Launch
 from rulec.torch.eager.epilogue_tiles import TiledCall
 from rulec.torch.tensors import dtype_name
@@ -16,48 +15,29 @@ from rulec.torch.tensors import dtype_name
 #: How a product becomes an update: in one kernel where the backend has one, tile by tile, or as is fastest there.
 Way = Literal["auto", "kernel", "tiles"]
 
-#: Versions of programs whose calls are remembered.
-_REMEMBERED = 64
-
-
-def takes_products(program: Program) -> bool:
-    """Whether a program's update can be made tile by tile: of one elementwise stage of gradient, parameter, states."""
-    return program.elementwise and program.skip is None and not program.rule.inputs
-
 
 class ProductCalls:
-    """The calls of kernels for gradients that are products, bound to the tensors of buckets."""
+    """The calls of kernels for gradients that are products, or made by rows, bound to the tensors of buckets."""
 
     def __init__(self, way: Way = "auto") -> None:
         self._way = way
-        self._found: dict[Any, tuple[Version, Any, Version]] = {}
+        self._calls = OtherCalls()
 
-    def give(self, launch: Launch, product: Product) -> int:
-        """Has a launch of one matrix make the gradient itself, from its factors. Nothing is run yet.
+    def give(self, launch: Launch, made: Product | RowsSource) -> int:
+        """Has a launch of one tensor make the gradient itself. Nothing is run yet.
 
         The bytes of the gradient that there are at once, then: of a tile, or none.
         """
-        launch.version = self._version(launch, dtype_name(product.inputs.dtype))
-        launch.grads = [product]
-        call = launch.version.call
-        return call.tile_bytes(product) if isinstance(call, TiledCall) else 0
-
-    def _version(self, launch: Launch, factors: str) -> Version:
-        """The same version of the program, with another call."""
-        version = launch.version
-        key = id(version), factors
-        found = self._found.get(key)
-        # Bound again where the bucket's own call was: tensors have moved, or there are more of them.
-        if found is None or found[1] is not version.call:
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            made = replace(version, call=self._bound(launch, factors))
-            found = self._found[key] = (version, version.call, made)
-        return found[2]
+        factors = dtype_name(made.inputs.dtype) if isinstance(made, Product) else ""
+        call = self._calls.give(launch, factors, lambda: self._bound(launch, factors))
+        launch.grads = [made]
+        position = launch.part.positions[0] if launch.part.positions else 0
+        return call.tile_bytes(position, made) if isinstance(call, TiledCall) else 0
 
     def _bound(self, launch: Launch, factors: str) -> Any:
+        """A call for products of factors of a dtype, or for gradients that are made by rows."""
         version, bucket = launch.version, launch.part.bucket
-        kernel = self._kernel(version, bucket.backend, factors)
+        kernel = self._kernel(version, bucket.backend, factors) if factors else None
         if kernel is not None:
             return kernel.bind(bucket.params, bucket.states)
         return TiledCall(version.kernel, bucket.params, bucket.states, version.layout.dtype("g"))

@@ -1,8 +1,9 @@
-"""An update with a product as its gradient, a few rows at a time: each tile of the product is made, used, and gone."""
+"""An update a few rows at a time, as of a product that is its gradient: each tile is made, used, and gone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.product import Product
+from rulec.backend.product import Product, RowsSource
 from rulec.backend.protocol import Kernel, Rows, Scratch, Written
 from rulec.errors import PartialUpdate
 from rulec.torch.memory import plain_memory
@@ -25,9 +26,10 @@ _ROWS = 32
 
 
 class TiledCall:
-    """A kernel of one elementwise stage, bound to some matrices tile by tile; `dtype` is our name for the gradients'.
+    """A kernel of one elementwise stage, bound to some tensors tile by tile; `dtype` is our name for the gradients'.
 
-    As in any call, `tensors` are positions among the matrices; the gradients are products.
+    As in any call, `tensors` are positions among the tensors. The gradients are products of matrices, or whatever else
+    makes rows; a tensor of more dimensions is seen as a matrix that has a row for each index of its first.
     """
 
     def __init__(
@@ -37,13 +39,13 @@ class TiledCall:
         self._bound: dict[int, _Bound] = {}
 
     def __call__(
-        self, stage: int, moving: Sequence[Product], rows: Rows, scratch: Scratch | None = None, *,
+        self, stage: int, moving: Sequence[Product | RowsSource], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every matrix, or `tensors` of them, in place."""
+        """Updates every tensor, or `tensors` of them, in place."""
         positions = range(len(self._params)) if tensors is None else tensors
-        for position, product in zip(positions, moving, strict=True):
-            self._of(position).update(product, rows, int(rows.index[position]), stream)
+        for position, made in zip(positions, moving, strict=True):
+            self._of(position).update(source_of(made), rows, int(rows.index[position]), stream)
         return Written(self._params, self._states)
 
     def _of(self, position: int) -> _Bound:
@@ -51,26 +53,50 @@ class TiledCall:
             self._bound[position] = _Bound(self._kernel, self._params[position], self._states[position], self._dtype)
         return self._bound[position]
 
-    def tile_bytes(self, product: Product) -> int:
-        """The bytes of a tile of a product, in its factors' dtype and, where it is another, in the gradient's."""
-        height, width = int(product.outputs.shape[1]), int(product.inputs.shape[1])
-        own: torch.dtype = product.inputs.dtype
+    def tile_bytes(self, position: int, made: Product | RowsSource) -> int:
+        """The bytes of a tile for the tensor at a position, in the dtype of the rows made and in the gradient's."""
+        param, own = self._params[position], source_of(made).dtype
         item = self._dtype.itemsize
-        rows = _highest(tile_spans(height, width, item, _room(product.inputs)))
-        return rows * width * (item if own == self._dtype else item + own.itemsize)
+        rows = _highest(tile_spans(*_matrix(param), item, _room(param)))
+        return rows * _matrix(param)[1] * (item if own == self._dtype else item + own.itemsize)
+
+
+@dataclass(frozen=True)
+class _ProductRows:
+    """The rows of a product."""
+
+    product: Product
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.product.inputs.dtype
+        return found
+
+    def rows(self, span: slice, out: Tensor) -> None:
+        torch.mm(self.product.outputs[:, span].t(), self.product.inputs, out=out)
+
+
+def source_of(made: Product | RowsSource) -> RowsSource:
+    """What makes a gradient's rows."""
+    return _ProductRows(made) if isinstance(made, Product) else made
+
+
+def _matrix(param: Tensor) -> tuple[int, int]:
+    """The rows of a tensor, and the elements of each."""
+    height = int(param.shape[0]) if param.dim() else 1
+    return height, param.numel() // max(1, height)
 
 
 class _Bound:
-    """One matrix: the rows of its tiles, and the kernel bound to them as if each were a tensor."""
+    """One tensor: the rows of its tiles, and the kernel bound to them as if each were a tensor."""
 
     def __init__(self, kernel: Kernel, param: Tensor, states: dict[str, Tensor], dtype: torch.dtype) -> None:
-        height, width = param.shape
-        self._spans = tile_spans(height, width, dtype.itemsize, _room(param))
+        self._spans = tile_spans(*_matrix(param), dtype.itemsize, _room(param))
         own = [{name: state[span] for name, state in states.items()} for span in self._spans]
         self._param, self._dtype, self._height = param, dtype, _highest(self._spans)
         self._call = kernel.bind([param[span] for span in self._spans], own) if param.numel() else None
 
-    def update(self, product: Product, rows: Rows, row: int, stream: Any) -> None:
+    def update(self, made: RowsSource, rows: Rows, row: int, stream: Any) -> None:
         """Makes each tile of the gradient and updates these rows with it."""
         if self._call is None:
             return
@@ -79,7 +105,7 @@ class _Bound:
         number = 0
         try:
             with plain_memory():
-                tiles = _Tiles(product, self._param, self._dtype, self._height)
+                tiles = _Tiles(made, self._param, self._dtype, self._height)
                 for number, span in enumerate(self._spans):
                     self._call(0, [tiles.made(span)], own, tensors=[number], stream=stream)
         except BaseException as error:
@@ -87,25 +113,25 @@ class _Bound:
                 raise
             rows_done = self._spans[number].start
             raise PartialUpdate(
-                f"an update failed after the first {rows_done} rows of a matrix of shape {tuple(self._param.shape)}: "
+                f"an update failed after the first {rows_done} rows of a tensor of shape {tuple(self._param.shape)}: "
                 f"{error}"
             ) from error
 
 
 class _Tiles:
-    """Memory for a tile of a product, in its factors' dtype and, where it is another, in the gradient's."""
+    """Memory for a tile of a gradient, in the dtype of the rows made and, where it is another, in the gradient's."""
 
-    def __init__(self, product: Product, like: Tensor, dtype: torch.dtype, height: int) -> None:
-        self._product = product
-        shape = (height, like.shape[1])
-        self._own = torch.empty(shape, dtype=product.inputs.dtype, device=like.device)
+    def __init__(self, source: RowsSource, like: Tensor, dtype: torch.dtype, height: int) -> None:
+        self._source = source
+        shape = (height, _matrix(like)[1])
+        self._own = torch.empty(shape, dtype=source.dtype, device=like.device)
         self._cast = None if self._own.dtype == dtype else torch.empty(shape, dtype=dtype, device=like.device)
 
     def made(self, span: slice) -> Tensor:
-        """The rows of the product; the memory is the next tile's too."""
+        """The rows of the gradient; the memory is the next tile's too."""
         count = span.stop - span.start
         own = self._own[:count]
-        torch.mm(self._product.outputs[:, span].t(), self._product.inputs, out=own)
+        self._source.rows(span, own)
         return own if self._cast is None else self._cast[:count].copy_(own)
 
 

@@ -496,13 +496,13 @@ def test_a_failure_within_a_weight_is_a_partial_update_of_it(monkeypatch: pytest
     made = epilogue_tiles._Tiles.made
 
     def fails(self: Any, span: slice) -> Tensor:
-        if len(self._product.outputs.t()) == 70 and span.start:
+        if len(self._source.product.outputs.t()) == 70 and span.start:
             raise MemoryError("no room")
         return made(self, span)
 
     with monkeypatch.context() as patch:
         patch.setattr(epilogue_tiles._Tiles, "made", fails)
-        with pytest.raises(PartialUpdate, match=r"after the first 23 rows of a matrix of shape \(70, 48\): no room"):
+        with pytest.raises(PartialUpdate, match=r"after the first 23 rows of a tensor of shape \(70, 48\): no room"):
             plain(model, 2, opt.backward)
     with pytest.raises(PartialUpdate) as error:
         opt.state_dict()
