@@ -1,4 +1,4 @@
-"""`rulec demo`: a new rule, from its text to a trained model."""
+"""`rulec demo`: a new rule, from its text to a trained model; `rulec demo es`: training without a backward pass."""
 
 from __future__ import annotations
 
@@ -11,25 +11,47 @@ import typer
 
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import console, print_json, print_source, print_table, progress, write_text
+from rulec.errors import RulecError
+from rulec.language.source import did_you_mean
 
 if TYPE_CHECKING:
     from rulec.demo.training import Curve
     from rulec.demo.update import Update
     from rulec.language.rule import Rule
 
-#: What both rules train with.
-_LR, EPOCHS = 1e-3, 15
+#: What both rules train with, and for how many epochs there is training.
+_LR, EPOCHS, ES_EPOCHS = 1e-3, 15, 20
 
 
 def demo(
+    what: Annotated[
+        str, typer.Argument(metavar="[WHAT]", help="rule; or es, which trains without a backward pass.")
+    ] = "rule",
     out: Annotated[Path, typer.Option(help="The folder for rule, kernel and picture.")] = Path("rulec-demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = EPOCHS,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help=f"Epochs of training; {EPOCHS}, of es {ES_EPOCHS}.", show_default=False)
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Author a new rule, compile it, train a network with it.
 
-    On handwritten digits, beside AdamW; compares accuracy and the time of an update, and draws the losses.
+    On handwritten digits, beside AdamW; compares accuracy and the time of an update, and draws the losses. `es` trains
+    by the losses of a population, beside gradients.
     """
+    if what == "rule":
+        _rule(out, epochs or EPOCHS, json)
+    elif what == "es":
+        from rulec.cli.demo_es import demo_es
+
+        demo_es(out, epochs or ES_EPOCHS, json)
+    else:
+        raise RulecError(
+            f"there is no demonstration {what!r}{did_you_mean(what, ('rule', 'es'))}: there are rule and es"
+        )
+
+
+def _rule(out: Path, epochs: int, json: bool) -> None:
+    """The demonstration of a rule."""
     from rulec.demo import digits
     from rulec.demo.rule import TEXT
     from rulec.demo.update import compare_update
@@ -81,9 +103,10 @@ def _train(rule: Rule, data: Any, epochs: int) -> list[Curve]:
 
 def _plot(curves: list[Curve], out: Path) -> Path:
     from rulec.demo.plot import plot
+    from rulec.demo.training import WIDTHS
 
     picture = out / "losses.png"
-    plot(curves, picture)
+    plot(curves, picture, WIDTHS)
     return picture
 
 

@@ -9,8 +9,8 @@ from rulec.demo.training import Curve
 from rulec.errors import RulecError
 
 
-def plot(curves: Sequence[Curve], path: Path) -> None:
-    """Writes a PNG with the training loss (full lines) and the test loss (dashed) of each curve.
+def plot(curves: Sequence[Curve], path: Path, widths: Sequence[int]) -> None:
+    """Writes a PNG with the training loss (full lines) and the test loss (dashed) of two curves of a network.
 
     RulecError where matplotlib is not installed or the file cannot be written.
     """
@@ -24,7 +24,8 @@ def plot(curves: Sequence[Curve], path: Path) -> None:
         epochs = range(1, len(curve.training) + 1)
         axes.plot(epochs, curve.training, color=colour, label=f"{curve.rule}, training")
         axes.plot(epochs, curve.test, color=colour, linestyle="--", label=f"{curve.rule}, test ({curve.accuracy:.1%})")
-    axes.set(yscale="log", xlabel="epoch", ylabel="cross entropy (nats)", title="Handwritten digits, 64-512-512-10")
+    title = f"Handwritten digits, {'-'.join(map(str, widths))}"
+    axes.set(yscale="log", xlabel="epoch", ylabel="cross entropy (nats)", title=title)
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend(frameon=False)
     try:

@@ -1,0 +1,45 @@
+"""The demonstration's population in NumPy, for where there is no framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rulec.array import Optimizer
+from rulec.array.es import Strategy
+from rulec.demo.es import LR, PERTURBATION, RULE, SHAPING
+from rulec.demo.network import Network, softmax
+
+Array = np.ndarray[Any, Any]
+
+
+class ArrayPopulation:
+    """All members in one forward of a network's arrays."""
+
+    def __init__(self, network: Network) -> None:
+        self._params = network.params
+        self._es = Strategy(self._params, PERTURBATION)
+        self._optimizer = Optimizer(RULE, self._params, lr=LR)
+
+    def step(self, images: Array, labels: Array) -> float:
+        """One update, by the members' losses on a batch; their mean."""
+        probabilities = softmax(self._logits(self._es.member_batch(images)))
+        wanted = self._es.member_batch(labels)
+        chosen = probabilities[np.arange(len(wanted)), wanted]
+        loss = -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
+        self._es.step(-loss, self._optimizer, shaping=SHAPING)
+        return float(loss.mean())
+
+    def params(self) -> list[Array]:
+        """The network's parameters."""
+        return self._params
+
+    def _logits(self, value: Array) -> Array:
+        """What the members make of a batch of theirs."""
+        layers = len(self._params) // 2
+        for layer in range(layers):
+            value = self._es.product(value, f"{2 * layer}")
+            value = value + self._es.rows(f"{2 * layer + 1}", value)
+            value = np.maximum(value, 0) if layer < layers - 1 else value
+        return value
