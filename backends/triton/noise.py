@@ -29,7 +29,9 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
 class NoisyStage(FlatStage):
     """The one stage of a rule whose gradient is a sum of noise."""
 
-    own_names = frozenset({"philox", "set_bits", "log_of_normal", "normals", "normals_64", "sum_of_noise"})
+    own_names = frozenset(
+        {"philox", "set_bits", "less_four", "in_order", "log_of_normal", "normals", "normals_64", "sum_of_noise"}
+    )
 
     def __init__(self, program: Program, layout: Layout) -> None:
         super().__init__(program, layout, 0)

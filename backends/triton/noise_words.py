@@ -64,47 +64,75 @@ def normals<64>(first, second):
     return radius * along, radius * tl.where((quarter & 2) != 0, -across, across)
 '''
 
+_LESS_FOUR = '''\
+@triton.jit
+def less_four(byte):
+    """Bytes less 4, as float32: their bits behind those of 2**23."""
+    return (byte | 0x4B000000).to(tl.float32, bitcast=True) - 8388612.0
+'''
+
+_IN_ORDER = '''\
+@triton.jit
+def in_order(a, b, c, d):
+    """Four tensors as one of two more dimensions, in which one goes through them in order."""
+    return tl.join(tl.join(a, c), tl.join(b, d))
+'''
+
 _SUM = '''\
 @triton.jit
 def sum_of_noise(noise, start, BLOCK: tl.constexpr):
     """Elements `start` and on of a sum of noise, direction by direction in order.
 
     At `noise` are words: how many bytes behind them directions begin and how many there are, the key, what is added to
-    the upper half of a block's number, the step, and the element that the tensor's first one is.
+    the upper half of a block's number, the step, and the element that the tensor's first one is. A thread has <unit>
+    neighbouring elements, each in a variable of its own, and needs no other's words.
     """
     at = noise.to(tl.pointer_type(tl.int64))
     numbers = (noise + tl.load(at)).to(tl.pointer_type(tl.<whole>))
     weights = (noise + tl.load(at)).to(tl.pointer_type(tl.<real>))
     seed, layer = tl.load(at + 2).to(tl.uint32), tl.load(at + 3).to(tl.uint32)
     step, offset = tl.load(at + 5).to(tl.uint32), tl.load(at + 6)
-    block = (offset + start) // <each> + tl.arange(0, BLOCK // <each>)
+    unit = (offset + start) // <unit> + tl.arange(0, BLOCK // <unit>)
+    block = unit<of a block>
     low, high = block.to(tl.uint32), ((block >> 32) + tl.load(at + 4)).to(tl.uint32)
-    <first>
+<first>
     for d in range(0, tl.load(at + 1)):
         number, weight = tl.load(numbers + 2 * d).to(tl.uint32), tl.load(weights + 2 * d + 1)
         a, b, c, e = philox(low, high, number, step, seed, layer)
 <add>
-    return tl.reshape(sums, (BLOCK,))
+    return tl.reshape(<all>, (BLOCK,))
 '''
 
-#: What sums begin with, and how the values of a block's words are added, by kind.
-_ADD: Mapping[str, tuple[str, str]] = {
-    "popcount": (
-        "sums = tl.zeros((BLOCK // 16, 4, 4), tl.<real>)\n    place = 8 * tl.arange(0, 4)[None, None, :].to(tl.uint32)",
-        "bits = set_bits(tl.reshape(tl.join(tl.join(a, c), tl.join(b, e)), (BLOCK // 16, 4, 1)))\n"
-        "count = (((bits >> place) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - 8388612.0\n"
-        "sums += weight * count<wide>",
-    ),
-    "rademacher": (
-        "sums = tl.zeros((BLOCK // 32, 32), tl.<real>)\n    place = tl.arange(0, 32)[None, :].to(tl.uint32)",
-        "words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, e)), (BLOCK // 32, 1))\n"
-        "sums += tl.where(((words >> place) & 1) != 0, -weight, weight)",
-    ),
-    "normal": (
-        "sums = tl.zeros((BLOCK // 4, 2, 2), tl.<real>)",
-        "x, y = normals<64>(a, b)\nz, w = normals<64>(c, e)\nsums += weight * tl.join(tl.join(x, z), tl.join(y, w))",
-    ),
-}
+#: How many elements a thread has of its own.
+UNIT: Mapping[str, int] = {"popcount": 16, "rademacher": 16, "normal": 4}
+
+
+def _add(values: str) -> list[str]:
+    """The statements that add the values of a unit in one direction."""
+    if values == "popcount":
+        return [line for i, word in enumerate("abce") for line in _bytes(i, word)]
+    if values == "rademacher":
+        chosen = "tl.where(unit % 8 < 4, tl.where(unit % 4 < 2, a, b), tl.where(unit % 4 < 2, c, e))"
+        bits = [f"sum_{i} += tl.where((bits & {1 << i}) != 0, -weight, weight)" for i in range(16)]
+        return [f"bits = {chosen} >> (unit % 2 * 16).to(tl.uint32)", *bits]
+    return ["x, y = normals<64>(a, b)", "sum_0 += weight * x", "sum_1 += weight * y",
+            "x, y = normals<64>(c, e)", "sum_2 += weight * x", "sum_3 += weight * y"]  # fmt: skip
+
+
+def _bytes(place: int, word: str) -> list[str]:
+    """The statements that add the bytes of a word."""
+    shifts = [f"bits >> {8 * i}" if i else "bits" for i in range(4)]
+    sums = [f"sum_{4 * place + i} += weight * less_four({x} & 255)<wide>" for i, x in enumerate(shifts)]
+    return [f"bits = set_bits({word})", *sums]
+
+
+def _all(count: int) -> str:
+    """All sums of a unit, in order."""
+    if count == 4:
+        return "in_order(sum_0, sum_1, sum_2, sum_3)"
+    parts = [", ".join(f"sum_{i}" for i in range(j, count, 4)) for j in range(4)]
+    return f"in_order({', '.join(f'in_order({part})' for part in parts)})"
+
 
 WORDS_KERNEL = '''\
 @triton.jit(do_not_specialize=["seed", "layer", "high", "direction", "step", "offset"])
@@ -115,7 +143,7 @@ def words(out, count, seed, layer, high, direction, step, offset, BLOCK: tl.cons
     low, above = block.to(tl.uint32), ((block >> 32) + high).to(tl.uint32)
     number = (direction + line).to(tl.uint32)
     a, b, c, d = philox(low, above, number, step.to(tl.uint32), seed.to(tl.uint32), layer.to(tl.uint32))
-    made = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (4 * BLOCK,)).to(tl.int32, bitcast=True)
+    made = tl.reshape(in_order(a, b, c, d), (4 * BLOCK,)).to(tl.int32, bitcast=True)
     e = (offset // 4 + tl.program_id(0).to(tl.int64) * BLOCK) * 4 - offset + tl.arange(0, 4 * BLOCK)
     tl.store(out + line.to(tl.int64) * count + e, made, mask=(e >= 0) & (e < count))
 '''
@@ -138,10 +166,13 @@ def noise_words(values: str, compute: str) -> list[str]:
     """The functions that sum noise of such values in float32 or float64, `sum_of_noise` the last of them."""
     wide = compute == "float64"
     sines, cosines = SERIES["double" if wide else "float"]
-    first, add = _ADD[values]
+    unit = UNIT[values]
+    blocks = ELEMENTS[values] // unit
     marks = {
-        "<first>": first, "<add>": "\n".join(f"        {line}" for line in add.splitlines()),
-        "<each>": str(ELEMENTS[values]), "<real>": compute, "<whole>": "uint64" if wide else "uint32",
+        "<first>": "\n".join(f"    sum_{i} = tl.zeros((BLOCK // {unit},), tl.{compute})" for i in range(unit)),
+        "<add>": "\n".join(f"        {line}" for line in _add(values)), "<all>": _all(unit), "<unit>": str(unit),
+        "<of a block>": f" // {blocks}" if blocks > 1 else "", "<real>": compute,
+        "<whole>": "uint64" if wide else "uint32",
         "<64>": "_64" * wide, "<wide>": ".to(tl.float64)" * wide,
         "<root>": "tl.sqrt" if wide else "tl.sqrt_rn", "<logarithm>": "tl.log" if wide else "log_of_normal",
         "<cell>": constant(2.0**-23, compute), "<log>": _polynomial("f", log_terms(), "float32"),
@@ -149,8 +180,8 @@ def noise_words(values: str, compute: str) -> list[str]:
         "<sine>": _polynomial("square", sine_terms(sines), compute),
         "<cosine>": _polynomial("square", cosine_terms(cosines), compute),
     }  # fmt: skip
-    own = {"popcount": [_SET_BITS], "rademacher": [], "normal": [*[_LOG] * (not wide), _NORMALS]}[values]
-    return [_marked(text, marks) for text in [_PHILOX, *own, _SUM]]
+    own = {"popcount": [_SET_BITS, _LESS_FOUR], "rademacher": [], "normal": [*[_LOG] * (not wide), _NORMALS]}[values]
+    return [_marked(text, marks) for text in [_PHILOX, *own, _IN_ORDER, _SUM]]
 
 
 def _marked(text: str, marks: Mapping[str, str]) -> str:
@@ -161,4 +192,5 @@ def _marked(text: str, marks: Mapping[str, str]) -> str:
 
 def words_source() -> str:
     """The file of the kernel `words`."""
-    return "\n\n\n".join(["import triton\nimport triton.language as tl", _PHILOX.rstrip("\n"), WORDS_KERNEL])
+    words = [text.rstrip("\n") for text in (_PHILOX, _IN_ORDER)]
+    return "\n\n\n".join(["import triton\nimport triton.language as tl", *words, WORDS_KERNEL])

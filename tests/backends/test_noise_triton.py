@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import rulec
 from rulec.backend.layout import layout_for
 from rulec_backends.triton import TritonBackend
+from tests.backends.noises import VALUES
 from tests.backends.test_noise_streams import STREAMS
 from tests.backends.triton_noise import Facts, compiled_noise
 from tests.backends.triton_process import in_the_interpreter
@@ -70,12 +72,15 @@ def test_words_go_into_whole_numbers(daily: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "most"), [("float32", 1e-6), ("float64", 2e-15), ("bfloat16", 1e-2), ("float16", 1e-3)]
-)
-def test_sums_in_other_dtypes(dtype: str, most: float) -> None:
-    program = f"{HEAD}\nfound = worst_fills(backend, kind, {dtype!r}, (1, 3), 200, OFFSETS[1::2])"
-    assert in_the_interpreter(program, "found") < most
+def test_sums_in_other_dtypes() -> None:
+    program = f"""{HEAD}
+dtypes = ("float64", "bfloat16", "float16")
+found = [worst_fills(backend, kind, dtype, (2,), 200, OFFSETS[1::2]) for dtype in dtypes]
+"""
+    double, brain, half = in_the_interpreter(program, "found")
+    assert double < 2e-15
+    assert brain < 1e-2
+    assert half < 1e-3
 
 
 @pytest.mark.slow
@@ -96,24 +101,32 @@ found = [
 
 
 def check(facts: Facts) -> None:
-    """Whole blocks move 16 bytes at a time, unmasked, all that the program moves but a gradient; nothing spills."""
+    """Whole blocks move 16 bytes at a time, unmasked, all that the program moves but a gradient; nothing spills, and no
+    thread waits for another while it makes noise."""
     accesses = facts.block / facts.threads / 16
     (loop,) = facts.loops
     assert (loop.wide_loads, loop.wide_stores) == (facts.read * accesses, facts.written * accesses), facts.kernel
     assert loop.masked == loop.stores == 0, facts.kernel
     assert (facts.stack, facts.local) == (0, 0), facts.kernel
-    assert facts.products >= 40, "the products of ten rounds, twice"
+    assert facts.products >= 36, "the products of ten rounds, in both loops"
+    assert facts.exchanges == 0, facts.kernel
     assert facts.approximate == [], facts.kernel
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "dtype"),
-    [(t, "float32") for t in ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")] + [("cuda:90", "bfloat16")],
+    ("target", "dtype", "values"),
+    [
+        ("cuda:90", "float32", VALUES),
+        ("hip:gfx942", "float32", VALUES),
+        ("cuda:80", "float32", VALUES[:1]),
+        ("cuda:100", "float32", VALUES[:1]),
+        ("cuda:90", "bfloat16", VALUES[1:2]),
+    ],
 )
-def test_kernels_for_every_target(target: str, dtype: str) -> None:
-    found = compiled_noise(target, dtype, "adamw", ["popcount", "rademacher", "normal"])
-    assert len(found) == 3
+def test_kernels_for_every_target(target: str, dtype: str, values: Sequence[str]) -> None:
+    found = compiled_noise(target, dtype, "adamw", values)
+    assert len(found) == len(values)
     for facts in found:
         check(facts)
 
@@ -127,8 +140,8 @@ def test_the_code_reads_like_the_rule() -> None:
     lines = [line.strip() for line in source.splitlines()]
     for line in (
         "g = -to_bfloat16(sum_of_noise(g_at, start, BLOCK), EMULATED).to(tl.float32)",
-        "bits = set_bits(tl.reshape(tl.join(tl.join(a, c), tl.join(b, e)), (BLOCK // 16, 4, 1)))",
-        "sums += weight * count",
+        "bits = set_bits(b)",
+        "sum_5 += weight * less_four(bits >> 8 & 255)",
         "for d in range(0, tl.load(at + 1)):",
     ):
         assert line in lines, line

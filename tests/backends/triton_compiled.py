@@ -175,7 +175,7 @@ def memory(made: Any) -> tuple[int, int]:
         code = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True)
     found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage.stdout)
     assert found, usage.stdout
-    return int(found[2]), int(found[3]) + sum(_local_accesses(lines) for lines in _loops(code.stdout))
+    return int(found[2]), int(found[3]) + sum(_local_accesses(lines) for lines in inner_loops(code.stdout))
 
 
 def _local_accesses(lines: Sequence[str]) -> int:
@@ -193,10 +193,10 @@ _STORE = re.compile(r"\bst\.global|\bglobal_store|\bbuffer_store")
 
 def loops(assembly: str) -> Iterator[Loop]:
     """The global accesses of a kernel's loops."""
-    return map(_loop, _loops(assembly))
+    return map(_loop, inner_loops(assembly))
 
 
-def _loops(assembly: str) -> Iterator[list[str]]:
+def inner_loops(assembly: str) -> Iterator[list[str]]:
     """The loops of a kernel that hold no other: what lies between a label and a branch back to it."""
     lines = [line.strip() for line in assembly.splitlines()]
     labels = {found[1]: i for i, line in enumerate(lines) if (found := _LABEL.match(line))}

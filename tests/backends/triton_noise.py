@@ -20,14 +20,15 @@ from rulec.backend.layout import ITEM_SIZE, layout_for
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.noise_call import NOISY
 from rulec_backends.triton.plan import moved
-from tests.backends.triton_compiled import ROOT, Loop, approximate, loops, made_for, memory
+from tests.backends.triton_compiled import ROOT, Loop, approximate, inner_loops, loops, made_for, memory
 
 
 @dataclass(frozen=True)
 class Facts:
     """What the program moves for each element, but for a gradient, and what the assembly of its kernel says.
 
-    `loops` are those with accesses of 16 bytes, `products` the instructions that give the upper word of a product.
+    `loops` are those with accesses of 16 bytes, `products` the instructions that give the upper word of a product, and
+    `exchanges` what threads give each other in the loops that have such.
     """
 
     kernel: str
@@ -39,6 +40,7 @@ class Facts:
     stack: int
     local: int
     products: int
+    exchanges: int
     approximate: list[str]
 
 
@@ -69,8 +71,17 @@ def _compile(target: str, dtype: str, rule: str, values: Sequence[str]) -> Itera
         yield Facts(
             f"{target} {dtype} {rule} {kind}", read - ITEM_SIZE[dtype], written, NOISY.elements, NOISY.threads,
             [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], *memory(made),
-            len(re.findall(r"\bmul\.(?:hi|wide)\.u32|v_mul_hi_u32|v_mad_u64_u32", text)), approximate(text),
+            len(_PRODUCT.findall(text)), sum(map(_exchanges, inner_loops(text))), approximate(text),
         )  # fmt: skip
+
+
+_PRODUCT = re.compile(r"\bmul\.(?:hi|wide)\.u32|v_mul_hi_u32|v_mad_u64_u32")
+_EXCHANGE = re.compile(r"\b(?:ld|st)\.shared|\bbar\.sync|\bshfl|\bds_|s_barrier")
+
+
+def _exchanges(lines: Sequence[str]) -> int:
+    text = "\n".join(lines)
+    return len(_EXCHANGE.findall(text)) if _PRODUCT.search(text) else 0
 
 
 if __name__ == "__main__":
