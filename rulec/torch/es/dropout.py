@@ -92,6 +92,10 @@ class Dropout(LayerNoise):
 
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The gradient's part along the gains of inputs, which is all that dropping them can tell of it."""
+        return weight.detach().to(self.dtype) * self._scales(weights, weight)
+
+    def _scales(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+        """What the weight is multiplied by, as it meets it."""
         short = self.short(weights)
         starts = torch.tensor([self._start(d, 0) for d in self.directions], device=weight.device)
         places = starts.unsqueeze(1) + torch.arange(self.kept_inputs, device=weight.device)
@@ -99,11 +103,10 @@ class Dropout(LayerNoise):
         sums.index_add_(0, self._ring()[places.flatten()], short.repeat_interleave(self.kept_inputs))
         total = sums * (self.columns / self.kept_inputs) - short.sum()
         others = [axis for axis in range(weight.dim()) if axis != 1]
-        exact = weight.detach().to(self.dtype)
-        squares = exact.square().sum(others)
+        squares = weight.detach().to(self.dtype).square().sum(others)
         variance = self.columns / self.kept_inputs - 1.0
         scale = torch.where(squares > 0, total / (variance * squares), 0.0)
-        return exact * scale.view(1, -1, *(1,) * len(self.kernel))
+        return scale.view(1, -1, *(1,) * len(self.kernel))
 
 
 def _of(x: Tensor, sign: int, some: range) -> Tensor:

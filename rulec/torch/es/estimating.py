@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import of_members
 from rulec.es.perturbation import Perturbation
 from rulec.torch.es.census import Perturbed
+from rulec.torch.es.fused import fused_step
 from rulec.torch.es.noises import Noises
 from rulec.torch.es.owned import Owned
 from rulec.torch.es.report import Report
@@ -45,12 +48,35 @@ class Estimating:
 
     def step(self, opt: Any) -> Report:
         """Takes a step of the optimizer, by noise where it takes that, and frees the gradients of what it does not."""
-        report = self.update()
-        if not report.skipped:
+        if self._weights.empty:
+            return self._skip()
+        own, made = self._own(), self._made()
+        others = [entry for entry in self._perturbed if entry.param not in made]
+        for entry in self._perturbed:
+            entry.param.grad = None if entry.param in made else self._gradient(entry, own)
+        if not (made and fused_step(opt, made)):
+            others, made = [*self._perturbed], {}
+            for entry in self._perturbed:
+                if entry.param.grad is None:
+                    entry.param.grad = self._gradient(entry, own)
             opt.step()
+        report = self._report([e.name for e in self._perturbed if e.param in made], self._gradient_bytes(others))
         for entry in self._perturbed:
             entry.param.grad = None
         return report
+
+    @torch.no_grad()
+    def _made(self) -> dict[Tensor, Noise | Product | RowsSource]:
+        """What kernels may be given in the place of gradients, by parameter."""
+        found: dict[Tensor, Noise | Product | RowsSource] = {}
+        for entry in self._perturbed:
+            param = entry.param
+            if entry.is_own or entry.padding is not None or not self._noises.used(param) or not param.is_contiguous():
+                continue
+            one = self._noises.of(entry).made(self._weights.values)
+            if one is not None:
+                found[param] = one
+        return found
 
     def _skip(self) -> Report:
         least = 1 if self._perturbation.antithetic else 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.streams import COLUMNS, NOISE, SCALE, short_weights
 from rulec.torch.es.fill import fill
-from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.layer import LayerNoise, Made
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks, combined, whole
 
@@ -80,11 +82,14 @@ class Independent(LayerNoise):
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """One fill with all weights."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.draws.device)
-        fill(out, self.noise(weights))
+        fill(out, self._sum(weights))
         return out
 
-    def noise(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise:
-        """The gradient as what a kernel may be given in its place."""
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """The noise itself, made where the kernel needs it."""
+        return self._sum(weights)
+
+    def _sum(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise:
         return self._noise(short_weights(weights, self.draws.kind))
 
     def _noise(self, weights: np.ndarray[Any, Any], first: int = 0) -> Noise:
@@ -94,6 +99,10 @@ class Independent(LayerNoise):
 
 class Sparse(Independent):
     """Noise of some columns of each direction, the others have none."""
+
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """Made some rows at a time."""
+        return Made(self.dtype, partial(self._rows, weights))
 
     @property
     def _columns(self) -> int:
@@ -131,12 +140,16 @@ class Sparse(Independent):
         return one.new_zeros(self.shape).index_copy_(1, self.chosen[direction], one)
 
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
-        """Direction by direction, tile by tile."""
-        out = torch.zeros(self.shape, dtype=self.dtype, device=self.draws.device)
-        height = max(1, TILE // (self._columns * self.kernel.numel()))
-        for direction in np.flatnonzero(weights).tolist():
-            for outputs in blocks(self.rows, height):
-                tile = self._tile(range(direction, direction + 1), outputs, self._columns)[0]
-                part = out[outputs.start : outputs.stop]
-                part.index_add_(1, self.chosen[direction], tile, alpha=self.short(weights)[direction].item())
+        """Tile by tile of rows."""
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.draws.device)
+        for outputs in blocks(self.rows, max(1, TILE // (self._columns * self.kernel.numel()))):
+            self._rows(weights, slice(outputs.start, outputs.stop), out[outputs.start : outputs.stop])
         return out
+
+    def _rows(self, weights: np.ndarray[Any, np.dtype[np.float64]], span: slice, out: Tensor) -> None:
+        """Writes some rows of the gradient, direction by direction."""
+        short, part = self.short(weights), out.view(-1, *self.shape[1:]).zero_()
+        outputs = range(*span.indices(self.rows))
+        for direction in np.flatnonzero(weights).tolist():
+            tile = self._tile(range(direction, direction + 1), outputs, self._columns)[0]
+            part.index_add_(1, self.chosen[direction], tile, alpha=short[direction].item())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.perturbation import Perturbation
 from rulec.es.streams import SHARED, short_weights
 from rulec.torch.es.draws import Draws
@@ -59,6 +61,10 @@ class LayerNoise(ABC):
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The sum over directions of weight times noise, in `dtype`, or what the family estimates instead."""
 
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """The gradient as a kernel may be given it in its place, to be made inside the update; None where it cannot."""
+        return None
+
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
@@ -88,3 +94,15 @@ class LayerNoise(ABC):
     def short(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
         """The weights of directions as all backends round them, on the device."""
         return torch.from_numpy(short_weights(weights, "rademacher")).to(self.draws.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A gradient that is made some rows at a time: `write(span, out)` writes those of a slice."""
+
+    dtype: torch.dtype
+    write: Callable[[slice, Tensor], None]
+
+    def rows(self, span: slice, out: Any) -> None:
+        """Writes the rows of `span` into `out`, a contiguous matrix of as many rows."""
+        self.write(span, out)

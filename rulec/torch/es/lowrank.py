@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.product import Product
+from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.streams import COLUMNS, ROWS
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
@@ -62,10 +63,13 @@ class LowRank(LayerNoise):
 
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """One product of all factors; both signs of a direction are one term of it."""
-        product = self.product(weights)
+        product = self._product(weights)
         return torch.mm(product.outputs.t(), product.inputs).view(self.shape)
 
-    def product(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Product:
-        """The gradient as the product that a kernel may be given in its place."""
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """The product of the factors, made tile by tile."""
+        return self._product(weights)
+
+    def _product(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Product:
         left = self._left(self.dtype) * self.short(weights).view(-1, 1, 1)
         return Product(left.flatten(0, 1), self._right(self.dtype).flatten(0, 1))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.streams import COLUMNS, ROWS
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
@@ -106,6 +108,14 @@ class Permuted(LayerNoise):
         places = _summed(self._column_orders(), short)[:, : common.shape[1]]
         found: Tensor = torch.tensordot(common, places, ([1], [1]))
         return found.movedim(-1, 1).contiguous()
+
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """Of orders of rows a product of two matrices, of them and of the noise; of others there is none."""
+        if self._sides != (True, False):
+            return None
+        common = self._common()
+        places = _summed(self._row_orders(), self.short(weights))[:, : common.shape[0]]
+        return Product(places.t(), common.flatten(1))
 
 
 def _with_zero(tensor: Tensor, axis: int, lines: int) -> Tensor:

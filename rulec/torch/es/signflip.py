@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.backend.noise import Noise
+from rulec.backend.product import Product, RowsSource
 from rulec.es.streams import COLUMNS, ROWS
-from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.layer import LayerNoise, Made
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
@@ -61,6 +63,16 @@ class SignFlip(LayerNoise):
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
         return self.last("noise", self._make).mul_(self._signs(self.short(weights)))
+
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+        """Rows of the one noise times their sum of signs."""
+        signs, common = self._signs(self.short(weights)), self._common()
+
+        def write(span: slice, out: Tensor) -> None:
+            here = common[span]
+            torch.mul(here, signs[span] if signs.shape[0] > 1 else signs, out=out.view(here.shape))
+
+        return Made(self.dtype, write)
 
     def _signs(self, weights: Tensor) -> Tensor:
         """The weighted sum of signs, as it meets the weight."""

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from rulec.errors import HyperError
-from rulec.es import Perturbation
 from rulec.torch.es import perturb
+from tests.torch.es.families import FAMILIES, perturbation_of
 from tests.torch.es.oracle import member_outputs
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "independent": {},
-    "sparse": {"sparsity": 2},
-    "permuted": {},
-    "permuted columns": {"sides": "columns"},
-    "permuted both": {"sides": "both", "in_sparsity": 0.5, "out_sparsity": 3},
-    "permuted sparse rows": {"sides": "rows", "in_sparsity": 3, "out_sparsity": 0.5},
-    "signflip": {},
-    "signflip rows": {"sides": "rows"},
-    "signflip columns": {"sides": "columns"},
-    "lowrank": {},
-    "lowrank 3": {"rank": 3},
-    "lowrank 6": {"rank": 6},
-    "dropout": {},
-}
-
-
-def _perturbation(name: str, **other: Any) -> Perturbation:
-    settings = {"directions": 4, "sigma": 0.3, "seed": 5, **FAMILIES[name], **other}
-    return Perturbation(name.split()[0], **settings)  # type: ignore[arg-type]
-
 
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 8), (6,)),
@@ -55,9 +31,9 @@ def test_a_layer(family: str, layer: str) -> None:
     model = make().double()
     if (family, layer) == ("dropout", "depthwise"):
         with pytest.raises(HyperError, match="1 inputs have no halves"):
-            perturb(model, _perturbation(family))
+            perturb(model, perturbation_of(family))
         return
-    es = perturb(model, _perturbation(family))
+    es = perturb(model, perturbation_of(family))
     x = torch.randn(3, *shape, dtype=torch.float64)
     batch = es.member_batch(x)
     expected = member_outputs(es, x)

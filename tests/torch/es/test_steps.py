@@ -1,0 +1,61 @@
+"""Steps in which kernels make gradients themselves, against gradients and then a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rulec.torch
+from rulec.torch import perturb
+from tests.torch.es.families import FAMILIES, perturbation_of
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, 6))
+
+
+def _trained(family: str, optimizer: Any, fused: bool, **settings: Any) -> tuple[nn.Module, Any]:
+    model = _model()
+    es = perturb(model, perturbation_of(family, sigma=0.1, values="rademacher", **settings))
+    opt = optimizer(model.parameters())
+    report = None
+    for step in range(3):
+        x = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(step))
+        loss = es(es.member_batch(x)).square().sum(1)
+        if fused:
+            report = es.step(None, opt, loss=loss)
+        else:
+            report = es.update(loss=loss)
+            opt.step()
+    return model, report
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_an_update_and_a_step(family: str) -> None:
+    def make(params: Any) -> Any:
+        return rulec.torch.AdamW(params, lr=0.01)
+
+    fused, report = _trained(family, make, True)
+    plain, _ = _trained(family, make, False)
+    exact = family in ("independent",)
+    for (name, a), b in zip(fused.named_parameters(), plain.parameters(), strict=True):
+        assert a.grad is None
+        torch.testing.assert_close(a, b, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6, msg=name)
+    if family == "independent":
+        assert set(report.fused) == {name for name, _ in fused.named_parameters()}
+        assert report.gradient_bytes == 0
+
+
+def test_an_optimizer_of_torch_takes_gradients() -> None:
+    def make(params: Any) -> Any:
+        return torch.optim.SGD(params, lr=0.01)
+
+    model, report = _trained("signflip", make, True)
+    plain, _ = _trained("signflip", make, False)
+    assert report.fused == ()
+    assert report.gradient_bytes == sum(p.nbytes for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
