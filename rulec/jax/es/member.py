@@ -50,17 +50,18 @@ def evaluate(
     devices = 1 if mesh is None else mesh.shape[axis]
     _check_dealt(perturbation.members, devices, chunk)
 
-    def fitness(params: Any, state: State, members: Any, *batch: Any) -> Any:
+    def fitness(params: Any, state: State, *batch: Any) -> Any:
         def one(index: Any) -> Any:
             return _number(loss(member(params, state, perturbation, index), *batch))
 
-        return jax.lax.map(one, members, batch_size=chunk) if chunk else jax.vmap(one)(members)
+        own = jnp.arange(perturbation.members // devices)
+        own = own if axis is None else own + own.size * jax.lax.axis_index(axis)
+        return -(jax.lax.map(one, own, batch_size=chunk) if chunk else jax.vmap(one)(own))
 
     if mesh is not None:
         everywhere, dealt = jax.P(), jax.P(axis)  # type: ignore[no-untyped-call]
-        specs = (everywhere, everywhere, dealt, *(everywhere for _ in batch))
-        fitness = jax.shard_map(fitness, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
-    return -fitness(params, state, jnp.arange(perturbation.members), *batch)
+        fitness = jax.shard_map(fitness, mesh=mesh, in_specs=everywhere, out_specs=dealt, check_vma=False)
+    return fitness(params, state, *batch)
 
 
 def _check_dealt(members: int, devices: int, chunk: int | None) -> None:
