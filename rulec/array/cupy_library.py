@@ -125,12 +125,31 @@ class CupyLibrary:
         function = {Op.SUM: cupy.sum, Op.MIN: cupy.amin, Op.MAX: cupy.amax}[op]
         return function(values, axis=axes, keepdims=kept) if axes else values
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Any:
+    def empty(self, count: int) -> Any:
+        """A new array."""
+        import cupy
+
+        return cupy.empty(count, np.float64)
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        """One array of all."""
+        import cupy
+
+        return cupy.concatenate([*arrays], axis)
+
+    def product(self, a: Any, b: Any, into: Any = None) -> Any:
+        """By CuPy."""
+        import cupy
+
+        made = cupy.matmul(a, b)
+        return made if into is None else cupy.add(into, made, out=into)
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
         """The language's words in integers of 64 bits, and what is made of them in float64."""
         import cupy as cp
 
         normal = op is Op.NORMAL
-        words = self._words(count + count % 2 if normal else count, **position)
+        words = self._words(count + count % 2 if normal else count, block, **position)
         uniform = ((words >> 9).astype(np.float64) + 0.5) * 2.0**-23
         if not normal:
             return uniform
@@ -138,10 +157,10 @@ class CupyLibrary:
         radius, angle = cp.sqrt(-2.0 * cp.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
         return cp.stack([radius * cp.cos(angle), radius * cp.sin(angle)], axis=-1).reshape(-1)[:count]
 
-    def _words(self, count: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
+    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
         import cupy as cp
 
-        block = cp.arange((count + 3) // 4, dtype=np.int64)
+        block = cp.arange(first, first + (count + 3) // 4, dtype=np.int64)
         at = step.astype(np.int64) if isinstance(step, cp.ndarray) else int(step)
         counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
         made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))

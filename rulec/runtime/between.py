@@ -18,14 +18,13 @@ from rulec.compiler.ir import Axes, Site
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op, is_boolean
-from rulec.runtime.library import START, Library
+from rulec.runtime.drawing import Drawing
+from rulec.runtime.library import COMBINE, START, Library
 from rulec.runtime.plan import Gap, Plan
+from rulec.runtime.projection import Projection
+from rulec.runtime.tiles import Tiles
 
 Array = np.ndarray[Any, Any]
-
-
-#: What puts two results of a reduction together.
-_COMBINE: Mapping[Op, Op] = {Op.SUM: Op.ADD, Op.MIN: Op.MINIMUM, Op.MAX: Op.MAXIMUM}
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,9 @@ class Surroundings(Protocol):
     """Where a launch's values come from: those of each tensor fired, by its place among them.
 
     `column` gives a column of the scalar table; `known` a number as Python's, where that needs no device, else what
-    `Library.at` gives.
+    `Library.at` gives. `tile` gives some rows and columns of a buffer as `matrices` gives all of it, and `store` writes
+    those of a state; `copies` says whether a buffer is read by copying it, and `room` how many bytes tiles may take.
+    `fill_noise` is the backend's, or None.
     """
 
     @property
@@ -75,11 +76,18 @@ class Surroundings(Protocol):
     def owner(self) -> Any: ...
     @property
     def library(self) -> Library: ...
+    @property
+    def fill_noise(self) -> Any: ...
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
+    def tile(self, buffer: str, i: int, rows: slice, cols: slice) -> Any: ...
+    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None: ...
+    def copies(self, buffer: str) -> bool: ...
+    def room(self, i: int) -> int: ...
+    def extents(self, i: int) -> tuple[int, int, int]: ...
     def facts(self, i: int) -> Mapping[str, float]: ...
     def hyper(self, i: int) -> Mapping[str, float]: ...
     def tensor_number(self, i: int) -> int: ...
@@ -104,9 +112,25 @@ class Between:
         return len(self.around)
 
     def work_out(self, gap: Gap) -> Joining:
-        """Everything of a gap."""
-        for value in gap.values:
+        """Everything of a gap that is needed after it."""
+        projection = gap.projection
+        yield from self._each(gap.values if projection is None else projection.before, gap)
+        if projection is not None:
+            self._project(projection)
+            yield from self._each(projection.after, gap)
+
+    def _each(self, values: Sequence[Node], gap: Gap) -> Joining:
+        for value in values:
             self.values[value] = yield from self._value(value)
+            for over in gap.over.get(value, ()):
+                self.values.pop(over, None)
+
+    def _project(self, projection: Projection) -> None:
+        """The reductions of a projection; what it stores is stored."""
+        found = [Tiles(self, projection, i).work_out() for i in range(self.count)]
+        for value in projection.reductions:
+            reduced = [each[value] for each in found]
+            self.values[value] = self.library.together(reduced) if self._is_number(value) else reduced
 
     # One value
 
@@ -120,7 +144,7 @@ class Between:
             apply = self._by_shape if value.op in _STACKED else self._for_each
             return apply(value, self._matrix_function(value))
         if kind is Kind.RANDOM:
-            return [self._random(value, i) for i in range(self.count)]
+            return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
         with np.errstate(all="ignore"):
             if self._is_number(value):
@@ -156,9 +180,9 @@ class Between:
         return self.around.known(value, found, i) if known else self.library.at(found, i)
 
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
-        return [self._rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
+        return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
-    def _rounded(self, value: Node, found: Any) -> Array:
+    def rounded(self, value: Node, found: Any) -> Array:
         """A result in its dtype: that of arithmetic for a matrix, float64 for a vector."""
         matrix = {"i", "j"} <= set(self._axes(value).letters) and not is_boolean(value)
         return cast(Array, self.library.cast(found, self.around.compute) if matrix else found)
@@ -175,13 +199,13 @@ class Between:
         for places in alike.values():
             first = operands[places[0]]
             if len(places) == 1:
-                made[places[0]] = self._rounded(value, function(*first))
+                made[places[0]] = self.rounded(value, function(*first))
                 continue
             stacked = [
                 self.library.stack([operands[i][k] for i in places]) if getattr(x, "shape", ()) else x
                 for k, x in enumerate(first)
             ]
-            found = self._rounded(value, function(*stacked))
+            found = self.rounded(value, function(*stacked))
             for i, array in zip(places, self.library.split(found, len(places)), strict=True):
                 made[i] = array
         return made
@@ -196,16 +220,20 @@ class Between:
 
         return in_dtype
 
-    def _random(self, value: Node, i: int) -> Array:
+    def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
+        """Random numbers of tensor i: a matrix, or some rows of it."""
         draw, *sizes = cast(tuple[Any, ...], value.arg)
         facts, hyper = self.around.facts(i), self.around.hyper(i)
-        extents = [int(evaluate_once(x, hyper, facts, {})) for x in sizes]
+        height, width = (int(evaluate_once(x, hyper, facts, {})) for x in sizes)
         step = self.around.known(value.args[0], self.values[value.args[0]], i)
         position = {
             "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
-        made = self.library.random(value.op, math.prod(extents), position)
-        return cast(Array, self.library.cast(made.reshape(1, *extents), self.around.compute))
+        first, last, _ = (rows or slice(None)).indices(height)
+        count = (last - first) * width
+        around = self.around
+        drawing = Drawing(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
+        return drawing.numbers(first * width, count).reshape(1, last - first, width)
 
     # Reductions
 
@@ -272,5 +300,5 @@ def _total(library: Library, joins: Sequence[Join]) -> Any:
         return library.reduce(op, library.together(once))
     total = library.constant(START[op])
     for join in joins:
-        total = library.arithmetic[_COMBINE[op]](total, library.numbers(join.library.reduce(op, join.values)))
+        total = library.arithmetic[COMBINE[op]](total, library.numbers(join.library.reduce(op, join.values)))
     return total

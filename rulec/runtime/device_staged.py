@@ -139,8 +139,19 @@ class DeviceValues(PortionValues):
         shared = library.numbers(self.launch.engine.shared.values[buffer])
         return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
-    def _read(self, buffer: str, i: int) -> Any:
-        found, scale = super()._read(buffer, i), self.rows.scale
+    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None:
+        """Gives some rows and columns of a state their new values, unless its tensor stays as it is."""
+        if self.rows.stays is not None:
+            old = self.tile(buffer, i, rows, cols)
+            values = self.library.arithmetic[Op.WHERE](self.library.at(self.rows.stays, i), old, values)
+        super().store(buffer, i, rows, cols, values)
+
+    def copies(self, buffer: str) -> bool:
+        """Whether a buffer is read by copying it."""
+        return super().copies(buffer) or (buffer == "g" and self.rows.scale is not None)
+
+    def _read(self, buffer: str, array: Any) -> Any:
+        found, scale = super()._read(buffer, array), self.rows.scale
         if buffer == "g" and scale is not None:
             found = found * (1 / self.library.numbers(scale).reshape(()))
         return found

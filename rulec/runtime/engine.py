@@ -6,6 +6,7 @@ framework: what differs between arrays is behind `Arrays`, what differs between 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,8 @@ class Engine:
         self.tensors: list[Tensor] = []
         self.buckets: dict[Any, Bucket] = {}
         self.shared = SharedNumbers()
+        #: The bytes of the largest parameter, as its gradient has them.
+        self.largest = 0
         self.extensions = 0
         #: How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows.
         self.skipped = 0
@@ -109,11 +112,12 @@ class Engine:
         `tags` are its words for `tagged(...)`; `number`, its id by default, tells its random numbers from others';
         `maximize` is the engine's by default. RuleError where the rule does not apply to it and names no other.
         """
-        self.arrays.dtype(array)
+        dtype = self.arrays.dtype(array)
         shape = self.arrays.shape(array)
         rule = self._router.choose(shape, tags, name)
         number = len(self.tensors) if number is None else number
         maximize = self.maximize if maximize is None else maximize
+        self.largest = max(self.largest, math.prod(shape) * ITEM_SIZE[dtype])
         self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize))
         self.shared.make_room(group + 1)
         return len(self.tensors) - 1
@@ -457,7 +461,7 @@ class Engine:
         rows = version.rows
         assert isinstance(rows, RowSource)
         counts = bucket.counts
-        if isinstance(counts, Counts) and not (rows.own_rows or bucket.scalar_states or self.shared.values):
+        if isinstance(counts, Counts) and not (rows.own_rows or rows.numbers or self.shared.values):
             common = counts.common(fired)
             if common is not None:
                 table = rows.shared(common + 1, self.named)

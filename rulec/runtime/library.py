@@ -21,6 +21,9 @@ Array = np.ndarray[Any, Any]
 #: What reducing nothing gives.
 START: Mapping[Op, float] = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}
 
+#: What puts two results of a reduction together.
+COMBINE: Mapping[Op, Op] = {Op.SUM: Op.ADD, Op.MIN: Op.MINIMUM, Op.MAX: Op.MAXIMUM}
+
 
 class Library(Protocol):
     """Functions on arrays of one kind, on one device.
@@ -100,8 +103,23 @@ class Library(Protocol):
         """A sum, minimum or maximum in float64: over these axes, which stay with an extent of 1, or over everything."""
         ...
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Any:
-        """Uniform or normal numbers of the language's stream; the `step` may be an array of one number."""
+    def empty(self, count: int) -> Any:
+        """Memory for so many numbers of float64."""
+        ...
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Arrays side by side along an axis."""
+        ...
+
+    def product(self, a: Any, b: Any, into: Any = None) -> Any:
+        """The product of two stacks of matrices of one dtype; where there is `into`, added to it in its memory."""
+        ...
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
+        """Uniform or normal numbers of the language's stream, in float64; the `step` may be an array of one number.
+
+        The first is the first of four in a block of the stream.
+        """
         ...
 
     def hold(self, thing: Any) -> None:
@@ -180,9 +198,22 @@ class NumpyLibrary:
         kept = axes is not None
         return cast(Array, ufunc.reduce(values, axis=axes, keepdims=kept, initial=start, dtype=np.float64))
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Array:
+    def empty(self, count: int) -> Array:
+        """A new array."""
+        return np.empty(count)
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Array:
+        """One array of all."""
+        return np.concatenate(arrays, axis)
+
+    def product(self, a: Any, b: Any, into: Any = None) -> Array:
+        """By NumPy."""
+        made: Array = np.matmul(a, b)
+        return made if into is None else cast(Array, np.add(into, made, out=into))
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Array:
         """Worked out here."""
-        where = {name: int(x) for name, x in position.items()}
+        where = {"block": block, **{name: int(x) for name, x in position.items()}}
         return random.normal(count, **where) if op is Op.NORMAL else random.uniform(random.stream(count, **where))
 
     def hold(self, thing: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.runtime.projection import Projection, Search
 
 #: What gives memory of something else: it must be copied before that is written.
 VIEWS = (Op.LOAD, Op.TRANSPOSE)
@@ -15,9 +16,15 @@ VIEWS = (Op.LOAD, Op.TRANSPOSE)
 
 @dataclass(frozen=True)
 class Gap:
-    """The values worked out before a stage, or after the last one: each after those it is made of."""
+    """The values worked out before a stage, or after the last one: each after those it is made of.
+
+    `over` has, for a value, those that nothing needs once it is there. Where there is a `projection`, it is worked out
+    tile by tile.
+    """
 
     values: tuple[Node, ...]
+    over: Mapping[Node, tuple[Node, ...]] = field(default_factory=dict)
+    projection: Projection | None = None
 
 
 class Plan:
@@ -47,6 +54,9 @@ class Plan:
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        self.gaps = self._followed()
+        #: The states that get their new values in a gap, and not at the end of the step.
+        self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
@@ -58,6 +68,23 @@ class Plan:
         self.staged = not program.elementwise or program.skip is not None or any(
             b.role == "input" for b in program.buffers
         )  # fmt: skip
+
+    def _followed(self) -> tuple[Gap, ...]:
+        """The gaps, with what is known of a value only when all of them are."""
+        program, every = self.program, [value for gap in self.gaps for value in gap.values]
+        users: dict[Node, list[Node]] = {value: [] for value in every}
+        for value in every:
+            for operand in value.args:
+                users[operand].append(value)
+        roots = [program.columns[i].value for stage in program.stages for i in stage.columns]
+        roots += [v.value for v in program.vectors] + self.held + ([] if program.skip is None else [program.skip])
+        kept = {*roots, *(s.value for s in program.finish)}
+        last = {v: users[v][-1] for v in every if users[v] and v not in kept}
+        over: dict[Node, tuple[Node, ...]] = {}
+        for value, user in last.items():
+            over[user] = (*over.get(user, ()), value)
+        search = Search(program, self.axes, users, roots)
+        return tuple(replace(gap, over=over, projection=search.find(gap.values)) for gap in self.gaps)
 
 
 def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:

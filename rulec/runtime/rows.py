@@ -33,6 +33,8 @@ class RowSource:
         self.group_states = [b.name for b in program.states if b.axes.letters == "k"]
         self.model_states = [b.name for b in program.states if b.axes.letters == ""]
         self.own_rows = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
+        #: Whether states that are numbers take part in the scalar program.
+        self.numbers = bool(self.table.loads or program.scalars.stores)
         self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
         self.slots, self.index = np.unique(self.groups, return_inverse=True)
         self.index = np.ascontiguousarray(self.index, np.int64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result, Stage
 from rulec.language.node import Node
@@ -14,6 +15,7 @@ from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.plan import VIEWS
+from rulec.runtime.tiles import room_for
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +102,8 @@ class Staged:
     def _finished(self, between: Between, before: bool) -> list[tuple[str, Any]]:
         """The new values of what is narrower than a parameter, known before the last kernel or after it alone."""
         after = self.plan.after
-        wanted = [s for s in self.program.finish if (s.value not in after) == before]
+        early = self.plan.stored_early
+        wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
         # One that is another state's old value must be taken before that is written.
         return [
             (s.buffer, self._copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
@@ -165,6 +168,7 @@ class PortionValues:
         self.program, self.layout = launch.version.program, launch.version.layout
         self.compute, self.seed, self.owner = self.layout.compute, launch.engine.seed, launch.engine
         self.library = portion.bucket.library
+        self.fill_noise = getattr(portion.bucket.backend, "fill_noise", None)
         self.groups = portion.groups
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
@@ -240,16 +244,46 @@ class PortionValues:
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
         tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        found = self._read(buffer, i)
+        found = self._read(buffer, self._stored(buffer, i))
         if axes.elementwise:
             found = tensor.view.matrices(found)
         else:
             found = found.reshape(tensor.view.batch, *found.shape[-2:])
         return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
-    def _read(self, buffer: str, i: int) -> Any:
-        found = self.library.read(self._stored(buffer, i))
+    def _read(self, buffer: str, array: Any) -> Any:
+        """The elements of a buffer, or of a part of it."""
+        found = self.library.read(array)
         return -found if buffer == "g" and self.layout.maximize else found
+
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of tensor i, and their rows and columns."""
+        view = self.portion.tensors[i].view
+        return view.batch, view.rows, view.cols
+
+    def tile(self, buffer: str, i: int, rows: slice, cols: slice) -> Any:
+        """Some rows and columns of a buffer's matrices, in the compute dtype."""
+        return self.library.cast(self._read(buffer, self._part(buffer, i, rows, cols)), self.compute)
+
+    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None:
+        """Gives some rows and columns of a state their new values."""
+        self.launch.wrote = True
+        self.library.write(self._part(buffer, i, rows, cols), values)
+
+    def _part(self, buffer: str, i: int, rows: slice, cols: slice) -> Any:
+        stored, view = self._stored(buffer, i), self.portion.tensors[i].view
+        if self.program.buffer(buffer).axes.elementwise:
+            return view.matrices(stored)[:, rows, cols]
+        return stored.reshape(view.batch, *stored.shape[-2:])[:, rows, cols]
+
+    def copies(self, buffer: str) -> bool:
+        """Whether a buffer is read by copying it."""
+        return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
+
+    def room(self, i: int) -> int:
+        """How many bytes tiles of tensor i may take."""
+        numel = self.portion.tensors[i].numel
+        return room_for(numel * ITEM_SIZE[self.layout.dtype("g")], self.launch.engine.largest)
 
     def _stored(self, buffer: str, i: int) -> Any:
         if buffer == "g":

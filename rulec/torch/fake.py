@@ -57,6 +57,9 @@ class ShapesBackend:
         """A kernel of no code."""
         return ShapesKernel(program)
 
+    def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
+        """Nothing: a kernel writes noise in place."""
+
 
 @dataclass(frozen=True)
 class ShapesKernel:

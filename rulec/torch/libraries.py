@@ -41,6 +41,12 @@ class HostLibrary(NumpyLibrary):
         with plain_memory():
             return _tensor(super().handed(values, dtype, own))
 
+    def product(self, a: Any, b: Any, into: Any = None) -> np.ndarray[Any, Any]:
+        """By torch, in the memory of the arrays as it lies."""
+        with plain_memory():
+            made = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
+            return made.numpy()
+
     def numbers(self, values: Any) -> np.ndarray[Any, Any]:
         """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
         if is_fake(values):
@@ -54,6 +60,13 @@ _PLACES = 1 << 13
 
 def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
+    """The product of stacks of matrices, of which `a` may be one matrix for all; where there is `into`, added to it."""
+    if into is None:
+        return torch.matmul(a, b)
+    return torch.baddbmm(into, a.expand(len(b), -1, -1), b, out=into)
 
 
 class DeviceLibrary:
@@ -173,19 +186,31 @@ class DeviceLibrary:
             return values.new_full(shape, START[op])
         return self._REDUCE[op](values, dim=axes, keepdim=kept) if axes else values
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Tensor:
+    def empty(self, count: int) -> Tensor:
+        """A new tensor."""
+        return torch.empty(count, dtype=torch.float64, device=self.device)
+
+    def join(self, arrays: Sequence[Tensor], axis: int) -> Tensor:
+        """One tensor of all."""
+        return torch.cat([*arrays], axis)
+
+    def product(self, a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
+        """By torch."""
+        return accumulated(a, b, into)
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Tensor:
         """The language's words in integers of 64 bits, and what is made of them in float64."""
-        normal = op is Op.NORMAL
-        words = self._words(count + count % 2 if normal else count, **position)
-        uniform = ((words >> 9).double() + 0.5) * 2.0**-23
-        if not normal:
-            return uniform
-        u = uniform.reshape(-1, 2)
+        if op is not Op.NORMAL:
+            return self._uniform(count, block, position)
+        u = self._uniform(count + count % 2, block, position).reshape(-1, 2)
         radius, angle = torch.sqrt(-2.0 * torch.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
         return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).reshape(-1)[:count]
 
-    def _words(self, count: int, *, seed: int, tensor: int, draw: int, step: Any) -> Tensor:
-        block = torch.arange((count + 3) // 4, dtype=torch.int64, device=self.device)
+    def _uniform(self, count: int, block: int, position: Mapping[str, Any]) -> Tensor:
+        return ((self._words(count, block, **position) >> 9).double() + 0.5) * 2.0**-23
+
+    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Tensor:
+        block = torch.arange(first, first + (count + 3) // 4, dtype=torch.int64, device=self.device)
         at = step.to(torch.int64) if isinstance(step, Tensor) else int(step)
         counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
         made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))

@@ -1,0 +1,73 @@
+"""Random numbers of a rule between its stages, in the dtype of arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.noise import Noise
+from rulec.language.node import Op
+from rulec.runtime.library import Library
+
+#: Numbers in a block of the generator.
+_BLOCK = 4
+
+#: Bytes that are taken for each number while it is made, by a backend's kernel and by a library.
+_BY_KERNEL, _BY_LIBRARY = 8, 32
+
+#: How many numbers are made at once at least.
+_LEAST = 4096
+
+_ONE = np.ones(1)
+_WORD = 0xFFFFFFFF
+
+
+class Draw(Noise):
+    """A rule's draw as a backend fills it in: noise of the one direction that has the draw's number."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """That of the rule's own streams, which do not have the bit of perturbations."""
+        return self.seed & _WORD, self.layer & _WORD
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One draw of a tensor at a step. `room` is how many bytes may be taken on the way, `fill` the backend's
+    `fill_noise`, where it has one."""
+
+    library: Library
+    op: Op
+    position: Mapping[str, Any]
+    dtype: str
+    room: int
+    fill: Callable[[Any, Noise, int], None] | None
+
+    def numbers(self, first: int, count: int) -> Any:
+        """So many numbers from one on, made in float64, a part at a time."""
+        draw = self._draw()
+        each = _BY_LIBRARY if draw is None else _BY_KERNEL
+        size = max(self.room // (2 * each), _LEAST) // _BLOCK * _BLOCK
+        stop = first + count
+        parts = [self._part(draw, at, min(at + size, stop)) for at in range(first, max(stop, first + 1), size)]
+        return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
+
+    def _draw(self) -> Draw | None:
+        """What the backend fills in; None where it cannot, or does not know the step."""
+        step = self.position["step"]
+        if self.fill is None or self.op is not Op.NORMAL or not isinstance(step, int | float):
+            return None
+        seed, tensor, number = (self.position[key] for key in ("seed", "tensor", "draw"))
+        return Draw("normal", seed, tensor, int(step), _ONE, first=number)
+
+    def _part(self, draw: Draw | None, first: int, stop: int) -> Any:
+        if draw is not None and self.fill is not None:
+            made = self.library.empty(stop - first)
+            self.fill(made, draw, first)
+            return self.library.cast(made, self.dtype)
+        block, before = divmod(first, _BLOCK)
+        made = self.library.random(self.op, stop - first + before, self.position, block)
+        return self.library.cast(made[before:], self.dtype)
