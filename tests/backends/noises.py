@@ -86,7 +86,7 @@ def fused_as_filled(
     estimate = backend.build_estimate(program, layout, values, backend.emit_estimate(program, layout, values))
     plain = backend.build(program, layout, backend.emit(program, layout))
     fired = range(len(shapes)) if tensors is None else tensors
-    noises = [noise_of(values, directions, layer=i) for i in fired]
+    noises = [noise_of(values, directions + i % 2, layer=i) for i in fired]
     made = []
     for kernel in (estimate, plain):
         params, states = _start(kind, program, layout, shapes, skip)
