@@ -43,7 +43,8 @@ def weights(fitness: Floats, perturbation: Perturbation, shaping: Shaping = None
     """Weights of directions from fitness by (sign, direction), which is to be maximised.
 
     Without shaping the weighted sum of noise has the gradient of minus the smoothed fitness as its mean. A direction
-    with a member whose fitness is not finite counts for nothing.
+    with a member whose fitness is not finite counts for nothing. TensorError where what counts has weights that are not
+    finite in float32.
     """
     finite = np.isfinite(fitness)
     whole = np.asarray(finite.all(axis=0))
@@ -54,15 +55,19 @@ def weights(fitness: Floats, perturbation: Perturbation, shaping: Shaping = None
     shaped = shape_fitness(np.where(whole, fitness, np.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
     sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
-    return Weights(np.where(whole, -score / (counted * sigma), 0.0), counted, dropped)
+    found = np.where(whole, -score / (counted * sigma), 0.0)
+    if not (np.abs(found) <= np.finfo(np.float32).max).all():
+        made = "fitness" if shaping is None else f"what shaping={shaping!r} makes of it"
+        raise TensorError(f"{made} is not a number or too large for an estimate in float32: scale it down")
+    return Weights(found, counted, dropped)
 
 
 def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antithetic: bool) -> Floats:
     """What each direction was better by than its opposite, or than the mean of the others."""
     if antithetic:
-        return np.asarray((shaped[0] - shaped[1]) / 2)
+        return np.asarray(shaped[0] / 2 - shaped[1] / 2)
     count = int(whole.sum())
-    return np.asarray((shaped[0] - np.nanmean(shaped[0])) * count / (count - 1))
+    return np.asarray((shaped[0] - np.mean(shaped[0], where=whole)) * count / (count - 1))
 
 
 def shape_fitness(fitness: Floats, shaping: Shaping) -> Floats:

@@ -27,12 +27,23 @@ def tiled(samples: int, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[
     return np.tile(one_sign, perturbation.signs)
 
 
+def numbers(fitness: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness in float64; TensorError for what is no array of real numbers."""
+    try:
+        found = np.asarray(fitness)
+        if found.dtype.kind in "OcSUmM":
+            raise TypeError(f"there is an array of {found.dtype}")
+        return found.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TensorError(f"fitness or loss must be an array of real numbers: {error}") from error
+
+
 def of_members(fitness: Any, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Fitness by (sign, direction), in float64: of (members,), or the means over each member's rows of a batch.
 
     Raises TensorError for another length.
     """
-    found = np.asarray(fitness, np.float64)
+    found = numbers(fitness)
     members, shape = perturbation.members, (perturbation.signs, perturbation.directions)
     if found.shape == shape:
         return found

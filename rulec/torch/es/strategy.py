@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.es.fitness import Shaping
-from rulec.es.layout import tiled
+from rulec.es.layout import numbers, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
@@ -63,7 +63,7 @@ class Strategy:
 
     def _begin(self, step: int) -> None:
         """Begins a step: its noise is of no other, and no forward has been run."""
-        self._step, self._seen = step, False
+        self._step, self._rows = step, set[int]()
         self._noises = Noises(self.perturbation, self._census.perturbed, step)
 
     @property
@@ -123,7 +123,7 @@ class Strategy:
             stack.enter_context(self._owned.forward(self.perturbation, self._step))
             stack.enter_context(Members(self._noises, who, marked))
             out = self.model(batch, *args, **keywords)
-        self._seen = True
+        self._rows.add(who.rows)
         return out
 
     def _check_batched(self) -> None:
@@ -149,18 +149,18 @@ class Strategy:
             for sign in range(signs):
                 with torch.no_grad(), OneMember(self._noises, direction, -size if sign else size):
                     found = closure()
-                fitness[sign, direction] = float(found)
-        self._seen = True
+                fitness[sign, direction] = _one_number(found)
+        self._rows.add(self.perturbation.members)
         return fitness.flatten()
 
     def check(self, x: Tensor, *args: Any, **keywords: Any) -> None:
         """RulecError where something in the model mixes members, as two forwards of `x`, a batch of them, show."""
-        seen = self._seen
+        rows = set(self._rows)
         try:
             who = population_of(x.shape[0], self.perturbation)
             check_mixing(self.model, lambda batch: self(batch, *args, **keywords), x, who)
         finally:
-            self._seen = seen
+            self._rows = rows
 
     # Updates
 
@@ -194,11 +194,22 @@ class Strategy:
     def _estimating(self, fitness: Any, loss: Any, shaping: Shaping) -> Estimating:
         if (fitness is None) == (loss is None):
             raise HyperError("an update needs either fitness= or loss=, and not both")
-        if not self._seen:
+        if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
         given = _numbers(fitness) if loss is None else -_numbers(loss)
+        self._check_length(given)
         return Estimating(self.perturbation, self._census.perturbed, self._noises, self._owned, given, shaping)
+
+    def _check_length(self, given: np.ndarray[Any, Any]) -> None:
+        """TensorError for fitness of what is neither members nor rows: by its place nothing is known of its member."""
+        members = self.perturbation.members
+        if given.ndim == 1 and given.size not in {members, *self._rows}:
+            rows = " or ".join(map(str, sorted(self._rows)))
+            raise TensorError(
+                f"fitness has {given.size} numbers, where there are {members} members and batches of {rows} rows: take "
+                f"the mean over what a row has more of, such as tokens, and over several batches by member"
+            )
 
     def _end(self) -> None:
         self.free_memory()
@@ -252,5 +263,14 @@ class Strategy:
 def _numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Fitness in float64, from whatever there is."""
     if isinstance(values, Tensor):
-        values = values.detach().to("cpu", torch.float64).numpy()
-    return np.asarray(values, np.float64)
+        values = values.detach().cpu()
+        values = values.numpy() if values.is_complex() else values.double().numpy()
+    return numbers(values)
+
+
+def _one_number(fitness: Any) -> float:
+    """The fitness of one member; TensorError where it is not one number."""
+    found = _numbers(fitness)
+    if found.size != 1:
+        raise TensorError(f"the closure gave {list(found.shape)} numbers for a member: return one, such as their mean")
+    return float(found.reshape(()))

@@ -33,10 +33,17 @@ class OneMember(TorchFunctionMode):
         there = [e for e in map(self._noises.entry, tree_leaves((args, kwargs))) if e is not None]
         if not there or _asks_only(func):
             return func(*args, **kwargs)
-        _check_reads(func, there[0])
+        _check_reads(func, self._written(func, args, kwargs))
         made = {id(entry.param): self._parameter(entry) for entry in there}
         args, kwargs = torch.utils._pytree.tree_map(lambda leaf: made.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
+
+    def _written(self, func: Any, args: Any, kwargs: Any) -> Perturbed | None:
+        """The parameter that an operation writes, if it writes one."""
+        name = getattr(func, "__name__", "")
+        in_place = name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+        there = [*args[: 1 if in_place else 0], *tree_leaves(kwargs.get("out"))]
+        return next((entry for entry in map(self._noises.entry, there) if entry is not None), None)
 
     def _parameter(self, entry: Perturbed) -> Tensor:
         """The member's parameter, rounded once to its dtype."""
@@ -65,9 +72,15 @@ _QUESTIONS = frozenset([
 ])  # fmt: skip
 
 
-def _check_reads(func: Any, entry: Perturbed) -> None:
-    name = getattr(func, "__name__", "")
-    if name == "__set__" or (name.endswith("_") and not name.endswith("__")):
+#: Operations that write to their first argument, beside those whose names end with one underscore.
+_WRITERS = frozenset(["__set__", "__setitem__", *(f"__i{name}__" for name in (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift",
+))])  # fmt: skip
+
+
+def _check_reads(func: Any, written: Perturbed | None) -> None:
+    if written is not None:
+        name = getattr(func, "__name__", func)
         raise RulecError(
-            f"parameter {entry.name!r} is written by {name} while members are evaluated: the closure may only read"
+            f"parameter {written.name!r} is written by {name} while members are evaluated: the closure may only read"
         )
