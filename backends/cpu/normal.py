@@ -12,7 +12,7 @@ from .tables import TABLES
 def normal_pair(unit: Unit, first: Any, second: Any) -> tuple[Real, Real]:
     """The two numbers that two words, LLVM integers of 32 bits, stand for: as `rulec.compiler.random.normal` says.
 
-    In float32, each is off by at most 4 ulp, or by 1e-6 of the radius where it is smaller than that.
+    Each is off by at most 4 ulp.
     """
     radius = sqrt(log(_uniform(unit, first)) * -2.0)
     cosine, sine = turned(_uniform(unit, second))
@@ -28,7 +28,7 @@ def _uniform(unit: Unit, word: Any) -> Real:
 
 
 def turned(turns: Real) -> tuple[Real, Real]:
-    """The cosine and the sine of an angle in turns, from 0 to 1: at most 1.5 ulp."""
+    """The cosine and the sine of an angle in turns, from 0 to 1."""
     form, table = turns.unit.form, TABLES[turns.unit.form]
     magic = 1.5 * 2.0**form.fraction  # added to it, a small number is rounded to an integer, in the lowest bits
     shifted = fma(turns, 4.0, magic)
