@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rulec.bench import es_cosine, es_fused, es_layers, es_spsa
+from rulec.bench import es_binary, es_cosine, es_fused, es_layers, es_spsa
 from rulec.bench.kernels import threads
 from rulec.bench.result import Result, Row
 from rulec.bench.tensors import have_torch
@@ -24,7 +24,7 @@ NOTES = (
 def parts(quick: bool, only: Sequence[str] = ()) -> int:
     """How often `measure` calls `advance`."""
     fused = len(es_fused.plan(only))
-    return fused if only else fused + len(es_layers.plan(quick)) + es_spsa.parts() + es_cosine.parts()
+    return fused if only else fused + len(es_layers.plan(quick)) + es_spsa.parts() + es_cosine.parts() + 1
 
 
 def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object] = lambda: None) -> Result:
@@ -45,3 +45,5 @@ def _rows(quick: bool, only: Sequence[str], advance: Callable[[], object]) -> It
     if not only:
         yield from es_spsa.rows(quick, advance)
         yield from es_cosine.rows(quick, advance)
+        yield from es_binary.rows(quick)
+        advance()

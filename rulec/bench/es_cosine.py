@@ -134,7 +134,7 @@ def cosines(at_hand: Task, perturbation: Perturbation, steps: int) -> list[float
     import rulec.torch
 
     es = rulec.torch.perturb(at_hand.model, perturbation)
-    batch, labels = es.member_batch(at_hand.inputs), es.member_batch(at_hand.labels)
+    labels, batch = es.member_batch(at_hand.labels), es.member_batch(at_hand.inputs)
     found = []
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(es(batch), labels, reduction="none")

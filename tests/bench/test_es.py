@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rulec.bench import es, es_cosine, es_fused, es_layers, es_spsa
+from rulec.bench import es, es_binary, es_cosine, es_fused, es_layers, es_spsa
 from rulec.bench.es_cosine import EQUAL_MEMBERS, EQUAL_TIME
 from rulec.bench.es_layers import ALONE, BASE, DRAWN, JUDGED, KEPT, UPDATE, Layer, kept_bytes, one_at_a_time
 from rulec.bench.es_turns import Turn
@@ -166,7 +166,7 @@ def test_a_step_of_ours_descends() -> None:
 
 
 def test_parts_are_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (es_layers, es_fused):
+    for module in (es_layers, es_fused, es_binary):
         monkeypatch.setattr(module, "rows", lambda *_: iter([Row("a", "b", 1.0)]))
     for module in (es_spsa, es_cosine):
         monkeypatch.setattr(module, "rows", lambda quick, advance, m=module: [advance() for _ in range(m.parts())])
