@@ -59,14 +59,27 @@ static void sum_noise(const Noise *noise, int64_t first, int count, <real> *sums
 {
     const int blocks = (count + <last>) / <each>;
     uint32_t words[4 * BLOCKS];
-    for (int e = 0; e < <each> * blocks; e++)
-        sums[e] = 0;
+<begin>
     for (int64_t d = 0; d < noise->count; d++) {
         const <real> weight = (<real>)noise->directions[d].weight;
         make_words(noise, noise->directions[d].number, (noise->offset + first) / <each>, blocks, words);
 <add>
     }
-}
+<end>}
+"""
+
+_ZERO = """\
+    for (int e = 0; e < <each> * blocks; e++)
+        sums[e] = 0;"""
+
+#: Sums of bytes lie apart by their places in words, each beside those of the next word, as vectors have them.
+_PLANES = """\
+    <real> planes[4][4 * BLOCKS] = {{0}};  // the sums of each word's first bytes, second bytes and so on"""
+
+_TOGETHER = """\
+    for (int w = 0; w < 4 * blocks; w++)
+        for (int byte = 0; byte < 4; byte++)
+            sums[4 * w + byte] = planes[byte][w];
 """
 
 #: How the values of a word, or of two, are added, by kind.
@@ -75,10 +88,10 @@ _ADD: Mapping[str, str] = {
 #pragma omp simd
         for (int w = 0; w < 4 * blocks; w++) {
             const uint32_t bits = set_bits(words[w]);
-            sums[4 * w] += weight * less_four(bits & 255);
-            sums[4 * w + 1] += weight * less_four(bits >> 8 & 255);
-            sums[4 * w + 2] += weight * less_four(bits >> 16 & 255);
-            sums[4 * w + 3] += weight * less_four(bits >> 24);
+            planes[0][w] += weight * less_four(bits & 255);
+            planes[1][w] += weight * less_four(bits >> 8 & 255);
+            planes[2][w] += weight * less_four(bits >> 16 & 255);
+            planes[3][w] += weight * less_four(bits >> 24);
         }""",
     "rademacher": """\
         for (int w = 0; w < 4 * blocks; w++) {
@@ -123,9 +136,10 @@ class _NoisyStage(StageSource):
 
     def text(self) -> str:
         """Types, the functions that sum noise, and those of every stage."""
-        each = ELEMENTS[self.values]
+        each, apart = ELEMENTS[self.values], self.values == "popcount"
         marks = {
-            "<tile>": TILE, "<add>": _ADD[self.values], "<each>": each, "<last>": each - 1, "<real>": self.real,
+            "<tile>": TILE, "<add>": _ADD[self.values], "<begin>": _PLANES if apart else _ZERO,
+            "<end>": _TOGETHER if apart else "", "<each>": each, "<last>": each - 1, "<real>": self.real,
             "<f>": "f" if self.real == "float" else "",
         }  # fmt: skip
         text = "\n".join([_TYPES, _WORDS, _SUM])

@@ -92,7 +92,7 @@ def test_the_code_reads_like_the_rule() -> None:
     lines = [line.strip() for line in source.splitlines()]
     for line in (
         "const float g = -from_bfloat16(g_at[i]);",
-        "sums[4 * w + 1] += weight * less_four(bits >> 8 & 255);",
+        "planes[1][w] += weight * less_four(bits >> 8 & 255);",
         "tile[e] = to_bfloat16(sums[e]);",
         "const Noise *noise = bucket->g[at->tensor];",
     ):

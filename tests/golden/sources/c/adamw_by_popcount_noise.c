@@ -124,20 +124,22 @@ static void sum_noise(const Noise *noise, int64_t first, int count, float *sums)
 {
     const int blocks = (count + 15) / 16;
     uint32_t words[4 * BLOCKS];
-    for (int e = 0; e < 16 * blocks; e++)
-        sums[e] = 0;
+    float planes[4][4 * BLOCKS] = {{0}};  // the sums of each word's first bytes, second bytes and so on
     for (int64_t d = 0; d < noise->count; d++) {
         const float weight = (float)noise->directions[d].weight;
         make_words(noise, noise->directions[d].number, (noise->offset + first) / 16, blocks, words);
 #pragma omp simd
         for (int w = 0; w < 4 * blocks; w++) {
             const uint32_t bits = set_bits(words[w]);
-            sums[4 * w] += weight * less_four(bits & 255);
-            sums[4 * w + 1] += weight * less_four(bits >> 8 & 255);
-            sums[4 * w + 2] += weight * less_four(bits >> 16 & 255);
-            sums[4 * w + 3] += weight * less_four(bits >> 24);
+            planes[0][w] += weight * less_four(bits & 255);
+            planes[1][w] += weight * less_four(bits >> 8 & 255);
+            planes[2][w] += weight * less_four(bits >> 16 & 255);
+            planes[3][w] += weight * less_four(bits >> 24);
         }
     }
+    for (int w = 0; w < 4 * blocks; w++)
+        for (int byte = 0; byte < 4; byte++)
+            sums[4 * w + byte] = planes[byte][w];
 }
 
 /* One element: stores m, v, p. */
