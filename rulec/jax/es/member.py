@@ -42,9 +42,9 @@ def evaluate(
     """The fitness of all members, minus `loss(params, *batch)`: (members,) of float32 or float64.
 
     All members of a device are evaluated together, or `chunk` at a time. With a `mesh` they are dealt to the devices
-    along its axis, by default its first; every device needs as many. With a `chunk` the numbers are the same on however
-    many devices. Memory is that of the members of a chunk, with their weights; see `batched` for one without.
-    HyperError where members cannot be dealt so.
+    along its axis, by default its first, as many to each, and all have the result. With a `chunk` the numbers are the
+    same on however many devices. Memory is that of the members of a chunk, with their weights; see `batched` for one
+    without. HyperError where members cannot be dealt so.
     """
     axis = None if mesh is None else axis_name or mesh.axis_names[0]
     devices = 1 if mesh is None else mesh.shape[axis]
@@ -56,11 +56,15 @@ def evaluate(
 
         own = jnp.arange(perturbation.members // devices)
         own = own if axis is None else own + own.size * jax.lax.axis_index(axis)
-        return -(jax.lax.map(one, own, batch_size=chunk) if chunk else jax.vmap(one)(own))
+        found = -(jax.lax.map(one, own, batch_size=chunk) if chunk else jax.vmap(one)(own))
+        return found if axis is None else jax.lax.all_gather(found, axis, tiled=True)
 
     if mesh is not None:
-        everywhere, dealt = jax.P(), jax.P(axis)  # type: ignore[no-untyped-call]
-        fitness = jax.shard_map(fitness, mesh=mesh, in_specs=everywhere, out_specs=dealt, check_vma=False)
+        everywhere = jax.P()  # type: ignore[no-untyped-call]
+        if jax.sharding.get_abstract_mesh().empty:
+            # With axes that are Explicit the result could meet only arrays whose types name the mesh as well.
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        fitness = jax.shard_map(fitness, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
     return fitness(params, state, *batch)
 
 
