@@ -120,6 +120,8 @@ def _reason(uses: list[Use], perturbation: Perturbation, readers: dict[int, str]
         return "it has no shape yet: run the model once before"
     if param.dtype not in DTYPES.values():
         return f"it is of {param.dtype}, none of {', '.join(DTYPES)}"
+    if not param.numel():
+        return "it has no elements"
     if perturbation.family == "spsa" or any(map(_owns, uses)):
         return None
     return next(_reasons(uses, perturbation, readers), None)

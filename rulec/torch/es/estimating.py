@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rulec.backend.noise import Noise
 from rulec.backend.product import Product, RowsSource
+from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import of_members
@@ -48,15 +49,18 @@ class Estimating:
 
     def step(self, opt: Any) -> Report:
         """Takes a step of the optimizer, by noise where it takes that, and frees the gradients of what it does not."""
+        held = self._held(opt)
         if self._weights.empty:
             return self._skip()
-        own, made = self._own(), self._made()
-        others = [entry for entry in self._perturbed if entry.param not in made]
+        own, made = self._own(), self._made(held)
+        others = [entry for entry in held if entry.param not in made]
         for entry in self._perturbed:
-            entry.param.grad = None if entry.param in made else self._gradient(entry, own)
+            entry.param.grad = None
+        for entry in others:
+            entry.param.grad = self._gradient(entry, own)
         if not (made and fused_step(opt, made)):
-            others, made = [*self._perturbed], {}
-            for entry in self._perturbed:
+            others, made = held, {}
+            for entry in held:
                 if entry.param.grad is None:
                     entry.param.grad = self._gradient(entry, own)
             opt.step()
@@ -65,11 +69,22 @@ class Estimating:
             entry.param.grad = None
         return report
 
+    def _held(self, opt: Any) -> list[Perturbed]:
+        """The parameters that the optimizer has; HyperError where these are none."""
+        groups = getattr(opt, "param_groups", None)
+        if groups is None or not callable(getattr(opt, "step", None)):
+            raise HyperError(f"a step is taken by an optimizer, with param_groups and step(), not by {opt!r}")
+        there = {id(param) for group in groups for param in group["params"]}
+        held = [entry for entry in self._perturbed if id(entry.param) in there]
+        if not held:
+            raise HyperError("the optimizer has none of the perturbed parameters: give it es.parameters.values()")
+        return held
+
     @torch.no_grad()
-    def _made(self) -> dict[Tensor, Noise | Product | RowsSource]:
+    def _made(self, held: Sequence[Perturbed]) -> dict[Tensor, Noise | Product | RowsSource]:
         """What kernels may be given in the place of gradients, by parameter."""
         found: dict[Tensor, Noise | Product | RowsSource] = {}
-        for entry in self._perturbed:
+        for entry in held:
             param = entry.param
             if entry.is_own or entry.padding is not None or not self._noises.used(param) or not param.is_contiguous():
                 continue

@@ -44,9 +44,13 @@ class Members(TorchFunctionMode):
         if way is not None:
             return way(self, *args, **kwargs)
         found = func(*args, **kwargs)
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
+        if self._reads(func, args) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
             _refuse(func, there[0])
         return found
+
+    def _reads(self, func: Any, args: Any) -> bool:
+        """Whether an operation reads elements of a perturbed parameter among its arguments."""
+        return func not in _LIKE and not (func in _AS and self._noises.entry(args[0]) is None)
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """In the place of F.linear."""
@@ -121,6 +125,14 @@ def _flat(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterable[Any]:
     """Arguments, and what is in lists among them."""
     for value in (*args, *kwargs.values()):
         yield from value if isinstance(value, list | tuple) else (value,)
+
+
+#: Operations that ask all tensors for their shape and dtype alone, and those that ask all but the first.
+_LIKE = frozenset([
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
+])  # fmt: skip
+_AS = frozenset([Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as])
 
 
 def _refuse(func: Any, entry: Perturbed) -> NoReturn:

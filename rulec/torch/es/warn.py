@@ -33,9 +33,10 @@ def warn_of_lost_noise(perturbation: Perturbation, perturbed: Iterable[Perturbed
 
 
 def _lost(perturbation: Perturbation, entry: Perturbed) -> Tensor:
-    """For a sample of a parameter's elements, whether noise leaves them as they are."""
+    """For a sample of a parameter's elements, whether noise that is not zero leaves them as they are."""
     p, param = perturbation, entry.param.detach()
     step = max(1, param.numel() // _SAMPLE)
     sample = param.reshape(-1)[::step][:_SAMPLE].float()
     noise = Draws(p.seed, entry.number, 0, p.values, param.device).values(NOISE, [0], sample.numel(), torch.float32)[0]
-    return torch.add(sample, noise, alpha=p.sigma).to(param.dtype).float() == sample
+    moved = torch.add(sample, noise, alpha=p.sigma).to(param.dtype).float()
+    return (moved == sample)[noise != 0]
