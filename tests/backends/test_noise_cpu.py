@@ -112,7 +112,7 @@ def test_normal_numbers_are_near_their_definition() -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 def test_moments_are_those_of_the_distribution(values: str) -> None:
-    found = filled(noise_of(values, weights=short_weights([1.0], values)), 400_000, "float64")
+    found = filled(noise_of(values, weights=short_weights([1.0], values)), 400_000).astype(np.float64)
     kurtosis = {"normal": 3.0, "rademacher": 1.0, "popcount": 2.75}[values]
     spread = np.sqrt((kurtosis - 1) / found.size)
     assert abs(found.mean()) < 7 / np.sqrt(found.size)
