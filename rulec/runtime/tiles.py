@@ -17,8 +17,8 @@ from rulec.runtime.projection import Projection, Step
 if TYPE_CHECKING:
     from rulec.runtime.between import Between
 
-#: Bytes that tiles may take at least, however small gradients are.
-LEAST_ROOM = 1 << 16
+#: Bytes that tiles may take at least, however small gradients are: narrower ones take long.
+LEAST_ROOM = 3 << 16
 
 #: Tiles that there are at once of what is made of a product.
 _AT_ONCE = 5
@@ -42,9 +42,10 @@ def sizes_for(rows: int, inner: int, cols: int, number: int, room: int) -> Sizes
     third, number = room // 3, max(number, 1)
     top = _even(rows, third // (max(inner, 1) * number))
     block = _even(cols, third // (top * number))
+    copied = room // 5
     # Where a product is as wide as its parameter, the left operand is gone when the rest follows.
-    rest = room // 2 if block == cols else room // 5
-    return Sizes(top, block, _even(block, rest // (_AT_ONCE * top * number)), _even(inner, rest // (block * number)))
+    rest = room // 2 if block == cols else copied
+    return Sizes(top, block, _even(block, rest // (_AT_ONCE * top * number)), _even(inner, copied // (block * number)))
 
 
 def _even(length: int, most: int) -> int:
@@ -56,7 +57,7 @@ def _even(length: int, most: int) -> int:
 def room_for(own: int, largest: int) -> int:
     """The bytes that tiles may take beside a gradient of so many, where the largest has `largest`.
 
-    The two together are a twentieth larger than the largest gradient: only its own tensor needs narrow tiles.
+    The two together are a twentieth larger than the largest gradient: only a tensor as large as that has narrow tiles.
     """
     return max(largest - own + largest // 20, LEAST_ROOM)
 

@@ -232,6 +232,18 @@ def test_billions_of_parameters_take_no_memory() -> None:
     assert peak_growth(lambda: account(training, "eager", before=1)) < 2**30
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1.05), ("bfloat16", 1.1)])
+def test_apollo_makes_little_beside_the_largest_gradient(dtype: str, most: float) -> None:
+    """Neither its projection, nor a wider copy of a gradient, nor a gradient's product is ever whole.
+
+    Beside the smaller gradients, of 2 MiB, it takes the 192 KiB that it takes at least.
+    """
+    training = Training(partial(Linears, 1, 1024), rows(8, 1024), "apollo", {"rank": 64}, dtype=dtype)
+    found = account(training, "eager", before=1)
+    gradient = 1024 * 1024 * (4 if dtype == "float32" else 2)
+    assert gradient < found.without_activations - found.most["weights"] - found.most["state"] < most * gradient
+
+
 @pytest.mark.slow
 def test_apollo_takes_little_more_than_the_weights_of_billions() -> None:
     training = Training(

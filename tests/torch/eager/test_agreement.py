@@ -54,6 +54,16 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     assert pair.same()
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projections_in_many_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rulec.runtime.staged.room_for", lambda own, largest: 1000)
+    pair = Pair("apollo", dtype)
+    for _ in range(4):
+        pair.step()
+    assert pair.same()
+
+
 @pytest.mark.parametrize("rule", rules("group", "model"))
 def test_rules_that_need_all_gradients_are_refused(rule: str) -> None:
     with pytest.raises(RuleError, match=r"needs a value of the whole (group|model) .* use the optimizer itself"):
