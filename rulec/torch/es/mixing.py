@@ -40,7 +40,7 @@ def check_mixing(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, who:
     other = x.clone()
     first = other.view(*who.lead, *x.shape[1:])[0, :, 0]
     first.copy_(torch.full_like(first, torch.nan) if x.is_floating_point() else x[-1].expand_as(first))
-    before, after = _of_others(run(x), who), _of_others(run(other), who)
+    before, after = _of_others(run(x.clone()), who), _of_others(run(other), who)
     if not before:
         raise RulecError(f"no output has the {who.rows} rows of the batch: members cannot be told apart")
     if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after, strict=True)):
