@@ -45,9 +45,7 @@ def test_backends_draw_the_same_bits(backend: str) -> None:
     assert (draw(theta, bits, backend=backend) == draw(theta, bits, backend="numpy")).all()
 
 
-def test_elements_beyond_the_first_word_of_their_number_are_drawn_alike() -> None:
-    """The reference's words at an offset, for elements whose block takes more than 32 bits, are tested with streams;
-    here: neither layers, steps, directions nor seeds share bits."""
+def test_seeds_layers_steps_and_directions_share_no_bits() -> None:
     theta = np.zeros((4, 64))
     base = {"seed": 1, "layer": 2, "step": 3, "directions": 2}
     drawn = [draw(theta, Bits(**{**base, name: base[name] + 1}))[:2] for name in ("seed", "layer", "step")]

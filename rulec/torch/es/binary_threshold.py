@@ -95,5 +95,5 @@ def _mean(numbers: Tensor) -> Tensor:
     """The mean of each feature over a member's rows, float64 (members, features); 0 of no rows."""
     flat = numbers.flatten(1, -2) if numbers.dim() > 2 else numbers.unsqueeze(1)
     wide = torch.float64 if numbers.dtype.is_floating_point else torch.int32
-    sums = [part.sum(dim=1, dtype=wide).double() for part in flat.split(_TOGETHER, dim=1)]
+    sums = [part.sum(dim=1, dtype=wide).double() for part in torch.split(flat, _TOGETHER, dim=1)]
     return torch.stack(sums).sum(dim=0) / max(1, flat.shape[1])
