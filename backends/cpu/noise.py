@@ -91,8 +91,7 @@ def _dtype(array: Any) -> str:
 
 def _run(machine: Machine, out: Any, noise: Record) -> None:
     """Runs a kernel that writes one array from one record."""
-    if not _is_dense(out):
-        raise TensorError(f"noise is written into dense arrays, and there are gaps in one of shape {tuple(out.shape)}")
+    _check_memory(out)
     size = element_count(out)
     if not size:
         return
@@ -113,9 +112,20 @@ def _chunks(size: int) -> tuple[Chunks, Any]:
     return chunks, chunks.spans((0,))
 
 
-def _is_dense(array: Any) -> bool:
-    """Whether an array's elements lie in memory without gaps, in some order."""
+def _check_memory(array: Any) -> None:
+    """TensorError where an array cannot be written, is on a device, or has gaps between its elements."""
     if isinstance(array, np.ndarray):
-        return bool(array.flags.forc)
-    order = sorted(range(array.dim()), key=array.stride, reverse=True)
-    return bool(array.permute(order).is_contiguous())
+        writable, dense = array.flags.writeable, array.flags.forc
+    else:
+        writable = array.device.type == "cpu"
+        # In whatever order its dimensions lie in memory.
+        order = sorted(range(array.dim()), key=array.stride, reverse=True)
+        dense = array.permute(order).is_contiguous()
+    if not writable:
+        raise TensorError(
+            "the cpu backend writes noise into main memory, which this array is not, or may not be written"
+        )
+    if not dense:
+        raise TensorError(
+            f"noise is written into dense arrays, and there are gaps in one of shape {tuple(array.shape)}"
+        )

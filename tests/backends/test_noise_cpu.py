@@ -138,6 +138,11 @@ def test_arrays_in_any_dense_order_are_filled_and_others_refused() -> None:
         fill_noise(np.zeros((4, 6), np.float32)[:, ::2], given)
     with pytest.raises(TensorError, match="gaps"):
         fill_noise(torch.zeros(1).expand(4), given)
+    frozen = np.zeros(3, np.float32)
+    frozen.flags.writeable = False
+    for elsewhere in (frozen, torch.zeros(3, device="meta")):
+        with pytest.raises(TensorError, match="main memory"):
+            fill_noise(elsewhere, given)
     with pytest.raises(TensorError, match="not of int32"):
         fill_noise(np.zeros(3, np.int32), given)
     with pytest.raises(TensorError, match="not of float32"):
