@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-import rulec.torch
 from rulec.demo.digits import Digits
 from rulec.es import Perturbation
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Images that every member sees in a step.
 BATCH = 64
@@ -28,12 +26,18 @@ class Progress:
 
 def perceptron(seed: int = 0) -> nn.Module:
     """A multilayer perceptron of 64, 128 and 10 neurons."""
+    import torch
+    from torch import nn
+
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def convolutional(seed: int = 0) -> nn.Module:
     """A network of two convolutions and a linear layer."""
+    import torch
+    from torch import nn
+
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -50,7 +54,12 @@ def train(
     In each step every member sees the same images, and its fitness is minus its mean cross entropy. The learning rate
     falls to zero as 1 less the square of the share of epochs that are done.
     """
-    es = rulec.torch.perturb(model, perturbation)
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from rulec.torch import perturb
+
+    es = perturb(model, perturbation)
     opt = optimizer(es.parameters.values())
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: 1 - (epoch / epochs) ** 2)
     progress = Progress()
@@ -70,6 +79,8 @@ def train(
 
 def accuracy(model: nn.Module, digits: Digits) -> float:
     """The share of the test images whose largest output is their label's."""
+    import torch
+
     with torch.no_grad():
         found = model(torch.from_numpy(digits.test_images)).argmax(1)
     return float((found == torch.from_numpy(digits.test_labels)).double().mean())
