@@ -84,9 +84,9 @@ def require_finite(model: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_a_binary_perceptron_learns_the_digits() -> None:
-    """At least 75 %; seeds 0 to 4 reached 93.3, 91.5, 91.5, 90.2 and 91.1 %."""
+    """At least 75 %; seeds 0 to 4 reached 90, 88, 87, 89 and 88 %, and after 20 epochs 93, 92, 92, 90 and 91 %."""
     torch.manual_seed(0)
-    assert train(perceptron(), 20, 128, 128, 0.1, require_finite, seed=0) >= 0.75
+    assert train(perceptron(), 12, 128, 128, 0.1, require_finite, seed=0) >= 0.75
 
 
 @pytest.mark.slow
