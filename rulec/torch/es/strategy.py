@@ -24,6 +24,7 @@ from rulec.torch.es.population import population_of
 from rulec.torch.es.report import Report
 from rulec.torch.es.shared import Marked
 from rulec.torch.es.swapped import OneMember
+from rulec.torch.es.uncompiled import uncompiled
 from rulec.torch.es.warn import warn_of_lost_noise
 
 
@@ -120,6 +121,7 @@ class Strategy:
         marked = self._marked if self._marked is not None and self._marked.is_batch(batch) else None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(uncompiled())
             stack.enter_context(self._owned.forward(self.perturbation, self._step))
             stack.enter_context(Members(self._noises, who, marked))
             out = self.model(batch, *args, **keywords)
@@ -147,7 +149,7 @@ class Strategy:
         fitness = torch.empty(signs, self.perturbation.directions, dtype=torch.float64)
         for direction in range(self.perturbation.directions):
             for sign in range(signs):
-                with torch.no_grad(), OneMember(self._noises, direction, -size if sign else size):
+                with torch.no_grad(), uncompiled(), OneMember(self._noises, direction, -size if sign else size):
                     found = closure()
                 fitness[sign, direction] = _one_number(found)
         self._rows.add(self.perturbation.members)
