@@ -232,7 +232,7 @@ def test_billions_of_parameters_take_no_memory() -> None:
     assert peak_growth(lambda: account(training, "eager", before=1)) < 2**30
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1.05), ("bfloat16", 1.1)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1.05), pytest.param("bfloat16", 1.1, marks=pytest.mark.slow)])
 def test_apollo_makes_little_beside_the_largest_gradient(dtype: str, most: float) -> None:
     """Neither its projection, nor a wider copy of a gradient, nor a gradient's product is ever whole.
 
