@@ -32,15 +32,14 @@ def test_members_together_are_those_one_by_one() -> None:
     def loss(params: Any, x: Any) -> Any:
         return jnp.mean((x @ params["w"] + params["b"]) ** 2)
 
-    fitness = [
-        jax.jit(lambda params, state, x, chunk=chunk: es.evaluate(loss, params, state, perturbation, x, chunk=chunk))(
-            params, state, x
-        )
-        for chunk in (None, 2)
-    ]
+    @jax.jit
+    def fitness(params: Any, state: es.State, x: Any) -> Any:
+        together, in_chunks = (es.evaluate(loss, params, state, perturbation, x, chunk=chunk) for chunk in (None, 2))
+        return together, in_chunks
+
     one = jax.jit(lambda params, index: loss(es.member(params, state, perturbation, index), x))
     expected = [-one(params, index) for index in range(perturbation.members)]
-    for found in fitness:
+    for found in fitness(params, state, x):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert len({float(f) for f in expected}) == 8
 
