@@ -45,9 +45,14 @@ class Perturbed:
 
     @property
     def padding(self) -> int | None:
-        """The line of an embedding that stands for nothing, and stays as it is."""
+        """The line of an embedding that stands for nothing: where it is looked up, it stays as it is."""
         found = (use.module.padding_idx for use in self.uses if isinstance(use.module, nn.Embedding))
         return next((place for place in found if place is not None), None)
+
+    @property
+    def fixed(self) -> int | None:
+        """The same where no other layer reads that line, which is then perturbed nowhere."""
+        return self.padding if all(isinstance(use.module, nn.Embedding) for use in self.uses) else None
 
 
 class Census:

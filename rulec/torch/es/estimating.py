@@ -86,7 +86,7 @@ class Estimating:
         found: dict[Tensor, Noise | Product | RowsSource] = {}
         for entry in held:
             param = entry.param
-            if entry.is_own or entry.padding is not None or not self._noises.used(param) or not param.is_contiguous():
+            if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():
                 continue
             one = self._noises.of(entry).made(self._weights.values)
             if one is not None:
@@ -120,8 +120,8 @@ class Estimating:
         if not self._noises.used(param):
             return None
         found = self._noises.of(entry).gradient(self._weights.values, param)
-        if entry.padding is not None:
-            found[entry.padding] = 0.0
+        if entry.fixed is not None:
+            found[entry.fixed] = 0.0
         return found.to(param.dtype)
 
     def _report(self, fused: Sequence[str] = (), gradient_bytes: int = 0) -> Report:

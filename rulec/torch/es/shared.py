@@ -14,6 +14,11 @@ class Marked:
         self._batch = ref(batch)
         self._version = _version(batch)
 
+    @property
+    def lives(self) -> bool:
+        """Whether somebody still has the batch."""
+        return self._batch() is not None
+
     def is_batch(self, given: Tensor) -> bool:
         """Whether a batch is this one, unchanged."""
         return self._batch() is given and self.has(given)

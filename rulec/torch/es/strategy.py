@@ -59,7 +59,7 @@ class Strategy:
         self.model, self.perturbation = model, perturbation
         self._census = Census(model, perturbation)
         self._owned = Owned(self._census.perturbed)
-        self._marked: Marked | None = None
+        self._marked: list[Marked] = []
         self._begin(0)
 
     def _begin(self, step: int) -> None:
@@ -103,7 +103,7 @@ class Strategy:
             return x
         rows = torch.from_numpy(tiled(x.shape[0], self.perturbation)).to(x.device)
         batch = x.index_select(0, rows)
-        self._marked = Marked(batch)
+        self._marked = [*(marked for marked in self._marked if marked.lives), Marked(batch)]
         return batch
 
     def __call__(self, batch: Tensor, *args: Any, **keywords: Any) -> Any:
@@ -118,7 +118,7 @@ class Strategy:
         if not isinstance(batch, Tensor) or batch.dim() < 1:
             raise TensorError("a batch is a tensor whose first dimension is its rows")
         who = population_of(batch.shape[0], self.perturbation)
-        marked = self._marked if self._marked is not None and self._marked.is_batch(batch) else None
+        marked = next((marked for marked in self._marked if marked.is_batch(batch)), None)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncompiled())

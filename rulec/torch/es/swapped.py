@@ -51,8 +51,8 @@ class OneMember(TorchFunctionMode):
         dense = noise.dense(self._direction)
         if self._noises.perturbation.family == "dropout":
             dense = dense * param
-        elif entry.padding is not None:
-            dense[entry.padding] = 0.0
+        elif entry.fixed is not None:
+            dense[entry.fixed] = 0.0
         out = dense if dense.is_contiguous() else torch.empty_like(dense)
         return torch.add(param, dense, alpha=self._scale, out=out).to(param.dtype)
 

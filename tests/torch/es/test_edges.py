@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 import rulec.torch
 from rulec.errors import HyperError, RulecError
 from rulec.es import Perturbation
+from rulec.es.dense import estimate
+from rulec.es.fitness import weights
 from rulec.torch import perturb
+from rulec.torch.es.maps import Linear
 
 FAMILIES: list[dict[str, Any]] = [
     {"family": "independent"}, {"family": "spsa"}, {"family": "sparse", "sparsity": 1}, {"family": "permuted"},
@@ -95,3 +99,48 @@ def test_noise_that_is_zero_is_not_lost() -> None:
         perturb(layer, Perturbation("independent", 2, 0.1, values="popcount"))
     with pytest.warns(RuntimeWarning, match=r"100% of weights \(of a sample\) round to themselves"):
         perturb(layer, Perturbation("independent", 2, 1e-8, values="popcount"))
+
+
+class _Tied(nn.Module):
+    """A table whose line 0 stands for nothing, and which is the last layer's weight too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(4, 3, padding_idx=0), nn.Linear(3, 4, bias=False)
+        self.last.weight = self.table.weight
+
+    def forward(self, index: Tensor) -> Tensor:
+        found: Tensor = self.last(self.table(index))
+        return found
+
+
+def test_a_line_of_padding_is_trained_by_other_layers() -> None:
+    """Looked up it stays as it is, as for autograd, and what the last layer makes of it differs between members."""
+    model = _Tied().double()
+    es = perturb(model, Perturbation("independent", 4, 0.1))
+    nothing = es(es.member_batch(torch.zeros(1, 1, dtype=torch.int64)))
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+    out = es(es.member_batch(torch.ones(1, 1, dtype=torch.int64)))[:, 0, 0]
+    assert len(set(out.tolist())) == 8
+    es.update(out)
+    scores = weights(out.numpy().reshape(2, 4), es.perturbation).values
+    expected = estimate(es.perturbation, model.table.weight.detach().numpy(), 0, 0, scores)
+    assert model.table.weight.grad is not None
+    np.testing.assert_allclose(model.table.weight.grad, expected, rtol=0, atol=1e-5 * np.abs(scores).sum())
+
+
+def test_a_batch_is_known_as_shared_after_another_was_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that are dealt before the forward do not make its first layer compute what members share twice."""
+    es = perturb(nn.Linear(3, 2), Perturbation("lowrank", 2))
+    batch, _ = es.member_batch(torch.randn(2, 3)), es.member_batch(torch.arange(2))
+    rows: list[int] = []
+    product = Linear.product
+
+    def counted(way: Linear, x: Tensor, *others: Any) -> Tensor:
+        rows.append(x.shape[:-1].numel())
+        return product(way, x, *others)
+
+    monkeypatch.setattr(Linear, "product", counted)
+    es(batch)
+    es(batch.clone())
+    assert rows == [2, 8]
