@@ -113,7 +113,7 @@ def rows(layer: Layer, name: str, quick: bool) -> Iterator[Row]:
         "forward": Turn(lambda: es(batch)),
         "alone": Turn(lambda: one_at_a_time(model, batch, perturbation.sigma, SAMPLE)),
     }
-    judged = layer == JUDGED or quick
+    judged = layer == (QUICK_LAYERS[0] if quick else JUDGED)
     if judged:
         fitness = np.random.default_rng(0).normal(size=members)
         if perturbation.family != "independent":  # whose noise is drawn in every forward

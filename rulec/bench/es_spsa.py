@@ -21,7 +21,7 @@ QUICK_DEPTH, QUICK_WIDTH = 2, 64
 
 VALUES = ("normal", "popcount", "rademacher")
 
-ROUNDS, QUICK_ROUNDS, SECONDS = 9, 1, 12.0
+ROUNDS, QUICK_ROUNDS, SECONDS = 9, 1, 6.0
 
 #: Sweeps of writes over the parameters that a step may take: the published code takes four.
 SWEEPS = 2.0

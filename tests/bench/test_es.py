@@ -42,14 +42,14 @@ def by_measure(rows: list[Row]) -> dict[str, Row]:
 
 
 def test_rows_of_a_layer(scripted: None) -> None:
-    rows = by_measure(list(es_layers.rows(Layer(16, 8), "lowrank, rank 1", True)))
+    rows = by_measure(list(es_layers.rows(es_layers.QUICK_LAYERS[0], "lowrank, rank 1", True)))
     members = es_layers.QUICK_MEMBERS
     assert list(rows) == [BASE, ALONE, DRAWN, UPDATE, KEPT]
-    assert {row.subject for row in rows.values()} == {"linear 16 x 8, lowrank, rank 1"}
+    assert {row.subject for row in rows.values()} == {"linear 64 x 64, lowrank, rank 1"}
     assert rows[BASE].value == 1.5
     assert rows[ALONE].value == pytest.approx(0.5 / 3.0 * members / es_layers.SAMPLE)
     assert (rows[DRAWN].value, rows[UPDATE].value) == (2.5, 0.5)
-    factors = members // 2 * (16 + 8) * 4
+    factors = members // 2 * (64 + 64) * 4
     assert rows[KEPT].value == factors
     assert rows[KEPT].met
     assert rows[BASE].target is None
@@ -70,7 +70,7 @@ def test_only_the_judged_layer_has_targets_and_the_others_two_rows(
 
 
 def test_noise_of_its_own_for_each_element_is_not_kept(scripted: None) -> None:
-    rows = by_measure(list(es_layers.rows(Layer(8, 8), "independent", True)))
+    rows = by_measure(list(es_layers.rows(es_layers.QUICK_LAYERS[0], "independent", True)))
     assert DRAWN not in rows
     assert (rows[KEPT].value, rows[KEPT].target, rows[KEPT].met) == (0.0, 0.0, True)
 
