@@ -178,7 +178,7 @@ def check(rule: str, values: str, layout: Layout | None = None, dtype: str = "fl
     for i, buffers in enumerate(found):
         for name, value in bucket.results(i).items():
             assert np.array_equal(buffers[name].view(np.uint8), value.view(np.uint8)), (rule, values, i, name)
-        assert not value.size or not np.array_equal(before[i], bucket.params[i])
+    assert not any(np.array_equal(old, p) for old, p in zip(before, bucket.params, strict=True) if p.size > 1)
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -219,7 +219,7 @@ def test_some_tensors_of_a_bucket_are_updated_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["sgd", "lion", "nesterov", "rprop"])
+@pytest.mark.parametrize("rule", ["sgd", "lion", "rprop"])
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 @pytest.mark.parametrize("values", VALUES)
 def test_updates_with_noise_of_other_rules_and_dtypes(rule: str, dtype: str, values: str) -> None:
