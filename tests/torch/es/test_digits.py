@@ -1,0 +1,63 @@
+"""Networks trained on scikit-learn's digits without a backward pass, behind several rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import rulec.torch
+from rulec.demo import digits
+from rulec.demo.es_training import convolutional, perceptron, train
+from rulec.es import Perturbation
+from rulec.torch import perturb
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+RULES: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda params: rulec.torch.SGD(params, lr=0.003, momentum=0.9),
+    "adam": lambda params: rulec.torch.Adam(params, lr=0.02),
+    "lion": lambda params: rulec.torch.Lion(params, lr=0.005),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("family", ["signflip", "permuted", "lowrank", "independent"])
+def test_a_perceptron(family: str, rule: str) -> None:
+    model = perceptron()
+    perturbation = Perturbation(family, 32, 0.05)  # type: ignore[arg-type]
+    assert train(model, perturbation, RULES[rule], digits.load(), 30).accuracies[-1] >= 0.9
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("family", ["signflip", "permuted", "lowrank", "independent"])
+def test_a_convolutional_network(family: str, rule: str) -> None:
+    model = convolutional()
+    perturbation = Perturbation(family, 32, 0.05)  # type: ignore[arg-type]
+    assert train(model, perturbation, RULES[rule], digits.load(), 40, batch=32).accuracies[-1] >= 0.9
+
+
+def test_spsa_goes_on_where_back_propagation_has_ended() -> None:
+    data, model = digits.load(), perceptron()
+    opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+
+    def loss() -> torch.Tensor:
+        return cross_entropy(model(images), labels)
+
+    for _ in range(60):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+    before = loss().item()
+    opt.zero_grad()
+    es = perturb(model, Perturbation("spsa", 4, 1e-3, values="rademacher"))
+    ours = rulec.torch.SGD(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        report = es.step(es.evaluate(lambda: -loss()), ours)
+    assert set(report.fused) == set(es.parameters)
+    assert (report.gradient_bytes, es.noise_bytes()) == (0, 0)
+    assert loss().item() < 0.95 * before
