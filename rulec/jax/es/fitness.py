@@ -30,21 +30,24 @@ def by_member(fitness: Any, perturbation: Perturbation) -> Any:
 
 
 def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None) -> tuple[Any, Any]:
-    """What each direction's noise is multiplied by, (directions,), and whether directions enough count."""
+    """What each direction's noise is multiplied by, (directions,), and whether enough count and all are finite."""
     fitness = by_member(fitness, perturbation)
     whole = jnp.isfinite(fitness).all(axis=0)
     counted = whole.sum()
     ok = counted >= (1 if perturbation.antithetic else 2)
     shaped = _shaped(jnp.where(whole, fitness, jnp.nan), shaping)
-    score = _contrast(shaped, counted, perturbation.antithetic)
+    score = _contrast(shaped, whole, perturbation.antithetic)
     sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
-    return jnp.where(whole & ok, -score / (counted * sigma), 0.0), ok
+    found = jnp.where(whole & ok, -score / (counted * sigma), 0.0)
+    ok = ok & jnp.isfinite(found).all()
+    return jnp.where(ok, found, 0.0), ok
 
 
-def _contrast(shaped: Any, counted: Any, antithetic: bool) -> Any:
+def _contrast(shaped: Any, whole: Any, antithetic: bool) -> Any:
     if antithetic:
-        return (shaped[0] - shaped[1]) / 2
-    return (shaped[0] - jnp.nanmean(shaped[0])) * (counted / (counted - 1))
+        return shaped[0] / 2 - shaped[1] / 2
+    counted = whole.sum()
+    return (shaped[0] - jnp.mean(shaped[0], where=whole)) * (counted / (counted - 1))
 
 
 def _shaped(fitness: Any, shaping: Shaping) -> Any:
