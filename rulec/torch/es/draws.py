@@ -132,4 +132,4 @@ def _numbers(parts: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
         signs: Tensor = 1 - 2 * parts
         return signs.to(dtype)
     whole: Tensor = torch.from_numpy(_SET_BITS).to(parts.device)[parts] - 4
-    return whole.to(dtype) * SCALE[kind]
+    return torch.mul(whole.to(dtype), SCALE[kind])
