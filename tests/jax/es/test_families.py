@@ -14,6 +14,7 @@ from rulec.es.fitness import weights
 from rulec.es.layout import of_members
 from rulec.es.streams import Stream, short_weights
 from rulec.jax import es
+from rulec.jax.es import philox
 from tests.jax.es.reference import CASES, estimate, member, members_of_rows
 
 RNG = np.random.default_rng(11)
@@ -114,6 +115,12 @@ def test_whole_numbered_noise_is_summed_exactly_as_defined() -> None:
     for pair, weight in enumerate(short):
         total += weight * Stream(9, 0, 1, pair).whole("popcount", total.size).astype(np.float32)
     assert np.array_equal(grads["w"], total.reshape(300, 450))
+
+
+def test_words_beyond_32_bits_of_blocks() -> None:
+    offset = 5 * 2**34 - 6
+    found = philox.words(3, 2, 1, 4, 7, 12, offset)
+    assert np.array_equal(found, Stream(3, 2, 7, 4, 1).words(12, offset))
 
 
 @pytest.mark.parametrize("family", ["independent", "lowrank"])
