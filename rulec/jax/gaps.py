@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from rulec.jax.guards import Guard, where_wanted
 from rulec.jax.plan import Bucket
 from rulec.language.node import Node
-from rulec.runtime.between import Between, Join, Surroundings
+from rulec.runtime.between import Between, Join, Joining
+from rulec.runtime.plan import Gap
 
 
 class Gaps(Between):
@@ -19,9 +20,14 @@ class Gaps(Between):
     Those that are wanted under a condition alone are worked out where it holds.
     """
 
-    def __init__(self, bucket: Bucket, around: Surroundings) -> None:
+    def __init__(self, bucket: Bucket, around: Any) -> None:
+        # Surroundings but for the library, whose arrays are JAX's.
         super().__init__(bucket.plan, around)
         self._guards = bucket.guards
+
+    def work_out(self, gap: Gap) -> Joining:
+        """Everything of a gap that is needed after it; never tile by tile, which XLA is left to."""
+        yield from self._each(gap.values, gap)
 
     def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
         return self._for_each(value, function)
@@ -36,4 +42,4 @@ class Gaps(Between):
     def _guarded(self, value: Node, guard: Guard, function: Callable[..., Any], i: int) -> Any:
         holds = jnp.asarray(self.library.at(self.values[guard.condition], i)) != 0
         found = where_wanted(holds == guard.truth, function, self._operands(value, i))
-        return self._rounded(value, found)
+        return self.rounded(value, found)

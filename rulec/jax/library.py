@@ -88,10 +88,10 @@ class JaxLibrary:
         wide = jnp.asarray(values).astype(jnp.float64)
         return self._REDUCE[op](wide, axis=axes, keepdims=axes is not None, initial=START[op])
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any]) -> Any:
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
         """The language's words in integers of 64 bits, and what is made of them in float64."""
         normal = op is Op.NORMAL
-        words = self._words(count + count % 2 if normal else count, **position)
+        words = self._words(count + count % 2 if normal else count, block, **position)
         uniform = ((words >> 9).astype(jnp.float64) + 0.5) * 2.0**-23
         if not normal:
             return uniform
@@ -99,8 +99,8 @@ class JaxLibrary:
         radius, angle = jnp.sqrt(-2.0 * jnp.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
         return jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=-1).reshape(-1)[:count]
 
-    def _words(self, count: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
-        block = jnp.arange((count + 3) // 4, dtype=jnp.int64)
+    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
+        block = first + jnp.arange((count + 3) // 4, dtype=jnp.int64)
         at = jnp.asarray(step).astype(jnp.int64)
         counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
         made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))

@@ -6,6 +6,7 @@ each bucket its stages, and between them what is narrower than a parameter, in f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -115,6 +116,9 @@ class _BucketStep:
     Scalars are evaluated once for each row: for each group, or for each leaf where leaves may differ.
     """
 
+    #: Random numbers are XLA's to make.
+    fill_noise = None
+
     def __init__(self, step: _Step, bucket: Bucket) -> None:
         self.step, self.bucket, self.program = step, bucket, bucket.program
         self.library, self.compute = LIBRARY, bucket.layout.compute
@@ -195,6 +199,10 @@ class _BucketStep:
         static = self.bucket.static
         expression = known_number(value, self.program, static, {})
         return LIBRARY.at(found, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
+
+    def room(self, i: int) -> int:
+        """Any number of bytes: what is there at once is for XLA to say."""
+        return sys.maxsize
 
     def facts(self, i: int) -> Mapping[str, float]:
         """The shape facts of a leaf."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rulec.runtime.library import COMBINE
 from rulec.runtime.projection import Projection, Step
 
 if TYPE_CHECKING:
-    from rulec.runtime.between import Between
+    from rulec.runtime.between import Between, InTiles
 
 #: Bytes that tiles may take at least, however small gradients are: narrower ones take long.
 LEAST_ROOM = 3 << 16
@@ -67,7 +67,7 @@ class Tiles:
 
     def __init__(self, between: Between, projection: Projection, i: int) -> None:
         self.between, self.projection, self.i = between, projection, i
-        self.around, self.library = between.around, between.library
+        self.around, self.library = cast("InTiles", between.around), between.library
         self._reduced: dict[Node, dict[tuple[int, int], Any]] = {value: {} for value in projection.reductions}
 
     def work_out(self) -> dict[Node, Any]:
