@@ -28,7 +28,7 @@ class ArrayPopulation:
         wanted = self._es.member_batch(labels)
         chosen = probabilities[np.arange(len(wanted)), wanted]
         loss = -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
-        self._es.step(-loss, self._optimizer, shaping=SHAPING)
+        self._es.step(None, self._optimizer, loss=loss, shaping=SHAPING)
         return float(loss.mean())
 
     def params(self) -> list[Array]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from rulec.errors import TensorError
+from rulec.errors import HyperError, TensorError
 from rulec.es.perturbation import Perturbation
 
 
@@ -36,6 +37,27 @@ def numbers(fitness: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         return found.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TensorError(f"fitness or loss must be an array of real numbers: {error}") from error
+
+
+def fitness_of(
+    fitness: Any, loss: Any, perturbation: Perturbation, rows: Collection[int]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness by (sign, direction), or minus the loss, of which one is given: by member, or by row of a batch.
+
+    `rows` are the lengths of the batches that were evaluated. HyperError where not one of both is given, TensorError
+    for numbers of neither members nor rows: by its place nothing would be known of a number's member.
+    """
+    if (fitness is None) == (loss is None):
+        raise HyperError("an update needs either fitness= or loss=, and not both")
+    found = numbers(fitness) if loss is None else -numbers(loss)
+    members = perturbation.members
+    if found.ndim == 1 and found.size not in {members, *rows}:
+        batches = " or ".join(map(str, sorted(rows)))
+        raise TensorError(
+            f"fitness has {found.size} numbers, where there are {members} members and batches of {batches} rows: take "
+            f"the mean over what a row has more of, such as tokens, and over several batches by member"
+        )
+    return of_members(found, perturbation)
 
 
 def of_members(fitness: Any, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[np.float64]]:

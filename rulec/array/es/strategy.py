@@ -19,7 +19,7 @@ from rulec.backend import registry
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.arithmetic import FAMILIES, Family, Independent, by_sign, family
 from rulec.es.fitness import Shaping, Weights, weights
-from rulec.es.layout import of_members, repeats_of, tiled
+from rulec.es.layout import fitness_of, repeats_of, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.es.saved import saved, step_of
 from rulec.es.streams import Stream
@@ -60,7 +60,7 @@ class Strategy:
             self._noise(name)
 
     def _begin(self, step: int) -> None:
-        self._step, self._seen = step, False
+        self._step, self._rows = step, set[int]()
 
     @property
     def step_count(self) -> int:
@@ -81,7 +81,7 @@ class Strategy:
             raise HyperError(f"there is no direction {direction}: there are {self.perturbation.directions}, from 0")
         if sign not in ((1, -1) if self.perturbation.antithetic else (1,)):
             raise HyperError(f"sign={sign!r} must be 1, or -1 where pairs are antithetic")
-        self._seen = True
+        self._rows.add(self.perturbation.members)
         with self._arrays.here():
             moved = {name: self._moved(name, array, direction, sign) for name, array in self._own.items()}
             yield _rebuilt(self._params, moved)
@@ -128,7 +128,7 @@ class Strategy:
         rows = x.reshape(self._repeats(x), self.perturbation.directions, *x.shape[1:])
         with self._arrays.here():
             found = self._noise(name, x.dtype).product(rows, array, lambda rows, kernel: rows @ kernel)
-        self._seen = True
+        self._rows.add(x.shape[0])
         return found.reshape(-1, *found.shape[2:])
 
     def rows(self, name: str, like: Any) -> Any:
@@ -154,27 +154,28 @@ class Strategy:
 
     # Updates
 
-    def update(self, fitness: Any, shaping: Shaping = None) -> Any:
+    def update(self, fitness: Any = None, loss: Any = None, shaping: Shaping = None) -> Any:
         """The gradient of minus the fitness, in the structure of the parameters, for `opt.step`; goes to a new step.
 
-        `fitness` has a number for each member, in the order of `evaluate`, or for each row of a batch. None stands for
+        `fitness` has a number for each member, in the order of `evaluate`, or for each row of a batch; `loss` is the
+        same, to be minimised. None stands for
         arrays that are not perturbed, and, with a RuntimeWarning, for all where too few members have a finite fitness.
         Without `shaping` ("centered_rank", "zscore", "ars_top" or a function of fitness (signs, directions)) the mean
         is the gradient of the smoothed fitness.
         """
-        weighed = self._weighed(fitness, shaping)
+        weighed = self._weighed(fitness, loss, shaping)
         found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
         self._end(weighed)
         return _rebuilt(self._params, found, None)
 
-    def step(self, fitness: Any, opt: Optimizer, shaping: Shaping = None) -> tuple[str, ...]:
+    def step(self, fitness: Any, opt: Optimizer, loss: Any = None, shaping: Shaping = None) -> tuple[str, ...]:
         """`opt.step(es.update(fitness))`, without gradients where the optimizer's kernel can make them itself.
 
         It can for elementwise rules and noise that is of its own for each element. The names of these arrays are
         returned. TensorError where the optimizer is one of other arrays.
         """
         self._check_optimizer(opt)
-        weighed = self._weighed(fitness, shaping)
+        weighed = self._weighed(fitness, loss, shaping)
         fused: tuple[str, ...] = ()
         if not weighed.empty:
             noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
@@ -187,11 +188,11 @@ class Strategy:
         self._end(weighed)
         return fused
 
-    def _weighed(self, fitness: Any, shaping: Shaping) -> Weights:
-        if not self._seen:
+    def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
+        if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call evaluate, member or product before an update")
-        host = fitness.get() if hasattr(fitness, "get") else fitness
-        return weights(of_members(host, self.perturbation), self.perturbation, shaping)
+        given = fitness_of(_on_host(fitness), _on_host(loss), self.perturbation, self._rows)
+        return weights(given, self.perturbation, shaping)
 
     def _end(self, weighed: Weights) -> None:
         if weighed.empty:
@@ -247,6 +248,11 @@ class Strategy:
     def __repr__(self) -> str:
         count = sum(math.prod(array.shape) for array in self._own.values())
         return f"Strategy({self.perturbation}, {count} parameters of {len(self._own)} arrays, step {self._step})"
+
+
+def _on_host(values: Any) -> Any:
+    """CuPy's arrays as NumPy's; everything else as it is."""
+    return values.get() if hasattr(values, "get") else values
 
 
 def _number(value: Any) -> float:

@@ -15,7 +15,6 @@ from rulec.backend.product import Product, RowsSource
 from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
-from rulec.es.layout import of_members
 from rulec.es.perturbation import Perturbation
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.fused import fused_step
@@ -27,7 +26,10 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Estimating:
-    """The estimates from given fitness; raises TensorError or HyperError for what is bad before anything is written."""
+    """The estimates from given fitness, by (sign, direction).
+
+    Raises TensorError or HyperError for what is bad before anything is written.
+    """
 
     def __init__(
         self, perturbation: Perturbation, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
@@ -35,8 +37,8 @@ class Estimating:
     ) -> None:  # fmt: skip
         self._perturbation, self._perturbed, self._noises, self._owned = perturbation, perturbed, noises, owned
         self._shaping = shaping
-        self._fitness = of_members(given, perturbation)
-        self._weights: Weights = weights(self._fitness, perturbation, shaping)
+        self._fitness = given
+        self._weights: Weights = weights(given, perturbation, shaping)
 
     def update(self) -> Report:
         """Sets gradients."""
@@ -94,10 +96,9 @@ class Estimating:
         return found
 
     def _skip(self) -> Report:
-        least = 1 if self._perturbation.antithetic else 2
         warnings.warn(
             f"step {self._noises.step} is skipped: {self._weights.dropped} of {self._fitness.size} members have no "
-            f"finite fitness, and {least} whole directions are needed; nothing is updated",
+            f"finite fitness; nothing is updated",
             RuntimeWarning, stacklevel=5,
         )  # fmt: skip
         for entry in self._perturbed:

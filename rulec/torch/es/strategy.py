@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.es.fitness import Shaping
-from rulec.es.layout import numbers, tiled
+from rulec.es.layout import fitness_of, numbers, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
@@ -194,24 +193,11 @@ class Strategy:
         return report
 
     def _estimating(self, fitness: Any, loss: Any, shaping: Shaping) -> Estimating:
-        if (fitness is None) == (loss is None):
-            raise HyperError("an update needs either fitness= or loss=, and not both")
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
-        given = _numbers(fitness) if loss is None else -_numbers(loss)
-        self._check_length(given)
+        given = fitness_of(_on_host(fitness), _on_host(loss), self.perturbation, self._rows)
         return Estimating(self.perturbation, self._census.perturbed, self._noises, self._owned, given, shaping)
-
-    def _check_length(self, given: np.ndarray[Any, Any]) -> None:
-        """TensorError for fitness of what is neither members nor rows: by its place nothing is known of its member."""
-        members = self.perturbation.members
-        if given.ndim == 1 and given.size not in {members, *self._rows}:
-            rows = " or ".join(map(str, sorted(self._rows)))
-            raise TensorError(
-                f"fitness has {given.size} numbers, where there are {members} members and batches of {rows} rows: take "
-                f"the mean over what a row has more of, such as tokens, and over several batches by member"
-            )
 
     def _end(self) -> None:
         self.free_memory()
@@ -262,17 +248,17 @@ class Strategy:
         return f"Strategy({self.perturbation}, {count} parameters of {len(self.replaced)} layers, step {self._step})"
 
 
-def _numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Fitness in float64, from whatever there is."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.numpy() if values.is_complex() else values.double().numpy()
-    return numbers(values)
+def _on_host(values: Any) -> Any:
+    """A tensor as an array; everything else as it is."""
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach().cpu()
+    return values.numpy() if values.is_complex() else values.double().numpy()
 
 
 def _one_number(fitness: Any) -> float:
     """The fitness of one member; TensorError where it is not one number."""
-    found = _numbers(fitness)
+    found = numbers(_on_host(fitness))
     if found.size != 1:
         raise TensorError(f"the closure gave {list(found.shape)} numbers for a member: return one, such as their mean")
     return float(found.reshape(()))

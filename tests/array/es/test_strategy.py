@@ -172,7 +172,7 @@ def test_mistakes_are_told() -> None:
         pass
     with pytest.raises(TensorError, match="must be one number"):
         es.evaluate(lambda own: own["bias"])
-    with pytest.raises(TensorError, match="fitness of shape"):
+    with pytest.raises(TensorError, match="fitness has 3 numbers, where there are 4 members"):
         es.update([1.0, 2.0, 3.0])
     with pytest.raises(TensorError, match="batch of 6 rows"):
         es.product(np.ones((6, 8)), "kernel")
