@@ -23,6 +23,13 @@ RULES: dict[str, Callable[[Any], Any]] = {
     "lion": lambda params: rulec.torch.Lion(params, lr=0.005),
 }
 
+#: Of the convolutional network, whose windows' weights have large gradients: lower rates but for Adam.
+SLOWER: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda params: rulec.torch.SGD(params, lr=0.001, momentum=0.9),
+    "adam": RULES["adam"],
+    "lion": lambda params: rulec.torch.Lion(params, lr=0.002),
+}
+
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("family", ["signflip", "permuted", "lowrank", "independent"])
@@ -37,7 +44,7 @@ def test_a_perceptron(family: str, rule: str) -> None:
 def test_a_convolutional_network(family: str, rule: str) -> None:
     model = convolutional()
     perturbation = Perturbation(family, 32, 0.05)  # type: ignore[arg-type]
-    assert train(model, perturbation, RULES[rule], digits.load(), 40, batch=32).accuracies[-1] >= 0.9
+    assert train(model, perturbation, SLOWER[rule], digits.load(), 30, batch=32).accuracies[-1] >= 0.9
 
 
 def test_spsa_goes_on_where_back_propagation_has_ended() -> None:

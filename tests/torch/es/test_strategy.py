@@ -170,6 +170,13 @@ def _attention(batch_first: bool) -> nn.Module:
     return Attention()
 
 
+def _run() -> Any:
+    """A strategy that is ready for an update."""
+    es = _perturbed()
+    es(torch.randn(8, 6))
+    return es
+
+
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (lambda: _perturbed()(torch.randn(9, 6)), TensorError, "9 rows cannot be dealt to 8 members"),
     "batch norm": (
@@ -195,7 +202,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no perturbation": (lambda: perturb(_model(), "spsa"), HyperError, "must be a rulec.es.Perturbation"),
     "spsa": (lambda: _perturbed("spsa")(torch.randn(8, 6)), RulecError, "members of spsa are evaluated one by one"),
     "no forward": (lambda: _perturbed().update(torch.randn(8)), RulecError, "step 0 has had no forward"),
-    "neither": (lambda: _perturbed().update(), HyperError, "either fitness= or loss="),
+    "neither": (lambda: _run().update(), HyperError, "either fitness= or loss="),
 }  # fmt: skip
 
 
