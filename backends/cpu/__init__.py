@@ -71,6 +71,12 @@ class CpuBackend:
 
         fill_noise(out, noise, offset)
 
+    def fill_lines(self, out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
+        """Writes the noise of direction `pairs[i]` into line i of a contiguous matrix, as `fill_noise` would."""
+        from .noise import fill_lines
+
+        fill_lines(out, noise, pairs, offset)
+
     def binary(self) -> BinaryKernels:
         """The kernels of binary layers, for NumPy arrays."""
         from .binary import CpuBinary

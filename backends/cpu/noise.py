@@ -21,7 +21,7 @@ from .address import address_of, array_address, element_count
 from .call import ElementwiseCall
 from .chunks import Chunks, flat_chunks
 from .machine import Machine
-from .noise_record import Record, record
+from .noise_record import DIRECTIONS, record
 from .noise_source import fill_source, words_source
 from .threads import Job
 
@@ -66,15 +66,38 @@ def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
     dtype = _dtype(out)
     if dtype not in ITEM_SIZE:
         raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
-    _run(_filling(noise.values, dtype), out, record(noise, offset))
+    _run(_filling(noise.values, dtype), out, record(noise, offset)[None])
 
 
-def fill_words(out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0) -> None:
-    """Writes one random word for each element, `offset` and on, into a dense array of uint32 (torch: or int32)."""
+def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
+    """Writes the noise of one direction into each line of a matrix, as `fill_noise` would: of `pairs[i]` into line i.
+
+    `noise` has one weight, which is every line's. The matrix is contiguous.
+    """
+    dtype = _dtype(out)
+    if dtype not in ITEM_SIZE:
+        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
+    _run(_filling(noise.values, dtype), out, _records(noise, pairs, offset))
+
+
+def fill_words(
+    out: Any, *, seed: int, layer: int, step: int, pairs: Sequence[int], purpose: int = 0, offset: int = 0
+) -> None:  # fmt: skip
+    """Writes random words into a contiguous matrix of uint32 (torch: or int32): of direction `pairs[i]` into line i.
+
+    Each element has a word of its own, the first that of element `offset`.
+    """
     if _dtype(out) not in ("uint32", "int32"):
         raise TensorError(f"random words are written into arrays of uint32, not of {_dtype(out)}")
-    one = Noise("normal", seed, layer, step, np.ones(1), first=pair, purpose=purpose)
-    _run(_filling("raw", "uint32"), out, record(one, offset))
+    one = Noise("normal", seed, layer, step, np.ones(1), purpose=purpose)
+    _run(_filling("raw", "uint32"), out, _records(one, pairs, offset))
+
+
+def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
+    """A record for each direction, alike but for its number."""
+    found = np.repeat(record(noise, offset)[None], len(pairs), axis=0)
+    found[:, DIRECTIONS] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
+    return found
 
 
 @functools.cache
@@ -89,27 +112,31 @@ def _dtype(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-def _run(machine: Machine, out: Any, noise: Record) -> None:
-    """Runs a kernel that writes one array from one record."""
+def _run(machine: Machine, out: Any, records: Any) -> None:
+    """Runs a kernel that writes equal parts of an array, one from each record."""
     _check_memory(out)
-    size = element_count(out)
+    count, size = len(records), element_count(out)
+    if count > 1 and out.shape[0] != count:
+        raise TensorError(f"noise of {count} directions needs as many lines, and a matrix has {out.shape[0]}")
     if not size:
         return
-    chunks, spans = _chunks(size)
-    pointers = np.array([address_of([out])(out), array_address(noise)], np.int64)
-    nothing = np.zeros(1, np.int64)
+    chunks, spans = _chunks(size // count, count)
+    lines = np.arange(count)
+    first, each = address_of([out])(out), size // count * ITEM_SIZE.get(_dtype(out), 4)
+    pointers = np.concatenate([first + each * lines, array_address(records) + records.strides[0] * lines])
+    nothing = np.zeros(count, np.int64)
     job = Job()
     job[cpu_threads.SPANS :] = [
         len(spans), array_address(spans), array_address(chunks.table), array_address(pointers),
-        1, array_address(nothing), array_address(nothing), 0,
+        count, array_address(nothing), array_address(nothing), 0,
     ]  # fmt: skip
     cpu_threads.run(machine.run, machine.address, job)
 
 
 @functools.lru_cache(maxsize=256)
-def _chunks(size: int) -> tuple[Chunks, Any]:
-    chunks = flat_chunks([size])
-    return chunks, chunks.spans((0,))
+def _chunks(size: int, count: int) -> tuple[Chunks, Any]:
+    chunks = flat_chunks([size] * count)
+    return chunks, chunks.spans(tuple(range(count)))
 
 
 def _check_memory(array: Any) -> None:

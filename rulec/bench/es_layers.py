@@ -110,7 +110,7 @@ def rows(layer: Layer, name: str, quick: bool) -> Iterator[Row]:
     es = rulec.torch.perturb(model, perturbation)
     contenders = {
         "base": Turn(lambda: _plain(model, batch)),
-        "forward": Turn(lambda: es(batch)),
+        "forward": Turn(lambda: es(batch), before=lambda: es(batch)),
         "alone": Turn(lambda: one_at_a_time(model, batch, perturbation.sigma, SAMPLE)),
     }
     judged = layer == (QUICK_LAYERS[0] if quick else JUDGED)

@@ -15,7 +15,7 @@ from rulec.errors import BackendUnsupported, TensorError
 from rulec.es.streams import Stream, short_weights
 from rulec_backends.cpu import CpuBackend, noise
 from rulec_backends.cpu.chunks import CHUNK
-from rulec_backends.cpu.noise import fill_noise, fill_words
+from rulec_backends.cpu.noise import fill_lines, fill_noise, fill_words
 from rulec_backends.cpu.noise_record import TILE
 from tests.backends.cpu_programs import NUMPY_DTYPES, Bucket, bucket_of, program_of
 
@@ -64,7 +64,7 @@ def test_words_are_those_of_random123(ones: int) -> None:
     found = np.zeros(8, np.uint32)
     # A layer and an offset that make all words of key and counter alike: no strategy has them.
     offset = 4 * ((0xFFFF << 32) + ones) if ones else 0
-    fill_words(found, seed=ones, layer=ones - 2**31, step=ones, pair=ones, purpose=ones >> 16, offset=offset)
+    fill_words(found, seed=ones, layer=ones - 2**31, step=ones, pairs=[ones], purpose=ones >> 16, offset=offset)
     assert tuple(found[:4].tolist()) == KNOWN[ones]
 
 
@@ -72,7 +72,7 @@ def test_words_go_on_from_any_offset() -> None:
     stream = Stream(7, 3, 5, 2**32 - 1, 4)
     for offset in (0, 5, FAR):
         found = np.zeros(70_001, np.uint32)
-        fill_words(found, seed=7, layer=3, step=5, pair=2**32 - 1, purpose=4, offset=offset)
+        fill_words(found, seed=7, layer=3, step=5, pairs=[2**32 - 1], purpose=4, offset=offset)
         assert np.array_equal(found, stream.words(found.size, offset))
 
 
@@ -146,7 +146,7 @@ def test_arrays_in_any_dense_order_are_filled_and_others_refused() -> None:
     with pytest.raises(TensorError, match="not of int32"):
         fill_noise(np.zeros(3, np.int32), given)
     with pytest.raises(TensorError, match="not of float32"):
-        fill_words(np.zeros(3, np.float32), seed=1, layer=1, step=1, pair=1)
+        fill_words(np.zeros(3, np.float32), seed=1, layer=1, step=1, pairs=[1])
 
 
 # Kernels whose gradients are noise
@@ -230,3 +230,19 @@ def test_rules_of_several_stages_are_refused() -> None:
     program = program_of("lamb")
     with pytest.raises(BackendUnsupported):
         CpuBackend().emit_estimate(program, layout_for(program, "float32"), "popcount")
+
+
+@pytest.mark.parametrize("values", ["normal", "rademacher", "popcount"])
+def test_lines_are_of_a_direction_each(values: Any) -> None:
+    pairs, one = [5, 0, 2**32 - 1], Noise(values, 3, 4, 5, np.array([0.5]), purpose=2)
+    found = np.empty((3, 5001), np.float32)
+    fill_lines(found, one, pairs, 129)
+    for line, pair in zip(found, pairs, strict=True):
+        alone = np.empty(5001, np.float32)
+        fill_noise(alone, replace(one, first=pair), 129)
+        np.testing.assert_array_equal(line, alone)
+    words = np.empty((2, 77), np.uint32)
+    fill_words(words, seed=1, layer=2, step=3, pairs=[9, 4], purpose=1)
+    np.testing.assert_array_equal(words[1], Stream(1, 2, 3, 4, 1).words(77))
+    with pytest.raises(TensorError, match="3 directions"):
+        fill_lines(found[:2], one, pairs)

@@ -14,7 +14,7 @@ from torch import Tensor
 from rulec.backend.noise import Noise, Values
 from rulec.compiler.random import WORD, rounds
 from rulec.es.streams import DOMAIN, ELEMENTS, SCALE
-from rulec.torch.es.fill import writer
+from rulec.torch.es.fill import line_writer, writer
 
 #: Blocks of words that are made at a time: their intermediates stay in a cache.
 _AT_ONCE = 1 << 15
@@ -40,6 +40,10 @@ class Draws:
             return self.by_torch(purpose, pairs, count, dtype, offset)
         out = torch.empty(len(pairs), count, dtype=dtype, device=self.device)
         one = Noise(self.kind, self.seed, self.layer, self.step, np.array([SCALE[self.kind]]), purpose=purpose)
+        lines = line_writer(self.device.type)
+        if lines is not None:
+            lines(out, one, pairs, offset)
+            return out
         for line, pair in zip(out, pairs, strict=True):
             write(line, replace(one, first=pair), offset)
         return out
@@ -86,8 +90,7 @@ class Draws:
             return self._parts("raw", purpose, pairs, count, 0)
         fill_words = importlib.import_module("rulec_backends.cpu.noise").fill_words
         out = np.empty((len(pairs), count), np.uint32)
-        for line, pair in zip(out, pairs, strict=True):
-            fill_words(line, seed=self.seed, layer=self.layer, step=self.step, pair=pair, purpose=purpose)
+        fill_words(out, seed=self.seed, layer=self.layer, step=self.step, pairs=pairs, purpose=purpose)
         return torch.from_numpy(out.astype(np.int64))
 
     def _parts(self, kind: str, purpose: int, pairs: Sequence[int], count: int, offset: int) -> Tensor:

@@ -33,8 +33,18 @@ def fill(out: Tensor, noise: Noise, offset: int = 0) -> None:
 @functools.cache
 def writer(device: str) -> Callable[..., Any] | None:
     """The `fill_noise` of the backend for a type of device; None where it has none, or cannot run."""
+    return _offered(device, "fill_noise")
+
+
+@functools.cache
+def line_writer(device: str) -> Callable[..., Any] | None:
+    """The `fill_lines` of the backend for a type of device: noise of a direction into each line of a matrix."""
+    return _offered(device, "fill_lines")
+
+
+def _offered(device: str, name: str) -> Callable[..., Any] | None:
     try:
-        found = getattr(registry.usable(_BACKENDS[device]), "fill_noise", None) if device in _BACKENDS else None
+        found = getattr(registry.usable(_BACKENDS[device]), name, None) if device in _BACKENDS else None
     except RulecError:
         return None
     return found if callable(found) else None
