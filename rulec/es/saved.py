@@ -16,7 +16,8 @@ def saved(perturbation: Perturbation, step: int, names: Sequence[str]) -> dict[s
 
 def step_of(state: Mapping[str, Any], perturbation: Perturbation, names: Sequence[str]) -> int:
     """The number of the next step; StateMismatch where it is of another perturbation or of other parameters."""
-    step, fields = state.get("step"), state.get("perturbation")
+    found = state if isinstance(state, Mapping) else {}
+    step, fields = found.get("step"), found.get("perturbation")
     if not isinstance(step, int) or not isinstance(fields, Mapping) or step < 0:
         raise StateMismatch("this is no state of an evolution strategy: it has no step and no perturbation")
     own = perturbation.as_dict()
@@ -25,6 +26,6 @@ def step_of(state: Mapping[str, Any], perturbation: Perturbation, names: Sequenc
             raise StateMismatch(
                 f"the saved perturbation has {name}={fields.get(name)!r}, where this one has {own.get(name)!r}"
             )
-    if list(state.get("parameters", ())) != list(names):
+    if list(found.get("parameters", ())) != list(names):
         raise StateMismatch("the saved state is of other parameters than those perturbed here: give it the same")
     return step

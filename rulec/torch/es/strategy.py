@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.fitness import Shaping
 from rulec.es.layout import fitness_of, numbers, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.saved import saved, step_of
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
 from rulec.torch.es.members import Members
@@ -218,21 +219,11 @@ class Strategy:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
-        return {"step": self._step, "perturbation": self.perturbation.as_dict(), "parameters": list(self.parameters)}
+        return saved(self.perturbation, self._step, list(self.parameters))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
-        step, saved = state.get("step"), state.get("perturbation")
-        if not isinstance(step, int) or not isinstance(saved, Mapping) or step < 0:
-            raise StateMismatch("this is no state of an evolution strategy: it has no step and no perturbation")
-        own = self.perturbation.as_dict()
-        for name in {**own, **saved}:
-            if own.get(name) != saved.get(name):
-                raise StateMismatch(
-                    f"the saved perturbation has {name}={saved.get(name)!r}, where this one has {own.get(name)!r}"
-                )
-        if list(state.get("parameters", ())) != list(self.parameters):
-            raise StateMismatch("the saved state is of other parameters than those perturbed here: use the same model")
+        step = step_of(state, self.perturbation, list(self.parameters))
         self.free_memory()
         self._begin(step)
 
