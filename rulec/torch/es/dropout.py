@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from rulec.torch.es.population import Population, blocks
 
 #: Neighbours in the ring are taken together: their windows' union is by a share of the inputs of this wider than one.
 _SHARE = 16
+
+#: Some neighbouring directions, in one sign.
+Members = tuple[int, range]
 
 
 class Dropout(LayerNoise):
@@ -38,30 +41,43 @@ class Dropout(LayerNoise):
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """Products by runs of the weight in the ring's order, each of some neighbours' rows."""
         ring, runs = self._ring(), list(self._runs())
-        # Copied by whole inputs: runs of it are what products read fastest.
-        by_input = weight.movedim(1, 0).contiguous()
-        turned = by_input.index_select(0, ring[: max(run.stop for _, _, run in runs)]).movedim(0, 1)
+        turned = weight.index_select(1, ring[: max(run.stop for _, run in runs)])
         out: Tensor | None = None
-        for sign, some, run in runs:
-            lines = _of(x, sign, some).index_select(way.axis, way.inputs_of(ring[run.start : run.stop], self.columns))
-            gains = self._gains(sign, some, len(run)).to(x.dtype)
-            seen = lines * way.spread(way.of_columns(gains), lines)
-            found = way.product(seen, turned[:, run.start : run.stop], bias)
+        for members, run in runs:
+            seen = self._seen(x, members, run, way)
+            found = torch.split(way.product(seen, turned[:, run.start : run.stop], bias), x.shape[1], 1)
             if out is None:
-                out = found.new_empty(*who.lead, *found.shape[3:])
-            out[sign : sign + 1, :, some.start : some.stop] = found
+                out = found[0].new_empty(*who.lead, *found[0].shape[3:])
+            for place, (sign, some) in enumerate(members):
+                out[sign : sign + 1, :, some.start : some.stop] = found[place % len(found)]
         assert out is not None
         return out
 
-    def _runs(self) -> Iterator[tuple[int, range, range]]:
-        """Signs, neighbours and the places in the ring, twice over, that they see some of."""
+    def _seen(self, x: Tensor, members: Sequence[Members], run: range, way: Map) -> Tensor:
+        """The inputs in a run of the ring, as members see them: one's rows behind the other's, or once for both."""
+        alike = x.shape[0] == x.shape[2] == 1
+        index = way.inputs_of(self._ring()[run.start : run.stop], self.columns)
+        lines = [_of(x, sign, some).index_select(way.axis, index) for sign, some in members[: 1 if alike else None]]
+        rows = torch.cat(lines, 1) if len(lines) > 1 else lines[0]
+        gains = self._gains(*members[0], len(run)).to(x.dtype)
+        return rows * way.spread(way.of_columns(gains), rows)
+
+    def _runs(self) -> Iterator[tuple[list[Members], range]]:
+        """Neighbours and the places in the ring, twice over, that they see some of.
+
+        Of an even number of pairs, the window of direction d in one sign is that of d + D/2 in the other: these are
+        taken together.
+        """
         count, kept = len(self.directions), self.kept_inputs
-        size = min(count // _SHARE, (self.columns - kept) * count // self.columns)
-        for sign in range(self.perturbation.signs):
-            for some in blocks(count, max(1, size)):
+        size = max(1, min(count // _SHARE, (self.columns - kept) * count // self.columns))
+        half = count // 2 if self.perturbation.signs == 2 and count % 2 == 0 else 0
+        for sign in range(1 if half else self.perturbation.signs):
+            for some in _blocks_of(count, half, size):
                 first, last = self._start(some.start, sign), self._start(some.stop - 1, sign)
                 turn = first // self.columns * self.columns
-                yield sign, some, range(first - turn, last - turn + kept)
+                other = (some.start + half) % count
+                both = [(sign, some), (1, range(other, other + len(some)))]
+                yield both[: 2 if half else 1], range(first - turn, last - turn + kept)
 
     def _gains(self, sign: int, some: range, length: int) -> Tensor:
         """What each of some members multiplies the inputs of a run by: (members, length)."""
@@ -113,3 +129,10 @@ def _of(x: Tensor, sign: int, some: range) -> Tensor:
     """The rows of some directions of one sign, where members have rows of their own."""
     one = x[sign : sign + 1] if x.shape[0] > 1 else x
     return one[:, :, some.start : some.stop] if one.shape[2] > 1 else one
+
+
+def _blocks_of(count: int, half: int, size: int) -> Iterator[range]:
+    """Neighbours of so many directions, at most `size` together, and never of both halves where there are two."""
+    for first in (0, half) if half else (0,):
+        for some in blocks(half or count, size):
+            yield range(first + some.start, first + some.stop)
