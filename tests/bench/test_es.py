@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from rulec.bench.interleave import Times
 from rulec.bench.result import Row
 from rulec.bench.suite import measurement
 from rulec.es import Perturbation
-from tests.cli.running import run_json
+from tests.cli.running import run
 
 SECONDS = {
     "base": 2.0, "forward": 3.0, "alone": 0.5, "drawn": 5.0, "update": 1.0, "reference": 8.0, "ours": 1.0, "mezo": 4.0
@@ -178,6 +179,6 @@ def test_parts_are_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_command() -> None:
-    (result,) = run_json("bench", "es", "--quick", "--rule", "sgd", "--json", "-")
+    (result,) = json.loads(run("bench", "es", "--quick", "--rule", "sgd", "--json", "-"))
     assert result["name"] == "es"
     assert len(result["rows"]) == 9 * 2 + 1

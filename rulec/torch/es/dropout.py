@@ -15,7 +15,7 @@ from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks
 
 #: Neighbours in the ring are taken together: their windows' union is by a share of the inputs of this wider than one.
-_SHARE = 16
+_SHARE = 8
 
 #: Some neighbouring directions, in one sign.
 Members = tuple[int, range]
@@ -58,9 +58,12 @@ class Dropout(LayerNoise):
         alike = x.shape[0] == x.shape[2] == 1
         index = way.inputs_of(self._ring()[run.start : run.stop], self.columns)
         lines = [_of(x, sign, some).index_select(way.axis, index) for sign, some in members[: 1 if alike else None]]
-        rows = torch.cat(lines, 1) if len(lines) > 1 else lines[0]
-        gains = self._gains(*members[0], len(run)).to(x.dtype)
-        return rows * way.spread(way.of_columns(gains), rows)
+        gains = way.spread(way.of_columns(self._gains(*members[0], len(run)).to(x.dtype)), lines[0])
+        repeats, count = x.shape[1], len(members[0][1])
+        seen = x.new_empty(1, len(lines) * repeats, count, *lines[0].shape[3:])
+        for part, own in zip(torch.split(seen, repeats, 1), lines, strict=True):
+            torch.mul(own, gains, out=part)
+        return seen
 
     def _runs(self) -> Iterator[tuple[list[Members], range]]:
         """Neighbours and the places in the ring, twice over, that they see some of.
