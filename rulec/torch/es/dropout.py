@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,31 @@ from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks
 
-#: Neighbours in the ring are taken together: their windows' union is by a share of the inputs of this wider than one.
-_SHARE = 8
+#: Neighbours in the ring are taken together, for products of as many rows as this, but no more of them than widen their
+#: windows' union by this share of the inputs.
+_ROWS, _SHARE = 64, 1 / 8
 
-#: Some neighbouring directions, in one sign.
-Members = tuple[int, range]
+#: Rows of as many products as are called together.
+_CALL = 512
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbours, of one sign, and where in the ring, twice over, they see something.
+
+    The windows of `some` directions begin at `first` and these `offsets`, and end before `stop`.
+    """
+
+    sign: int
+    some: range
+    first: int
+    stop: int
+    offsets: tuple[int, ...]
+
+    @cached_property
+    def shape(self) -> str:
+        """What runs with the same windows have in common."""
+        return f"{self.stop - self.first} {self.offsets}"
 
 
 class Dropout(LayerNoise):
@@ -34,63 +56,42 @@ class Dropout(LayerNoise):
         # Numbers of 32 bits, by which torch selects several times as fast.
         return self.kept("ring", lambda: self.draws.orders(DROPPED, [SHARED], self.columns)[0].int().repeat(2))
 
-    def _start(self, direction: int, sign: int) -> int:
-        """Where a member's window begins."""
-        return direction * self.columns // len(self.directions) + sign * self.kept_inputs
-
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """Products by runs of the weight in the ring's order, each of some neighbours' rows."""
-        ring, runs = self._ring(), list(self._runs())
-        turned = weight.index_select(1, ring[: max(run.stop for _, run in runs)])
-        out: Tensor | None = None
-        for members, run in runs:
-            seen = self._seen(x, members, run, way)
-            found = torch.split(way.product(seen, turned[:, run.start : run.stop], bias), x.shape[1], 1)
-            if out is None:
-                out = found[0].new_empty(*who.lead, *found[0].shape[3:])
-            for place, (sign, some) in enumerate(members):
-                out[sign : sign + 1, :, some.start : some.stop] = found[place % len(found)]
-        assert out is not None
+        once = who.signs == 2 and who.directions % 2 == 0 and x.shape[0] == x.shape[2] == 1
+        rows = max(1, x[0, :, 0].numel() // x.shape[way.axis])
+        calls = _calls(who.directions, 1 if once else who.signs, self.columns, self.kept_inputs, rows)
+        turned = weight.index_select(1, self._ring()[: max(run.stop for runs in calls for run in runs)])
+        out = way.outputs(x, weight, who.lead)
+        for runs in calls:
+            first, last = runs[0], runs[-1]
+            step = runs[1].first - first.first if len(runs) > 1 else 0
+            part = out[first.sign : first.sign + 1, :, first.some.start : last.some.stop]
+            way.windows(self._seen(x, runs, way), turned[:, first.first : last.stop], step, bias, part)
+        if once:
+            # The window of direction d in one sign is that of d + D/2 in the other.
+            half = who.directions // 2
+            out[1, :, half:], out[1, :, :half] = out[0, :, :half], out[0, :, half:]
         return out
 
-    def _seen(self, x: Tensor, members: Sequence[Members], run: range, way: Map) -> Tensor:
-        """The inputs in a run of the ring, as members see them: one's rows behind the other's, or once for both."""
-        alike = x.shape[0] == x.shape[2] == 1
-        index = way.inputs_of(self._ring()[run.start : run.stop], self.columns)
-        lines = [_of(x, sign, some).index_select(way.axis, index) for sign, some in members[: 1 if alike else None]]
-        gains = way.spread(way.of_columns(self._gains(*members[0], len(run)).to(x.dtype)), lines[0])
-        repeats, count = x.shape[1], len(members[0][1])
-        seen = x.new_empty(1, len(lines) * repeats, count, *lines[0].shape[3:])
-        for part, own in zip(torch.split(seen, repeats, 1), lines, strict=True):
-            torch.mul(own, gains, out=part)
+    def _seen(self, x: Tensor, runs: Sequence[Run], way: Map) -> Tensor:
+        """The inputs in runs of the ring, as members see them: (runs, repeats, neighbours, ...)."""
+        indices = [way.inputs_of(self._ring()[run.first : run.stop], self.columns) for run in runs]
+        own = [way.chosen(_of(x, run.sign, run.some), index) for run, index in zip(runs, indices, strict=True)]
+        gains = way.spread(way.of_columns(self._gains(runs[0]).to(x.dtype)), own[0])
+        seen = x.new_empty(len(runs), x.shape[1], len(runs[0].some), *own[0].shape[3:])
+        for part, inputs in zip(seen.split(1), own, strict=True):
+            torch.mul(inputs, gains, out=part)
         return seen
 
-    def _runs(self) -> Iterator[tuple[list[Members], range]]:
-        """Neighbours and the places in the ring, twice over, that they see some of.
-
-        Of an even number of pairs, the window of direction d in one sign is that of d + D/2 in the other: these are
-        taken together.
-        """
-        count, kept = len(self.directions), self.kept_inputs
-        size = max(1, min(count // _SHARE, (self.columns - kept) * count // self.columns))
-        half = count // 2 if self.perturbation.signs == 2 and count % 2 == 0 else 0
-        for sign in range(1 if half else self.perturbation.signs):
-            for some in _blocks_of(count, half, size):
-                first, last = self._start(some.start, sign), self._start(some.stop - 1, sign)
-                turn = first // self.columns * self.columns
-                other = (some.start + half) % count
-                both = [(sign, some), (1, range(other, other + len(some)))]
-                yield both[: 2 if half else 1], range(first - turn, last - turn + kept)
-
-    def _gains(self, sign: int, some: range, length: int) -> Tensor:
+    def _gains(self, run: Run) -> Tensor:
         """What each of some members multiplies the inputs of a run by: (members, length)."""
-        first = self._start(some.start, sign)
-        offsets = [self._start(d, sign) - first for d in some]
-        return self.kept(f"gains {offsets}", lambda: self._make_gains(offsets, length))
+        return self.kept(run.shape, lambda: self._make_gains(run))
 
-    def _make_gains(self, offsets: list[int], length: int) -> Tensor:
+    def _make_gains(self, run: Run) -> Tensor:
         device = self.draws.device
-        places = torch.arange(length, device=device) - torch.tensor(offsets, device=device).unsqueeze(1)
+        places = torch.arange(run.stop - run.first, device=device)
+        places = places - torch.tensor(run.offsets, device=device).unsqueeze(1)
         seen = (places >= 0) & (places < self.kept_inputs)
         return seen.to(self.dtype) * (self.columns / self.kept_inputs)
 
@@ -104,7 +105,7 @@ class Dropout(LayerNoise):
 
     def dense(self, direction: int) -> Tensor:
         """What inputs are multiplied by, less 1."""
-        start, ring = self._start(direction, 0), self._ring()
+        start, ring = _start(direction, len(self.directions), self.columns), self._ring()
         gains = torch.full((self.columns,), -1.0, dtype=self.dtype, device=self.draws.device)
         gains[ring[start : start + self.kept_inputs]] += self.columns / self.kept_inputs
         return gains.view(1, -1, *(1,) * len(self.kernel)).expand(self.shape)
@@ -116,7 +117,8 @@ class Dropout(LayerNoise):
     def _scales(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """What the weight is multiplied by, as it meets it."""
         short = self.short(weights)
-        starts = torch.tensor([self._start(d, 0) for d in self.directions], device=weight.device)
+        count = len(self.directions)
+        starts = torch.tensor([_start(d, count, self.columns) for d in self.directions], device=weight.device)
         places = starts.unsqueeze(1) + torch.arange(self.kept_inputs, device=weight.device)
         sums = torch.zeros(self.columns, dtype=self.dtype, device=weight.device)
         sums.index_add_(0, self._ring()[places.flatten()], short.repeat_interleave(self.kept_inputs))
@@ -134,8 +136,40 @@ def _of(x: Tensor, sign: int, some: range) -> Tensor:
     return one[:, :, some.start : some.stop] if one.shape[2] > 1 else one
 
 
-def _blocks_of(count: int, half: int, size: int) -> Iterator[range]:
-    """Neighbours of so many directions, at most `size` together, and never of both halves where there are two."""
-    for first in (0, half) if half else (0,):
-        for some in blocks(half or count, size):
-            yield range(first + some.start, first + some.stop)
+def _start(direction: int, directions: int, columns: int) -> int:
+    """Where a direction's window begins in the ring, in its first sign."""
+    return direction * columns // directions
+
+
+@cache
+def _calls(directions: int, signs: int, columns: int, kept: int, rows: int) -> tuple[tuple[Run, ...], ...]:
+    """All members' windows: runs that are alike and follow one another by equal steps are together.
+
+    `rows` are those of a member.
+    """
+    together = min(-(-_ROWS // rows), int(_SHARE * directions), (columns - kept) * directions // columns)
+    size = max(1, directions // columns, together)
+    most = max(1, _CALL // (size * rows))
+    calls: list[list[Run]] = []
+    for sign in range(signs):
+        for some in blocks(directions, size):
+            run = _run(sign, some, directions, columns, kept)
+            if calls and len(calls[-1]) < most and _follows(calls[-1], run):
+                calls[-1].append(run)
+            else:
+                calls.append([run])
+    return tuple(map(tuple, calls))
+
+
+def _run(sign: int, some: range, directions: int, columns: int, kept: int) -> Run:
+    starts = [_start(d, directions, columns) + sign * kept for d in some]
+    offsets = tuple(start - starts[0] for start in starts)
+    first = starts[0] % columns
+    return Run(sign, some, first, first + offsets[-1] + kept, offsets)
+
+
+def _follows(runs: Sequence[Run], run: Run) -> bool:
+    """Whether a run is the next of these."""
+    last, step = runs[-1], run.first - runs[-1].first
+    alike = run.sign == last.sign and run.offsets == last.offsets and step > 0
+    return alike and (len(runs) == 1 or step == last.first - runs[-2].first)

@@ -31,6 +31,22 @@ class Map(ABC):
         """All rows by one weight."""
 
     @abstractmethod
+    def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
+        """A new tensor for what `weight` makes of rows like those of `x`, of so many signs, repeats and directions."""
+
+    @abstractmethod
+    def chosen(self, x: Tensor, index: Tensor) -> Tensor:
+        """Channels by number, the same in all directions."""
+
+    @abstractmethod
+    def windows(self, x: Tensor, weight: Tensor, step: int, bias: Tensor | None, out: Tensor) -> None:
+        """Rows by windows of a weight that slide over its inputs by `step`, written into `out`.
+
+        `x` is (windows, repeats, directions, ...) and `out` (1, repeats, windows*directions, ...); the first window
+        begins where the weight does.
+        """
+
+    @abstractmethod
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Each direction's rows by a weight of its own, (directions, outputs, inputs, *kernel)."""
 
@@ -79,6 +95,27 @@ class Linear(Map):
         """x @ weight.T + bias."""
         return F.linear(x, weight, bias)
 
+    def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
+        """With the weight's rows last."""
+        return x.new_empty(*lead, *x.shape[3:-1], weight.shape[0])
+
+    def chosen(self, x: Tensor, index: Tensor) -> Tensor:
+        """From a matrix: torch selects several times as fast as where there are more axes."""
+        return x.flatten(0, -2).index_select(1, index).view(*x.shape[:-1], len(index))
+
+    def windows(self, x: Tensor, weight: Tensor, step: int, bias: Tensor | None, out: Tensor) -> None:
+        """One batched product, in the memory of `out` where its rows lie in order."""
+        along, down = weight.stride(1), weight.stride(0)
+        slid = weight.as_strided((x.shape[0], x.shape[-1], weight.shape[0]), (step * along, along, down))
+        lines, parts = x.flatten(1, -2), out[0].unflatten(1, (x.shape[0], -1)).transpose(0, 1)
+        into = parts.view(*lines.shape[:2], weight.shape[0]) if parts.is_contiguous() else None
+        if bias is None:
+            found = torch.bmm(lines, slid, out=into)
+        else:
+            found = torch.baddbmm(bias, lines, slid, out=into)
+        if into is None:
+            parts.copy_(found.view(parts.shape))
+
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """A batched product over directions; one product where all directions have the same rows."""
         directions, outputs = weights.shape[:2]
@@ -117,6 +154,23 @@ class Convolution(Map):
         """The layer's own convolution."""
         found = self.function(x.flatten(0, 2), weight, bias, *self.settings, self.groups)
         return found.view(*x.shape[:3], *found.shape[1:])
+
+    def chosen(self, x: Tensor, index: Tensor) -> Tensor:
+        """From the axis after the directions."""
+        return x.index_select(self.axis, index)
+
+    def windows(self, x: Tensor, weight: Tensor, step: int, bias: Tensor | None, out: Tensor) -> None:
+        """A convolution for each window."""
+        wide, count = x.shape[3] // self.groups, x.shape[2]
+        for i in range(x.shape[0]):
+            seen = weight[:, i * step : i * step + wide]
+            out[:, :, i * count : (i + 1) * count] = self.product(x[i : i + 1], seen, bias)
+
+    def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
+        """With the places that a convolution of tensors without values has."""
+        one = torch.empty_like(x[0, 0, :1], device="meta")
+        found = self.function(one, torch.empty_like(weight, device="meta"), None, *self.settings, self.groups)
+        return x.new_empty(*lead, *found.shape[1:])
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """A convolution with a group, or several, for each direction."""
