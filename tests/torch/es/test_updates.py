@@ -74,28 +74,44 @@ class _Quadratic:
 UNBIASED = [name for name in FAMILIES if name not in ("dropout", "permuted sparse rows")]
 
 
-#: Families that are looked at every day.
-_OFTEN = ("signflip", "lowrank")
-
-
-@pytest.mark.parametrize("family", [x if x in _OFTEN else pytest.param(x, marks=pytest.mark.slow) for x in UNBIASED])
-def test_the_error_of_mean_estimates_falls_as_one_over_their_root(family: str) -> None:
-    """An estimate's squared error, of all families, is that of one step over the number of steps."""
+def _errors(family: str, steps: int, directions: int = 8) -> Tensor:
+    """What so many steps' estimates are off the gradient by, (steps, elements)."""
     task = _Quadratic(6, 8)
-    es = perturb(task.layer, perturbation_of(family, directions=8, sigma=0.1, antithetic=True))
-    steps, total, squares = 80, torch.zeros(6, 8, dtype=torch.float64), 0.0
+    es = perturb(task.layer, perturbation_of(family, directions=directions, sigma=0.1, antithetic=True))
+    found = []
     for _ in range(steps):
         es.update(loss=task.losses(es))
         assert task.layer.weight.grad is not None
-        error = task.layer.weight.grad - task.target_gradient
-        total += error
-        squares += float(error.square().sum())
-    one = squares / steps
-    mean = float((total / steps).square().sum())
-    # The mean of `steps` independent errors has 1/steps of the square of one, give or take its own spread: of 48
-    # elements, with at least 5 of them independent, less than 6 standard deviations of a chi-square of 5.
-    assert mean < one / steps * (1 + 6 * math.sqrt(2 / 5))
-    assert mean > one / steps / 20
+        found.append((task.layer.weight.grad - task.target_gradient).flatten())
+    return torch.stack(found)
+
+
+#: Steps whose estimates are averaged, and all that are made: eight means of the longest are left.
+_COUNTS, _STEPS = (4, 16, 64), 512
+
+
+@pytest.mark.parametrize("family", UNBIASED)
+def test_the_error_of_mean_estimates_falls_as_one_over_the_root_of_their_number(family: str) -> None:
+    """A bias would stay where the rest falls: n times the squared error of a mean of n is that of one estimate."""
+    errors = _errors(family, _STEPS)
+    one = float(errors.square().sum(1).mean())
+    for n in _COUNTS:
+        means = errors.view(-1, n, errors.shape[1]).mean(1)
+        share = n * float(means.square().sum(1).mean()) / one
+        # Of the 48 elements of a mean at least 5 are independent: 6 standard deviations of a chi-square of as many, in
+        # its upper tail, where a bias would be.
+        spread = math.sqrt(2 / (5 * len(means)))
+        assert 1 - 6 * spread < share < 1 + 6 * spread
+        assert share > 1 / 4
+
+
+@pytest.mark.parametrize("family", ["independent", "sparse", "lowrank"])
+def test_the_error_falls_as_one_over_the_root_of_the_number_of_directions(family: str) -> None:
+    """Where directions share no noise: twice as many are worth two steps."""
+    counts = {4: 512, 16: 128, 64: 32}
+    by_count = {n: n * float(_errors(family, steps, n).square().sum(1).mean()) for n, steps in counts.items()}
+    # A squared error of 4 directions is spread by less than 1.5 of its mean, and 512 are averaged: 6 * 1.5 / sqrt(512).
+    assert all(abs(found / by_count[4] - 1) < 0.4 for found in by_count.values())
 
 
 def test_signs_of_all_patterns_give_the_exact_gradient() -> None:
