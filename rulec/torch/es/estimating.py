@@ -50,23 +50,18 @@ class Estimating:
         return self._report(gradient_bytes=self._gradient_bytes(self._perturbed))
 
     def step(self, opt: Any) -> Report:
-        """Takes a step of the optimizer, by noise where it takes that, and frees the gradients of what it does not."""
+        """Takes a step of the optimizer, by noise where it takes that, else by gradients, which are then freed."""
         held = self._held(opt)
         if self._weights.empty:
             return self._skip()
         own, made = self._own(), self._made(held)
-        others = [entry for entry in held if entry.param not in made]
+        by_param = {entry.param: entry for entry in held}
         for entry in self._perturbed:
             entry.param.grad = None
-        for entry in others:
-            entry.param.grad = self._gradient(entry, own)
-        if not (made and fused_step(opt, made)):
-            others, made = held, {}
-            for entry in held:
-                if entry.param.grad is None:
-                    entry.param.grad = self._gradient(entry, own)
-            opt.step()
-        report = self._report([e.name for e in self._perturbed if e.param in made], self._gradient_bytes(others))
+        for param in by_param.keys() - made.keys():
+            param.grad = self._gradient(by_param[param], own)
+        fused = fused_step(opt, made, lambda param: self._gradient(by_param[param], own))
+        report = self._report([e.name for e in held if e.param in fused], self._gradient_bytes(held))
         for entry in self._perturbed:
             entry.param.grad = None
         return report

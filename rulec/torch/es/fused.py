@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,60 +21,90 @@ from rulec.torch.assembly import Assembly, _launches
 from rulec.torch.eager.epilogue_launch import ProductCalls
 from rulec.torch.memory import plain_arithmetic
 from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.placed import is_placed
 from rulec.torch.tensors import OtherDtype, dtype_name
 
-#: What may stand for a gradient.
+#: What may stand for a gradient, and what gives a parameter's where nothing does.
 Made = Noise | Product | RowsSource
+Gradient = Callable[[Tensor], Tensor | None]
 
 
-def fused_step(opt: Any, given: Mapping[Tensor, Made]) -> bool:
-    """One step of a rulec.torch optimizer in which the gradients of some parameters are made inside their updates.
+def fused_step(opt: Any, given: Mapping[Tensor, Made], gradient: Gradient) -> set[Tensor]:
+    """One step of an optimizer in which gradients are made inside the updates of some parameters; gives these.
 
-    `given` says what of; other parameters have gradients, or none, as in any step, and a parameter that is not the
-    optimizer's is left out. Noise is counted along a parameter's elements, row by row. Bits, states, counts and hooks
-    are those of a step with the gradients in `.grad`, rounded to the parameters' dtypes.
+    `given` says what of, for parameters of the optimizer without a gradient. Where an update cannot make one,
+    `gradient` gives it, of the parameter's dtype, before hooks are called and anything is written. Other parameters
+    have gradients, or none, as in any step. Noise is counted along a parameter's elements, row by row. Bits, states,
+    counts and hooks are those of a step with all gradients in `.grad`.
 
-    False, and nothing done, where that cannot be: the optimizer is no `RuleOptimizer`, its rule is not elementwise or
-    needs more than gradients, a parameter is complex, distributed or not contiguous, or the backend has no such kernel.
-    Else errors are those of `step`.
+    An update can where the optimizer is a `RuleOptimizer` whose rules need no more than gradients and never skip, the
+    parameter's rule is elementwise, its backend has such a kernel, and it is contiguous and neither complex nor
+    distributed. Errors are those of `step`.
     """
     if not isinstance(opt, RuleOptimizer) or opt.interface.inputs or opt.interface.skips or opt._scaling() is not None:
-        return False
+        return _plain_step(opt.step, given, gradient)
     if not opt._is_watched():
-        return _update(opt, given)
-    # Hooks may change what is stepped with, and are called for steps alone.
-    if not _update(opt, given, asking=True):
-        return False
-    _hooked_update(opt, given)
-    return True
+        return _update(opt, given, gradient) or _plain_step(opt.step, given, gradient)
+    # Hooks look at gradients, may change what is stepped with, and are called for steps alone.
+    chosen = _update(opt, given)
+    _give(given.keys() - chosen, gradient)
+    if not chosen:
+        return _plain_step(opt.step, given, gradient)
+    hooked: set[Tensor] = _hooked_update(opt, {param: given[param] for param in chosen}, gradient)
+    return hooked
 
 
-def _update(opt: RuleOptimizer, given: Mapping[Tensor, Made], asking: bool = False) -> bool:
-    """The step; where `asking`, only whether there would be one."""
+def _plain_step(step: Callable[[], Any], params: Collection[Tensor], gradient: Gradient) -> set[Tensor]:
+    """A step by gradients alone."""
+    _give(params, gradient)
+    step()
+    return set()
+
+
+def _give(params: Collection[Tensor], gradient: Gradient) -> None:
+    """Gives these parameters gradients, where they have none."""
+    for param in params:
+        if param.grad is None:
+            param.grad = gradient(param)
+
+
+def _update(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient | None = None) -> set[Tensor]:
+    """The step, or without `gradient` what it would be: the parameters whose gradients are made inside their updates.
+
+    Where there are none, nothing was done.
+    """
     opt._check_trained()
     # Made anew where gradients had other dtypes before.
     for current in (opt._current, opt._assemble):
         assembly = current()
         own = {place: given[p] for place, p in enumerate(assembly.params) if p in given}
         if not own or assembly.residence.capturing:
-            return False
+            break
         assembly.begin(opt.param_groups)
         try:
             _prepare(assembly, own)
-            launches = _ready(assembly, own)
-            if launches is None or asking:
-                return launches is not None
-            if _write(assembly, tuple(own), launches):
+            chosen, launches = _ready(assembly, own)
+            params = {assembly.params[place] for place in chosen}
+            if not chosen or gradient is None:
+                return params
+            _give([assembly.params[place] for place in own if place not in chosen], gradient)
+            if _write(assembly, chosen, launches):
                 opt._opt_called = True  # type: ignore[attr-defined]  # what torch's schedulers ask
-                return True
+                return params
         except OtherDtype:
             continue
         finally:
             assembly.finish(opt.param_groups)
-    return False
+    return set()
 
 
-_hooked_update: Any = Optimizer.profile_hook_step(_update)
+def _update_of_hooks(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient) -> set[Tensor]:
+    """The step when hooks were called."""
+    opt._opt_called = True  # type: ignore[attr-defined]  # as where no hook is called
+    return _update(opt, given, gradient) or _plain_step(opt._update, given, gradient)
+
+
+_hooked_update: Any = Optimizer.profile_hook_step(_update_of_hooks)
 
 
 class _Calls:
@@ -99,26 +129,23 @@ def _prepare(assembly: Assembly, places: Collection[int]) -> None:
         member.engine.prepare([*found], [*found.values()], member.table)
 
 
-def _ready(assembly: Assembly, own: Mapping[int, Made]) -> list[Launch] | None:
-    """What updates the parameters at these places, checked; None where there is no kernel for one."""
+def _ready(assembly: Assembly, own: Mapping[int, Made]) -> tuple[set[int], list[Launch]]:
+    """The places whose parameters' updates can make the gradients themselves, and these updates, checked."""
     calls = _CALLS.setdefault(assembly, _Calls())
-    noises = {place: made for place, made in own.items() if isinstance(made, Noise)}
-    others = {place: made for place, made in own.items() if not isinstance(made, Noise)}
-    launches = _of(assembly, tuple(noises)) if noises else []
-    if launches is None:
-        return None
-    by_tensor = {id(_tensor(assembly, place)): noise for place, noise in noises.items()}
-    for launch in launches:
-        if not calls.estimates.give(launch, [by_tensor[id(t)] for t in launch.part.tensors]):
-            return None
-    for place, made in others.items():
-        alone = _of(assembly, (place,))
-        if alone is None:
-            return None
-        for launch in alone:
-            calls.products.give(launch, made)
-        launches += alone
-    return launches
+    at = {id(_tensor(assembly, place)): place for place in own if _is_plain(assembly, place)}
+    noises = {place: made for place in at.values() if isinstance(made := own[place], Noise)}
+    launches = [
+        launch
+        for launch in _of(assembly, tuple(noises))
+        if calls.estimates.give(launch, [noises[at[id(tensor)]] for tensor in launch.part.tensors])
+    ]
+    for place in at.values():
+        if not isinstance(made := own[place], Noise):
+            alone = _of(assembly, (place,))
+            for launch in alone:
+                calls.products.give(launch, made)
+            launches += alone
+    return {at[id(tensor)] for launch in launches for tensor in launch.part.tensors}, launches
 
 
 def _tensor(assembly: Assembly, place: int) -> Any:
@@ -127,19 +154,21 @@ def _tensor(assembly: Assembly, place: int) -> Any:
     return member.engine.tensors[tensor_id]
 
 
-def _of(assembly: Assembly, places: tuple[int, ...]) -> list[Launch] | None:
-    """The launches of these parameters, with gradients still to be given; None where they take none."""
-    params = [assembly.params[place] for place in places]
+def _is_plain(assembly: Assembly, place: int) -> bool:
+    """Whether a kernel writes the parameter itself, element by element as it is counted."""
+    param = assembly.params[place]
+    return param.is_contiguous() and not (param.is_complex() or is_placed(param) or place in assembly._copies)
+
+
+def _of(assembly: Assembly, places: tuple[int, ...]) -> list[Launch]:
+    """The launches of those of these parameters that take parts, with gradients still to be given."""
     # Of gradients only shape and dtype are looked at.
-    shapes = [torch.empty_like(p, device="meta", requires_grad=False) for p in params]
+    shapes = [torch.empty_like(assembly.params[place], device="meta", requires_grad=False) for place in places]
     plan = assembly._plans.get(places) or assembly._plan(places, shapes)
-    if plan.converted or plan.copied or not all(p.is_contiguous() for p in params):
-        return None
-    launches = _launches(plan, shapes, None)
-    return launches if all(takes_parts(launch.version.program) for launch in launches) else None
+    return [launch for launch in _launches(plan, shapes, None) if takes_parts(launch.version.program)]
 
 
-def _write(assembly: Assembly, places: Sequence[int], launches: Sequence[Launch]) -> bool:
+def _write(assembly: Assembly, places: Collection[int], launches: Sequence[Launch]) -> bool:
     """Updates these parameters, and first all others that have gradients; False, and nothing done, for a new dtype."""
     grads = {place: p.grad for place, p in enumerate(assembly.params) if p.grad is not None and place not in places}
     if grads and not assembly.fire(tuple(grads), [*grads.values()]):

@@ -61,3 +61,27 @@ def test_an_optimizer_of_torch_takes_gradients() -> None:
     assert report.fused == ()
     assert report.gradient_bytes == sum(p.nbytes for p in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_matrices_that_need_gradients_leave_the_others_without() -> None:
+    """Muon and its AdamW under a schedule: weights, states and rates are those of the two steps, bit for bit."""
+    models = _model(), _model()
+    opts = [rulec.torch.optimizer("muon")(rulec.torch.tagged_groups(model), lr=0.02) for model in models]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in opts]
+    strategies = [perturb(model, perturbation_of("independent", values="popcount")) for model in models]
+    for step in range(3):
+        x = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(step))
+        losses = [es(es.member_batch(x)).square().sum(1) for es in strategies]
+        report = strategies[0].step(None, opts[0], loss=losses[0])
+        strategies[1].update(loss=losses[1])
+        opts[1].step()
+        for schedule in schedules:
+            schedule.step()
+    assert {*strategies[0].parameters} - {*report.fused} == {"3.weight", "5.weight"}
+    assert report.gradient_bytes == 4 * (7 * 36 + 6 * 7)
+    assert [group["lr"] for group in opts[0].param_groups] == [group["lr"] for group in opts[1].param_groups]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert a.grad is None
+        assert torch.equal(a, b)
+        assert opts[0].state[a].keys() == opts[1].state[b].keys()
+        assert all(torch.equal(opts[0].state[a][k], opts[1].state[b][k]) for k in opts[1].state[b])
