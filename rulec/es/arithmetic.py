@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rulec.es.perturbation import Perturbation
-from rulec.es.streams import COLUMNS, DROPPED, NOISE, ROWS, SHARED
+from rulec.es.streams import COLUMNS, DROPPED, NOISE, ROWS, SHARED, SIGN
 
 #: A linear map of rows (n, ..., inputs) by a kernel (*window, inputs, outputs), such as a product or a convolution.
 Apply = Callable[[Any, Any], Any]
@@ -201,7 +201,7 @@ class Sparse(Family):
 
 
 class Permuted(Family):
-    """One kernel of noise, with inputs and outputs in an order of each direction's own."""
+    """One kernel of noise, with inputs and outputs in an order of each direction's own, and without pairs a sign."""
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
         super().__init__(perturbation, shape, draws)
@@ -221,7 +221,8 @@ class Permuted(Family):
         return self.xp.pad(self.shared, [(0, 0)] * len(self.window) + [(0, count) for count in missing])
 
     def dense(self, direction: Any) -> Any:
-        return self._ordered(self.whole, direction)
+        found = self._ordered(self.whole, direction)
+        return found if self.perturbation.antithetic else found * self.draws.signs(direction, SIGN, 1)
 
     def _ordered(self, found: Any, direction: Any) -> Any:
         if self.by_rows:
@@ -232,6 +233,8 @@ class Permuted(Family):
 
     def moved(self, x: Any, apply: Apply) -> Any:
         found = self.together(self._reaching(x), self.shared, apply)
+        if not self.perturbation.antithetic:
+            found = found * along(self.lines(self.draws.signs, SIGN, 1), found)
         short = self.outputs - self.high
         found = self.xp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, short)]) if short else found
         if not self.by_rows:
@@ -247,6 +250,8 @@ class Permuted(Family):
         return self.xp.take_along_axis(x, along(places, x), axis=-1)
 
     def estimate(self, weights: Any, weight: Any) -> Any:
+        if not self.perturbation.antithetic:
+            weights = weights * self.lines(self.draws.signs, SIGN, 1)[:, 0]
         if self.by_rows and self.by_columns:
             whole = self.whole
 

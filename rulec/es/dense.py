@@ -72,7 +72,8 @@ def _permuted(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...]
         whole = whole[stream.of(direction, streams.ROWS).permutation(rows)]
     if by_columns:
         whole = whole[:, stream.of(direction, streams.COLUMNS).permutation(columns)]
-    return whole
+    # What all orders have in common is else the same in all members, whose mean takes it away.
+    return whole if perturbation.antithetic else whole * stream.of(direction, streams.SIGN).signs(1)[0]
 
 
 def _signflip(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:

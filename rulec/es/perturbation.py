@@ -35,9 +35,9 @@ class Perturbation:
 
     - `independent`: a number of its own for each element. `spsa`: the same, but members are evaluated one by one.
     - `sparse`: of its own for each element in `sparsity` of the columns, and zero elsewhere.
-    - `permuted`: the same for all, its rows and/or columns (`sides`) in another order. `in_sparsity` and
-      `out_sparsity` are how many columns and rows it has (a whole number, or a share): the others are zero. What all
-      orders have in common, the mean over lines that change places, is zero in estimates without antithetic pairs.
+    - `permuted`: the same for all, its rows and/or columns (`sides`) in another order, and without antithetic pairs
+      with a sign of each direction's own. `in_sparsity` and `out_sparsity` are how many columns and rows it has (a
+      whole number, or a share): the others are zero.
     - `signflip`: the same for all, with the signs of rows and/or columns (`sides`) flipped.
     - `lowrank`: the product of two factors of `rank`, over its root (Sarkar et al., EGGROLL, arXiv 2511.16652).
     - `dropout`: each sees a share `keep` of the inputs, scaled by its inverse; `sigma` means nothing.

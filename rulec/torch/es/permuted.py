@@ -1,4 +1,4 @@
-"""One noise for all directions, which differ by the order of its rows and columns."""
+"""One noise for all directions, which differ by the order of its rows and columns, and without pairs by a sign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rulec.backend.noise import Noise
 from rulec.backend.product import Product, RowsSource
-from rulec.es.streams import COLUMNS, ROWS
+from rulec.es.streams import COLUMNS, ROWS, SIGN
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
@@ -28,10 +28,6 @@ class Permuted(LayerNoise):
     def _lines(self) -> tuple[int, int]:
         """How many rows and columns of noise there are."""
         return self.perturbation.lines_of(self.rows, self.columns)
-
-    def _make(self) -> Tensor:
-        high, wide = self._lines
-        return self.shared((high, wide, *self.kernel), math.sqrt(self.rows / high * self.columns / wide))
 
     def _common(self, dtype: torch.dtype | None = None) -> Tensor:
         """The noise, with zeros where a side that has one order for all has none."""
@@ -54,6 +50,12 @@ class Permuted(LayerNoise):
         """For each direction and column of noise the input that it belongs to: the inverse of the order."""
         return self.kept("inputs", lambda: self._column_orders().argsort(1)[:, : self._lines[1]].contiguous())
 
+    def _signs(self, dtype: torch.dtype) -> Tensor | None:
+        """Each direction's own sign, (directions, 1); None of antithetic pairs, which have both."""
+        if self.perturbation.antithetic:
+            return None
+        return self.kept("signs", lambda: self.draws.signs(SIGN, self.directions, 1, self.dtype), dtype)
+
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """A second product, of inputs in each direction's order, with outputs put in order."""
         by_rows, by_columns = self._sides
@@ -64,7 +66,8 @@ class Permuted(LayerNoise):
         noise = way.product(x, self._common(x.dtype))
         if by_rows:
             noise = way.take(_with_zero(noise, way.axis, self.rows), self._row_orders().clamp(max=self._lines[0]))
-        return combined(base, noise, who)
+        signs = self._signs(noise.dtype)
+        return combined(base, noise, who, None if signs is None else way.spread(signs, noise))
 
     def lookup(self, index: Tensor) -> Tensor:
         """Lines of the one noise, in each direction's order."""
@@ -79,10 +82,15 @@ class Permuted(LayerNoise):
         if by_columns:
             places = self._column_orders().clamp(max=self._lines[1]).view(-1, *ones, self.columns)
             found = _with_zero(found, -1, self.columns).gather(-1, places.expand(*index.shape, self.columns))
-        return found
+        signs = self._signs(self.dtype)
+        return found if signs is None else found * signs.view(-1, *ones, 1)
 
     def dense(self, direction: int) -> Tensor:
-        """The one noise, in the direction's order."""
+        """The one noise, in the direction's order and with its sign."""
+        found, signs = self._ordered(direction), self._signs(self.dtype)
+        return found if signs is None else found * signs[direction]
+
+    def _ordered(self, direction: int) -> Tensor:
         by_rows, by_columns = self._sides
         found = self._common()
         if by_rows:
@@ -96,16 +104,16 @@ class Permuted(LayerNoise):
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The weighted sum of orders, as matrices, by the one noise; where both sides differ, term by term."""
         by_rows, by_columns = self._sides
-        short, common = self.short(weights), self._common()
+        signed, common = self._signed(weights), self._common()
         if by_rows and by_columns:
             out = common.new_zeros(self.shape)
             for direction in np.flatnonzero(weights).tolist():
-                out.add_(self.dense(direction), alpha=short[direction].item())
+                out.add_(self._ordered(direction), alpha=signed[direction].item())
             return out
         if by_rows:
-            places = _summed(self._row_orders(), short)[:, : common.shape[0]]
+            places = _summed(self._row_orders(), signed)[:, : common.shape[0]]
             return torch.mm(places, common.flatten(1)).view(self.shape)
-        places = _summed(self._column_orders(), short)[:, : common.shape[1]]
+        places = _summed(self._column_orders(), signed)[:, : common.shape[1]]
         found: Tensor = torch.tensordot(common, places, ([1], [1]))
         return found.movedim(-1, 1).contiguous()
 
@@ -114,8 +122,13 @@ class Permuted(LayerNoise):
         if self._sides != (True, False):
             return None
         common = self._common()
-        places = _summed(self._row_orders(), self.short(weights))[:, : common.shape[0]]
+        places = _summed(self._row_orders(), self._signed(weights))[:, : common.shape[0]]
         return Product(places.t(), common.flatten(1))
+
+    def _signed(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
+        """The weights of directions with their signs: what their orders are multiplied by."""
+        short, signs = self.short(weights), self._signs(self.dtype)
+        return short if signs is None else short * signs[:, 0]
 
 
 def _with_zero(tensor: Tensor, axis: int, lines: int) -> Tensor:

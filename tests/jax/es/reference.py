@@ -18,6 +18,8 @@ CASES = {
     "permuted_rows": Perturbation("permuted", 3, 0.3, sides="rows", out_sparsity=3, values="rademacher"),
     "permuted_columns": Perturbation("permuted", 3, 0.3, sides="columns", in_sparsity=0.5),
     "permuted_both": Perturbation("permuted", 3, 0.3, in_sparsity=6, out_sparsity=0.7),
+    "permuted_one_sided": Perturbation("permuted", 5, 0.3, antithetic=False, out_sparsity=3),
+    "permuted_both_one_sided": Perturbation("permuted", 4, 0.3, antithetic=False, sides="both", in_sparsity=6),
     "signflip_rows": Perturbation("signflip", 3, 0.3, sides="rows", values="popcount"),
     "signflip_columns": Perturbation("signflip", 3, 0.3, sides="columns"),
     "signflip_both": Perturbation("signflip", 3, 0.3, sides="both", values="rademacher"),

@@ -77,7 +77,7 @@ UNBIASED = [name for name in FAMILIES if name not in ("dropout", "permuted spars
 def _errors(family: str, steps: int, directions: int = 8) -> Tensor:
     """What so many steps' estimates are off the gradient by, (steps, elements)."""
     task = _Quadratic(6, 8)
-    es = perturb(task.layer, perturbation_of(family, directions=directions, sigma=0.1, antithetic=True))
+    es = perturb(task.layer, perturbation_of(family, directions=directions, sigma=0.1))
     found = []
     for _ in range(steps):
         es.update(loss=task.losses(es))
