@@ -109,7 +109,12 @@ def _filling(values: Any, dtype: str) -> Machine:
 
 
 def _dtype(array: Any) -> str:
-    return str(array.dtype).removeprefix("torch.")
+    return _name(array.dtype)
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _run(machine: Machine, out: Any, records: Any) -> None:

@@ -22,6 +22,7 @@ from rulec.runtime.drawing import Drawing
 from rulec.runtime.library import COMBINE, START, Library
 from rulec.runtime.plan import Gap, Plan
 from rulec.runtime.projection import Projection
+from rulec.runtime.tiled import Tiled
 from rulec.runtime.tiles import Tiles
 
 Array = np.ndarray[Any, Any]
@@ -91,13 +92,11 @@ class Surroundings(Protocol):
 class InTiles(Surroundings, Protocol):
     """Surroundings whose matrices may be taken, and states written, tile by tile.
 
-    `tile` gives some rows and columns of a buffer as `matrices` gives all of it, and `store` writes those of a state;
-    `copies` says whether a buffer is read by copying it.
+    `writes` is called before a state is written; `extents` are a tensor's matrices, and their rows and columns.
     """
 
-    def tile(self, buffer: str, i: int, rows: slice, cols: slice) -> Any: ...
-    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None: ...
-    def copies(self, buffer: str) -> bool: ...
+    def tiled(self, buffer: str, i: int) -> Tiled: ...
+    def writes(self) -> None: ...
     def extents(self, i: int) -> tuple[int, int, int]: ...
 
 
@@ -191,8 +190,11 @@ class Between:
 
     def rounded(self, value: Node, found: Any) -> Array:
         """A result in its dtype: that of arithmetic for a matrix, float64 for a vector."""
-        matrix = {"i", "j"} <= set(self._axes(value).letters) and not is_boolean(value)
-        return cast(Array, self.library.cast(found, self.around.compute) if matrix else found)
+        return cast(Array, self.library.cast(found, self.around.compute) if self.is_rounded(value) else found)
+
+    def is_rounded(self, value: Node) -> bool:
+        """Whether a result is in the dtype of arithmetic."""
+        return {"i", "j"} <= set(self._axes(value).letters) and not is_boolean(value)
 
     def _by_shape(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         """A matrix function of all tensors: small matrices of equal shape are stacked and go through it at once."""

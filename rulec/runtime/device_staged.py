@@ -17,6 +17,7 @@ from rulec.runtime.device import known_number
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.staged import PortionValues, Staged
+from rulec.runtime.tiled import Tiled
 
 
 class DeviceStaged(Staged):
@@ -139,16 +140,13 @@ class DeviceValues(PortionValues):
         shared = library.numbers(self.launch.engine.shared.values[buffer])
         return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
-    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None:
-        """Gives some rows and columns of a state their new values, unless its tensor stays as it is."""
-        if self.rows.stays is not None:
-            old = self.tile(buffer, i, rows, cols)
-            values = self.library.arithmetic[Op.WHERE](self.library.at(self.rows.stays, i), old, values)
-        super().store(buffer, i, rows, cols, values)
+    def tiled(self, buffer: str, i: int) -> Tiled:
+        """A buffer's matrices; a state is not written where its tensor stays as it is."""
+        made, stays = super().tiled(buffer, i), self.rows.stays
+        return made if stays is None else replace(made, stays=self.library.at(stays, i))
 
-    def copies(self, buffer: str) -> bool:
-        """Whether a buffer is read by copying it."""
-        return super().copies(buffer) or (buffer == "g" and self.rows.scale is not None)
+    def _copies(self, buffer: str) -> bool:
+        return super()._copies(buffer) or (buffer == "g" and self.rows.scale is not None)
 
     def _read(self, buffer: str, array: Any) -> Any:
         found, scale = super()._read(buffer, array), self.rows.scale

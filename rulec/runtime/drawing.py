@@ -15,8 +15,9 @@ from rulec.runtime.library import Library
 #: Numbers in a block of the generator.
 _BLOCK = 4
 
-#: Bytes that are taken for each number while it is made, by a backend's kernel and by a library.
-_BY_KERNEL, _BY_LIBRARY = 8, 32
+#: Bytes of room for each number while it is made: by a backend's kernel, in float64 and then in another dtype, and by a
+#: library, on whose way there are more.
+_BY_KERNEL, _BY_LIBRARY = 12, 64
 
 #: How many numbers are made at once at least.
 _LEAST = 4096
@@ -50,7 +51,7 @@ class Drawing:
         """So many numbers from one on, made in float64, a part at a time."""
         draw = self._draw()
         each = _BY_LIBRARY if draw is None else _BY_KERNEL
-        size = max(self.room // (2 * each), _LEAST) // _BLOCK * _BLOCK
+        size = max(self.room // each, _LEAST) // _BLOCK * _BLOCK
         stop = first + count
         parts = [self._part(draw, at, min(at + size, stop)) for at in range(first, max(stop, first + 1), size)]
         return parts[0] if len(parts) == 1 else self.library.join(parts, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.plan import VIEWS
+from rulec.runtime.tiled import Tiled
 from rulec.runtime.tiles import room_for
 
 Array = np.ndarray[Any, Any]
@@ -261,24 +263,24 @@ class PortionValues:
         view = self.portion.tensors[i].view
         return view.batch, view.rows, view.cols
 
-    def tile(self, buffer: str, i: int, rows: slice, cols: slice) -> Any:
-        """Some rows and columns of a buffer's matrices, in the compute dtype."""
-        return self.library.cast(self._read(buffer, self._part(buffer, i, rows, cols)), self.compute)
-
-    def store(self, buffer: str, i: int, rows: slice, cols: slice, values: Any) -> None:
-        """Gives some rows and columns of a state their new values."""
-        self.launch.wrote = True
-        self.library.write(self._part(buffer, i, rows, cols), values)
-
-    def _part(self, buffer: str, i: int, rows: slice, cols: slice) -> Any:
+    def tiled(self, buffer: str, i: int) -> Tiled:
+        """A buffer's matrices, to be read and written tile by tile."""
         stored, view = self._stored(buffer, i), self.portion.tensors[i].view
         if self.program.buffer(buffer).axes.elementwise:
-            return view.matrices(stored)[:, rows, cols]
-        return stored.reshape(view.batch, *stored.shape[-2:])[:, rows, cols]
+            whole = view.matrices(stored)
+        else:
+            whole = stored.reshape(view.batch, *stored.shape[-2:])
+        if self._copies(buffer):
+            return Tiled(whole, self.library, self.compute, partial(self._read, buffer))
+        return Tiled(self.library.read(whole), self.library, self.compute, None)
 
-    def copies(self, buffer: str) -> bool:
+    def _copies(self, buffer: str) -> bool:
         """Whether a buffer is read by copying it."""
         return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
+
+    def writes(self) -> None:
+        """Says that states are about to be written."""
+        self.launch.wrote = True
 
     def room(self, i: int) -> int:
         """How many bytes tiles of tensor i may take."""

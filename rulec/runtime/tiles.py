@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,13 +62,25 @@ def room_for(own: int, largest: int) -> int:
     return max(largest - own + largest // 20, LEAST_ROOM)
 
 
+#: Makes a tile of a value from the tiles it is made of, its rows and its columns.
+Make = Callable[[Mapping[Node, Any], slice, slice], Any]
+
+
 class Tiles:
-    """Works out a projection for tensor i of a launch."""
+    """Works out a projection for tensor i of a launch.
+
+    There are many tiles, and small ones: what is the same for all is found once.
+    """
 
     def __init__(self, between: Between, projection: Projection, i: int) -> None:
         self.between, self.projection, self.i = between, projection, i
         self.around, self.library = cast("InTiles", between.around), between.library
         self._reduced: dict[Node, dict[tuple[int, int], Any]] = {value: {} for value in projection.reductions}
+        steps = (*projection.left, *projection.right, *projection.steps)
+        loads = {str(step.value.arg) for step in steps if step.value.op is Op.LOAD}
+        self._buffers = {name: self.around.tiled(name, i) for name in loads | projection.stored}
+        self._tiles = {projection.product} | {step.value for step in steps}
+        self._makes = {step.value: self._make(step.value) for step in steps}
 
     def work_out(self) -> dict[Node, Any]:
         """Stores what is stored on the way; the reductions."""
@@ -102,7 +114,7 @@ class Tiles:
     def _product(self, left: Any, inner: int, cols: slice, sizes: Sizes) -> Any:
         """The product of some rows and columns, a sum over parts of the right operand where these are copies."""
         right = self.projection.right
-        copies = len(right) > 1 or self.around.copies(str(right[0].value.arg))
+        copies = len(right) > 1 or self._buffers[str(right[0].value.arg)].copying is not None
         made = None
         for part in _cut(inner, sizes.inner if copies else inner):
             made = self.library.product(left[..., part], self._chain(right, part, cols), made)
@@ -112,29 +124,39 @@ class Tiles:
         """These rows and columns of values that are made of each other; the last of them."""
         found, made = found or {}, None
         for step in steps:
-            made = found[step.value] = self._value(step.value, found, rows, cols)
+            made = found[step.value] = self._makes[step.value](found, rows, cols)
             for store in step.stores:
-                self.around.store(store.buffer, self.i, rows, cols, found[store.value])
+                self.around.writes()
+                self._buffers[store.buffer].write(rows, cols, found[store.value])
             for value in step.over:
                 del found[value]
         return made
 
-    def _value(self, value: Node, found: Mapping[Node, Any], rows: slice, cols: slice) -> Any:
+    def _make(self, value: Node) -> Make:
         if value.op is Op.LOAD:
-            return self.around.tile(str(value.arg), self.i, rows, cols)
+            buffer = self._buffers[str(value.arg)]
+            return lambda _, rows, cols: buffer.read(rows, cols)
         if value.op.kind is Kind.RANDOM:
-            return self.between.random(value, self.i, rows)
+            return lambda _, rows, cols: self.between.random(value, self.i, rows)
+        operands = [self._operand(a) for a in value.args]
         if value.op.kind is Kind.REDUCE:
-            return self._reduce(value, found[value.args[0]], rows, cols)
-        operands = [found[a] if a in found else self._beside(a, rows, cols) for a in value.args]
-        return self.between.rounded(value, self.library.arithmetic[value.op](*operands))
+            return lambda found, rows, cols: self._reduce(value, operands[0](found, rows, cols), rows, cols)
+        function = self.library.arithmetic[value.op]
+        if not self.between.is_rounded(value):
+            return lambda found, rows, cols: function(*[take(found, rows, cols) for take in operands])
+        cast_to, dtype = self.library.cast, self.around.compute
+        return lambda found, rows, cols: cast_to(function(*[take(found, rows, cols) for take in operands]), dtype)
 
-    def _beside(self, value: Node, rows: slice, cols: slice) -> Any:
-        """What is no part of the tile: a number, or these rows or columns of a vector."""
-        found, letters = self.between.values[value], self.between.plan.axes[value].letters
+    def _operand(self, value: Node) -> Make:
+        """A part of the tile; beside it a number, or these rows or columns of a vector."""
+        if value in self._tiles:
+            return lambda found, rows, cols: found[value]
+        beside, letters = self.between.values[value], self.between.plan.axes[value].letters
         if set(letters) <= {"k", "n"}:
-            return self.library.at(found, self.i)
-        return found[self.i][:, rows if "i" in letters else _ALL, cols if "j" in letters else _ALL]
+            number = self.library.at(beside, self.i)
+            return lambda found, rows, cols: number
+        vector, by_rows, by_cols = beside[self.i], "i" in letters, "j" in letters
+        return lambda found, rows, cols: vector[:, rows if by_rows else _ALL, cols if by_cols else _ALL]
 
     # Reductions
 
