@@ -157,7 +157,7 @@ def _tensor(assembly: Assembly, place: int) -> Any:
 def _is_plain(assembly: Assembly, place: int) -> bool:
     """Whether a kernel writes the parameter itself, element by element as it is counted."""
     param = assembly.params[place]
-    return param.is_contiguous() and not (param.is_complex() or is_placed(param) or place in assembly._copies)
+    return param.is_contiguous() and not param.is_complex() and not is_placed(param)
 
 
 def _of(assembly: Assembly, places: tuple[int, ...]) -> list[Launch]:

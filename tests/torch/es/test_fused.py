@@ -188,6 +188,11 @@ def test_what_cannot_be_made_so_has_gradients() -> None:
 
 def test_matrices_of_muon_have_gradients_and_the_others_none() -> None:
     compare(muon, by_noise("popcount"), by_gradient=(0, 4))
+    made: dict[int, Made] = {
+        0: Product(torch.ones(2, 33), torch.ones(2, 70)),
+        2: Product(torch.ones(1, 5), torch.ones(1, 27)),
+    }
+    compare(muon, lambda step: made, by_gradient=(0,))
 
 
 def test_a_bucket_without_a_kernel_has_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
