@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +72,11 @@ class Estimating:
         groups = getattr(opt, "param_groups", None)
         if groups is None or not callable(getattr(opt, "step", None)):
             raise HyperError(f"a step is taken by an optimizer, with param_groups and step(), not by {opt!r}")
+        if _needs_closure(opt):
+            raise HyperError(
+                f"es.step cannot step {type(opt).__name__}: its step() evaluates a closure with gradients of its own, "
+                f"which an evolution strategy has none of; give an optimizer that steps from .grad, such as Adam"
+            )
         there = {id(param) for group in groups for param in group["params"]}
         held = [entry for entry in self._perturbed if id(entry.param) in there]
         if not held:
@@ -129,3 +135,9 @@ class Estimating:
 
     def _gradient_bytes(self, entries: Sequence[Perturbed]) -> int:
         return sum(e.param.grad.nbytes for e in entries if e.param.grad is not None)
+
+
+def _needs_closure(opt: Any) -> bool:
+    """Whether an optimizer's step cannot do without a closure, as that of torch.optim.LBFGS."""
+    closure = inspect.signature(opt.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -47,6 +47,19 @@ def test_an_optimizer_without_any_of_them_takes_no_step() -> None:
     assert es.step_count == 0
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_optimizer_of_closures_takes_no_step(scheduled: bool) -> None:
+    model = nn.Linear(3, 1)
+    es = perturb(model, Perturbation("independent", 2))
+    fitness, opt = es(es.member_batch(torch.randn(2, 3)))[:, 0], torch.optim.LBFGS(model.parameters())
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(opt, 1)
+    with pytest.raises(HyperError, match=r"cannot step LBFGS: its step\(\) evaluates a closure with gradients"):
+        es.step(fitness, opt)
+    assert (es.step_count, model.weight.grad) == (0, None)
+    es.step(fitness, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 @pytest.mark.parametrize("settings", FAMILIES, ids=lambda settings: settings["family"])
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_parameters_without_elements_are_left_alone(settings: Any, shape: tuple[int, int]) -> None:
