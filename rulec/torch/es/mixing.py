@@ -35,18 +35,25 @@ def check_modules(model: nn.Module) -> None:
 def check_mixing(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, who: Population) -> None:
     """RulecError where another input of the first member changes what `run` gives for other members.
 
-    Floating-point inputs become NaN, which whatever is computed from them is too; others become the last row's.
+    Floating-point inputs become NaN, which whatever is computed from them is too; others become the last row's. Both
+    runs draw the same random numbers, such as those of dropped activations, and leave torch's generators as they were.
     """
     other = x.clone()
     first = other.view(*who.lead, *x.shape[1:])[0, :, 0]
     first.copy_(torch.full_like(first, torch.nan) if x.is_floating_point() else x[-1].expand_as(first))
-    before, after = _of_others(run(x.clone()), who), _of_others(run(other), who)
+    before, after = (_of_others(_same_draws(run, batch), who) for batch in (x.clone(), other))
     if not before:
         raise RulecError(f"no output has the {who.rows} rows of the batch: members cannot be told apart")
     if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after, strict=True)):
         return
     where = _first_mixing(model, lambda: run(other), who) if x.is_floating_point() else ""
     raise RulecError(f"members are mixed: what {where or 'the model'} gives for one depends on the input of another")
+
+
+def _same_draws(run: Callable[[Tensor], Any], batch: Tensor) -> Any:
+    devices = [batch.device] if batch.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        return run(batch)
 
 
 def _of_others(out: Any, who: Population) -> list[Tensor]:

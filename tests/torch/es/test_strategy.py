@@ -274,6 +274,13 @@ def test_mixing_is_found() -> None:
         words.check(torch.arange(8))
 
 
+def test_dropped_activations_are_no_mixing() -> None:
+    es = _perturbed(model=nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 4)))
+    before = torch.get_rng_state()
+    es.check(torch.randn(8, 6, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_noise_lost_in_rounding() -> None:
     with pytest.warns(RuntimeWarning, match=r"sigma=1e-06 is too small for torch.bfloat16: \d+% of weights"):
         _perturbed(model=_model().bfloat16(), sigma=1e-6)
