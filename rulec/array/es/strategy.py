@@ -17,7 +17,7 @@ from rulec.array.optimizer import Optimizer
 from rulec.array.tree import flatten
 from rulec.backend import registry
 from rulec.errors import HyperError, RulecError, TensorError
-from rulec.es.arithmetic import FAMILIES, Family, Independent, by_sign, family
+from rulec.es.arithmetic import Family, family, is_plain
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import fitness_of, repeats_of, tiled
 from rulec.es.perturbation import Perturbation
@@ -87,10 +87,10 @@ class Strategy:
             yield _rebuilt(self._params, moved)
 
     def _moved(self, name: str, array: Any, direction: int, sign: int) -> Any:
-        noise = self._noise(name).dense(direction)
+        family = self._noise(name)
+        noise = family.dense(direction)
         wide = array.astype(noise.dtype)
-        step = noise * wide if self.perturbation.family == "dropout" else noise * self.perturbation.sigma
-        return (wide + sign * step).astype(array.dtype)
+        return (wide + sign * family.change(noise, wide)).astype(array.dtype)
 
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
         """The fitness of every member, `function(params)` of each in turn: (members,) of float64, positive signs first.
@@ -138,10 +138,7 @@ class Strategy:
             raise TensorError(f"{name} is {list(array.shape)}: only vectors meet rows element by element")
         repeats = self._repeats(like)
         with self._arrays.here():
-            noise = self._noise(name)
-            each = noise.draws.batched(noise.dense, noise.directions)[None]
-            scale = by_sign(self.perturbation, repeats, noise.xp, each) * self.perturbation.sigma
-            found = (array + scale * each).astype(array.dtype)
+            found = self._noise(name).vectors(array, repeats)
         return found.reshape(-1, *(1,) * (like.ndim - 2), array.size)
 
     def _named(self, name: str) -> Any:
@@ -213,8 +210,7 @@ class Strategy:
 
     def _is_plain(self, array: Any) -> bool:
         """Whether a gradient is noise that is counted along an array's memory."""
-        own = array.ndim < 2 or FAMILIES[self.perturbation.family] is Independent
-        return own and bool(array.flags.c_contiguous)
+        return is_plain(self.perturbation, array.shape) and bool(array.flags.c_contiguous)
 
     def _check_optimizer(self, opt: Any) -> None:
         if not isinstance(opt, Optimizer):

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import TensorError
-from rulec.es.arithmetic import by_sign
 from rulec.es.layout import repeats_of, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.jax.es.state import Layer, State, leaves, noise_of
@@ -78,10 +77,7 @@ class Perturbed:
         if self.ndim != 1:
             raise TensorError(f"{self.layer.name} is {list(self.shape)}: only vectors meet rows element by element")
         repeats = repeats_of(x.shape[0], self.perturbation)
-        noise = self._noise(jnp.promote_types(self.weight.dtype, jnp.float32))
-        each = noise.draws.batched(noise.dense, noise.directions)
-        step = by_sign(self.perturbation, repeats, jnp, each[None]) * self.perturbation.sigma * each
-        found = (self.weight + step).astype(self.weight.dtype)
+        found = noise_of(self.perturbation, self.state, self.layer).vectors(self.weight, repeats)
         return found.reshape(-1, *(1,) * (x.ndim - 2), self.shape[0])
 
     def product(self, x: Any, apply: Callable[[Any, Any], Any]) -> Any:
@@ -90,11 +86,9 @@ class Perturbed:
             raise TensorError(f"{self.layer.name} {list(self.shape)} cannot be applied to rows of {x.shape[-1]} inputs")
         repeats = repeats_of(x.shape[0], self.perturbation)
         rows = x.reshape(repeats, self.perturbation.directions, *x.shape[1:])
-        found = self._noise(x.dtype).product(rows, self.weight, apply)
+        noise = noise_of(self.perturbation, self.state, self.layer, x.dtype)
+        found = noise.product(rows, self.weight, apply)
         return found.reshape(-1, *found.shape[2:])
-
-    def _noise(self, dtype: Any) -> Any:
-        return noise_of(self.perturbation, self.state, self.layer, dtype)
 
 
 def dot(x: Any, weight: Any, **options: Any) -> Any:
@@ -137,7 +131,6 @@ def take(table: Any, indices: Any) -> Any:
     if table.ndim != 2:
         raise TensorError(f"{table.layer.name} is {list(table.shape)}: a table is (entries, features)")
     repeats = repeats_of(indices.shape[0], table.perturbation)
-    found = table._noise(table.weight.dtype).taken(
-        indices.reshape(repeats, table.perturbation.directions, *indices.shape[1:]), table.weight
-    )
+    noise = noise_of(table.perturbation, table.state, table.layer, table.weight.dtype)
+    found = noise.taken(indices.reshape(repeats, table.perturbation.directions, *indices.shape[1:]), table.weight)
     return found.reshape(-1, *found.shape[2:])

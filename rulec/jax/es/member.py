@@ -29,10 +29,10 @@ def member(params: Any, state: State, perturbation: Perturbation, index: Any) ->
 
 def _moved(leaf: Any, layer: Layer, state: State, perturbation: Perturbation, index: Any) -> Any:
     sign = jnp.where(jnp.asarray(index) < perturbation.directions, 1.0, -1.0)
-    noise = noise_of(perturbation, state, layer).dense(jnp.asarray(index) % perturbation.directions)
+    family = noise_of(perturbation, state, layer)
+    noise = family.dense(jnp.asarray(index) % perturbation.directions)
     start = leaf.astype(wide(leaf.dtype))
-    step = noise * start if perturbation.family == "dropout" else noise * perturbation.sigma
-    return (start + sign.astype(start.dtype) * step).astype(leaf.dtype)
+    return (start + sign.astype(start.dtype) * family.change(noise, start)).astype(leaf.dtype)
 
 
 def evaluate(

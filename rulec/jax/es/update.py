@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rulec.es.arithmetic import FAMILIES, Independent
+from rulec.es.arithmetic import is_plain
 from rulec.es.perturbation import Perturbation
 from rulec.jax.es.draws import CHUNK
 from rulec.jax.es.elementwise import Elementwise, elementwise
@@ -87,9 +87,7 @@ class _Estimate:
 
 def _is_large(layer: Layer | None, perturbation: Perturbation) -> bool:
     """Whether a leaf has noise of each element's own, and more than is made at a time."""
-    if layer is None or math.prod(layer.shape) <= CHUNK:
-        return False
-    return len(layer.shape) < 2 or FAMILIES[perturbation.family] is Independent
+    return layer is not None and math.prod(layer.shape) > CHUNK and is_plain(perturbation, layer.shape)
 
 
 def _owners(params: Any, tree: Any) -> list[int | None]:

@@ -80,7 +80,7 @@ class Dropout(LayerNoise):
         own = [way.chosen(_of(x, run.sign, run.some), index) for run, index in zip(runs, indices, strict=True)]
         gains = way.spread(way.of_columns(self._gains(runs[0]).to(x.dtype)), own[0])
         seen = x.new_empty(len(runs), x.shape[1], len(runs[0].some), *own[0].shape[3:])
-        for part, inputs in zip(seen.split(1), own, strict=True):
+        for part, inputs in zip(torch.split(seen, 1), own, strict=True):
             torch.mul(inputs, gains, out=part)
         return seen
 

@@ -107,7 +107,7 @@ class Linear(Map):
         """One batched product, in the memory of `out` where its rows lie in order."""
         along, down = weight.stride(1), weight.stride(0)
         slid = weight.as_strided((x.shape[0], x.shape[-1], weight.shape[0]), (step * along, along, down))
-        lines, parts = x.flatten(1, -2), out[0].unflatten(1, (x.shape[0], -1)).transpose(0, 1)
+        lines, parts = x.flatten(1, -2), torch.unflatten(out[0], 1, (x.shape[0], -1)).transpose(0, 1)
         into = parts.view(*lines.shape[:2], weight.shape[0]) if parts.is_contiguous() else None
         if bias is None:
             found = torch.bmm(lines, slid, out=into)

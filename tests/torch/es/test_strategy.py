@@ -282,7 +282,7 @@ def test_dropped_activations_are_no_mixing() -> None:
 
 
 def test_noise_lost_in_rounding() -> None:
-    with pytest.warns(RuntimeWarning, match=r"sigma=1e-06 is too small for torch.bfloat16: \d+% of weights"):
+    with pytest.warns(RuntimeWarning, match=r"sigma=1e-06 is too small for bfloat16: \d+% of weights") as said:
         _perturbed(model=_model().bfloat16(), sigma=1e-6)
 
 

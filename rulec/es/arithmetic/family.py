@@ -1,0 +1,106 @@
+"""The noise of one weight in one step: what each family can do with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from rulec.es.arithmetic.draws import Draws
+from rulec.es.perturbation import Perturbation
+from rulec.es.streams import NOISE
+
+#: A linear map of rows (n, ..., inputs) by a kernel (*window, inputs, outputs), such as a product or a convolution.
+Apply = Callable[[Any, Any], Any]
+
+
+class Family(ABC):
+    """The noise of a weight of `shape` (*window, inputs, outputs), drawn from `draws`."""
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
+        self.perturbation, self.shape, self.draws, self.xp = perturbation, shape, draws, draws.xp
+        *window, self.inputs, self.outputs = (1,) * (2 - len(shape)) + shape
+        self.window = tuple(window)
+
+    @property
+    def directions(self) -> Any:
+        """The numbers of all directions."""
+        return self.xp.arange(self.perturbation.directions)
+
+    @abstractmethod
+    def dense(self, direction: Any) -> Any:
+        """The noise of a direction, in the weight's shape."""
+
+    @abstractmethod
+    def product(self, x: Any, weight: Any, apply: Apply) -> Any:
+        """Rows (repeats, directions, ..., inputs) times the perturbed weights of their members: (..., outputs)."""
+
+    @abstractmethod
+    def estimate(self, weights: Any, weight: Any) -> Any:
+        """The sum over directions of weights times noise, in the weight's shape."""
+
+    def change(self, noise: Any, weight: Any) -> Any:
+        """What noise adds to weights under the positive sign."""
+        return noise * self.perturbation.sigma
+
+    def taken(self, indices: Any, weight: Any) -> Any:
+        """Lines of a perturbed table (inputs, outputs) at indices (repeats, directions, ...): (..., outputs)."""
+
+        noise = self.each(lambda direction, places: self.xp.take(self.dense(direction), places, axis=0), indices)
+        lines = self.xp.take(weight, indices, axis=0)
+        return lines + self.by_sign(indices.shape[0], noise).astype(lines.dtype) * self.change(noise, lines)
+
+    def vectors(self, weight: Any, repeats: int) -> Any:
+        """A vector as the member of each row has it, in its dtype: (repeats, directions, elements)."""
+        noise = self.draws.batched(self.dense, self.directions)[None]
+        step = self.by_sign(repeats, noise) * self.perturbation.sigma * noise
+        return (weight + step).astype(weight.dtype)
+
+    def each(self, function: Callable[..., Any], x: Any) -> Any:
+        """`function(direction, its rows)` of rows (repeats, directions, ...), with the memory of one at a time."""
+        return self.xp.moveaxis(self.draws.one_by_one(function, self.directions, self.xp.moveaxis(x, 1, 0)), 0, 1)
+
+    def by_sign(self, repeats: int, like: Any) -> Any:
+        """The sign of each repeat, to be multiplied with an array of as many dimensions as `like`."""
+        positive = self.xp.arange(repeats) < repeats // self.perturbation.signs
+        return self.xp.where(positive, 1.0, -1.0).reshape(-1, *(1,) * (like.ndim - 1))
+
+    def drawn(self, direction: Any, rows: int, columns: int) -> Any:
+        """Noise of (rows, columns, *window) as a kernel."""
+        return self.as_kernel(self.draws.values(direction, NOISE, (rows, columns, *self.window)))
+
+    def as_kernel(self, found: Any) -> Any:
+        """An array (rows, columns, *window) as (*window, columns, rows)."""
+        return self.xp.transpose(found, (*range(2, 2 + len(self.window)), 1, 0))
+
+    def lines(self, of: Callable[..., Any], purpose: int, count: int) -> Any:
+        """Signs or orders of lines for every direction: (directions, count)."""
+        return self.draws.batched(lambda direction: of(direction, purpose, count), self.directions)
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Zeros of the noise's dtype."""
+        return self.xp.zeros(shape, self.draws.dtype)
+
+
+class SecondProduct(Family):
+    """Noise that rows meet in a product of its own, beside the one that all of them have with the weight."""
+
+    @abstractmethod
+    def moved(self, x: Any, apply: Apply) -> Any:
+        """Rows (repeats, directions, ..., inputs) times the noise of their directions."""
+
+    def product(self, x: Any, weight: Any, apply: Apply) -> Any:
+        """The sum of both products."""
+        moved = self.moved(x, apply)
+        scale = self.by_sign(x.shape[0], moved) * self.perturbation.sigma
+        return self.together(x, weight, apply) + scale.astype(moved.dtype) * moved
+
+    def together(self, x: Any, kernel: Any, apply: Apply) -> Any:
+        """All rows times one kernel."""
+        found = apply(x.reshape(-1, *x.shape[2:]), kernel)
+        return found.reshape(*x.shape[:2], *found.shape[1:])
+
+
+def along(lines: Any, x: Any) -> Any:
+    """Lines of each direction, (directions, n), to meet the last dimension of rows."""
+    return lines.reshape(1, lines.shape[0], *(1,) * (x.ndim - 3), lines.shape[1])
