@@ -1,0 +1,41 @@
+"""What each family computes, once for NumPy, CuPy and JAX: noise, products with it, and its weighted sum.
+
+A weight lies here as (*window, inputs, outputs): `x @ W`, and kernels of convolutions as HWIO. Its noise is that which
+`rulec.es.dense` defines for a weight of (outputs, inputs, *window), transposed; only noise that is of its own for each
+element is numbered as the weight lies in memory.
+
+Rows of a batch are (repeats, directions, ..., inputs), the first half of the repeats of positive sign where antithetic.
+"""
+
+from __future__ import annotations
+
+from rulec.es.arithmetic.draws import Draws
+from rulec.es.arithmetic.dropout import Dropout
+from rulec.es.arithmetic.family import Family
+from rulec.es.arithmetic.independent import Independent
+from rulec.es.arithmetic.lowrank import Lowrank
+from rulec.es.arithmetic.permuted import Permuted
+from rulec.es.arithmetic.signflip import Signflip
+from rulec.es.arithmetic.sparse import Sparse
+from rulec.es.perturbation import Perturbation
+
+__all__ = ["Family", "family", "is_plain"]
+
+_FAMILIES: dict[str, type[Family]] = {
+    "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": Signflip,
+    "lowrank": Lowrank, "dropout": Dropout,
+}  # fmt: skip
+
+
+def family(perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> Family:
+    """The noise of a weight (*window, inputs, outputs); that of a vector is of its own for each element."""
+    return _kind(perturbation, shape)(perturbation, shape, draws)
+
+
+def is_plain(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:
+    """Whether noise is of its own for each element, numbered as the array lies in memory: `Draws.summed` of it."""
+    return _kind(perturbation, shape) is Independent
+
+
+def _kind(perturbation: Perturbation, shape: tuple[int, ...]) -> type[Family]:
+    return _FAMILIES[perturbation.family] if len(shape) > 1 else Independent

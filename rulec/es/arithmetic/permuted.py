@@ -1,0 +1,84 @@
+"""One noise for all directions, which differ by the order of its inputs and outputs, and without pairs by a sign."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rulec.es.arithmetic.draws import Draws
+from rulec.es.arithmetic.family import Apply, SecondProduct, along
+from rulec.es.perturbation import Perturbation
+from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGN
+
+
+class Permuted(SecondProduct):
+    """One kernel of noise, with inputs and outputs in an order of each direction's own, and without pairs a sign."""
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
+        super().__init__(perturbation, shape, draws)
+        self.high, self.wide = perturbation.lines_of(self.outputs, self.inputs)
+        self.by_rows, self.by_columns = perturbation.sides_of(self.outputs, self.inputs)
+
+    @property
+    def shared(self) -> Any:
+        """The noise of all directions, of the lines that it has: (*window, wide, high)."""
+        scale = math.sqrt(self.outputs / self.high * self.inputs / self.wide)
+        return self.drawn(SHARED, self.high, self.wide) * scale
+
+    @property
+    def whole(self) -> Any:
+        """The same with zeros where it has no lines, in the weight's shape."""
+        missing = (self.inputs - self.wide, self.outputs - self.high)
+        return self.xp.pad(self.shared, [(0, 0)] * len(self.window) + [(0, count) for count in missing])
+
+    def dense(self, direction: Any) -> Any:
+        found = self._ordered(self.whole, direction)
+        return found if self.perturbation.antithetic else found * self.draws.signs(direction, SIGN, 1)
+
+    def _ordered(self, found: Any, direction: Any) -> Any:
+        if self.by_rows:
+            found = self.xp.take(found, self.draws.order(direction, ROWS, self.outputs), axis=-1)
+        if self.by_columns:
+            found = self.xp.take(found, self.draws.order(direction, COLUMNS, self.inputs), axis=-2)
+        return found
+
+    def moved(self, x: Any, apply: Apply) -> Any:
+        found = self.together(self._reaching(x), self.shared, apply)
+        if not self.perturbation.antithetic:
+            found = found * along(self.lines(self.draws.signs, SIGN, 1), found)
+        short = self.outputs - self.high
+        found = self.xp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, short)]) if short else found
+        if not self.by_rows:
+            return found
+        order = self.lines(self.draws.order, ROWS, self.outputs)
+        return self.xp.take_along_axis(found, along(order, found), axis=-1)
+
+    def _reaching(self, x: Any) -> Any:
+        """The inputs that meet the lines of the shared noise, in their order."""
+        if not self.by_columns:
+            return x[..., : self.wide]
+        places = self.xp.argsort(self.lines(self.draws.order, COLUMNS, self.inputs), axis=-1)[:, : self.wide]
+        return self.xp.take_along_axis(x, along(places, x), axis=-1)
+
+    def estimate(self, weights: Any, weight: Any) -> Any:
+        if not self.perturbation.antithetic:
+            weights = weights * self.lines(self.draws.signs, SIGN, 1)[:, 0]
+        if self.by_rows and self.by_columns:
+            whole = self.whole
+
+            def add(total: Any, direction: Any, a: Any) -> Any:
+                return total + a * self._ordered(whole, direction)
+
+            return self.draws.fold(add, self.zeros(self.shape), self.directions, weights)
+        if self.by_rows:
+            mixed = self._mixed(weights, ROWS, self.outputs)
+            return self.draws.product(self.whole, mixed)
+        mixed = self._mixed(weights, COLUMNS, self.inputs)
+        return self.draws.product(mixed.T, self.whole)
+
+    def _mixed(self, weights: Any, purpose: int, count: int) -> Any:
+        """The weighted sum of permutation matrices: what line i of the noise gives to line j, (i, j)."""
+        order = self.lines(self.draws.order, purpose, count)
+        place = order * count + self.xp.arange(count)
+        given = self.xp.broadcast_to(weights[:, None], place.shape)
+        return self.draws.summed_at(count * count, place.reshape(-1), given.reshape(-1)).reshape(count, count)

@@ -1,0 +1,51 @@
+"""One noise for all directions, which differ by the signs of its inputs and outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rulec.es.arithmetic.draws import Draws
+from rulec.es.arithmetic.family import Apply, SecondProduct, along
+from rulec.es.perturbation import Perturbation
+from rulec.es.streams import COLUMNS, ROWS, SHARED
+
+
+class Signflip(SecondProduct):
+    """One kernel of noise, with signs of inputs and outputs of each direction's own."""
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
+        super().__init__(perturbation, shape, draws)
+        self.by_rows, self.by_columns = perturbation.sides_of(self.outputs, self.inputs)
+
+    @property
+    def shared(self) -> Any:
+        """The noise of all directions."""
+        return self.drawn(SHARED, self.outputs, self.inputs)
+
+    def dense(self, direction: Any) -> Any:
+        found = self.shared
+        if self.by_rows:
+            found = found * self.draws.signs(direction, ROWS, self.outputs)
+        if self.by_columns:
+            found = found * self.draws.signs(direction, COLUMNS, self.inputs)[:, None]
+        return found
+
+    def moved(self, x: Any, apply: Apply) -> Any:
+        x = x * along(self.lines(self.draws.signs, COLUMNS, self.inputs), x) if self.by_columns else x
+        found = self.together(x, self.shared, apply)
+        if not self.by_rows:
+            return found
+        return found * along(self.lines(self.draws.signs, ROWS, self.outputs), found)
+
+    def estimate(self, weights: Any, weight: Any) -> Any:
+        return self._factor(weights) * self.shared
+
+    def _factor(self, weights: Any) -> Any:
+        """The weighted sum of signs: by inputs and outputs, or the one or the other."""
+        weighted = weights[None]
+        if not self.by_columns:
+            return self.draws.product(weighted, self.lines(self.draws.signs, ROWS, self.outputs))
+        columns = self.lines(self.draws.signs, COLUMNS, self.inputs)
+        if not self.by_rows:
+            return self.draws.product(weighted, columns).T
+        return self.draws.product((weighted * columns.T), self.lines(self.draws.signs, ROWS, self.outputs))
