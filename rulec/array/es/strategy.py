@@ -21,6 +21,7 @@ from rulec.es.arithmetic import Family, family, is_plain
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import fitness_of, repeats_of, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.es.saved import saved, step_of
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
@@ -36,7 +37,8 @@ class Strategy:
     `params` is an array, or lists and dicts of arrays, nested, as `rulec.array.Optimizer` takes them; they are never
     written to but by the optimizer. All arrays of a dimension or more are perturbed but those named in `left_alone`:
     of two dimensions and more, (*window, inputs, outputs), as the family says, others with independent noise, and with
-    dropout not at all. Errors are RulecError, raised before anything is written.
+    dropout not at all. Errors are RulecError, raised before anything is written; where weights are too large or of too
+    few bits for noise to move them a RuntimeWarning says so.
     """
 
     def __init__(self, params: Any, perturbation: Perturbation, left_alone: Collection[str] = ()) -> None:
@@ -58,6 +60,9 @@ class Strategy:
         self._begin(0)
         for name in self._own:
             self._noise(name)
+        with self._arrays.here():
+            samples = [(_sample(array), self._arrays.dtype(array)) for array in self._own.values()]
+        warn_of_lost_noise(perturbation, samples)
 
     def _begin(self, step: int) -> None:
         self._step, self._rows = step, set[int]()
@@ -244,6 +249,11 @@ class Strategy:
     def __repr__(self) -> str:
         count = sum(math.prod(array.shape) for array in self._own.values())
         return f"Strategy({self.perturbation}, {count} parameters of {len(self._own)} arrays, step {self._step})"
+
+
+def _sample(array: Any) -> Any:
+    """Elements of an array, in float64 on the host."""
+    return _on_host(array.ravel("K")[namespace(array).asarray(places(array.size))]).astype(np.float64)
 
 
 def _on_host(values: Any) -> Any:

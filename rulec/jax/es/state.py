@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rulec.errors import TensorError
 from rulec.es.arithmetic import Family, family
 from rulec.es.perturbation import Perturbation
+from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.jax.es.draws import JaxDraws
 from rulec.jax.leaves import called, leaf_name
 
@@ -46,7 +48,8 @@ def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
     Every leaf of floating-point numbers with a dimension or more is perturbed, unless `mask`, a tree of the parameters'
     structure or a prefix of it, has False there. Leaves of two dimensions and more, (*window, inputs, outputs), have
     the family's noise; vectors have independent noise, and with the dropout family none. Shapes may stand for arrays.
-    TensorError where nothing is left to perturb.
+    TensorError where nothing is left to perturb; a RuntimeWarning where arrays that are there, not traced, are too
+    large or of too few bits for noise to move them.
     """
     chosen = _chosen(params, mask)
     layers: list[Layer | None] = []
@@ -55,6 +58,8 @@ def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
         layers.append(_layer(leaf_name(path), number, leaf, perturbation) if chosen[len(layers)] else None)
     if not any(layers):
         raise TensorError("no leaf of the parameters is perturbed: give floating-point arrays that the mask leaves")
+    own = [leaf for leaf, layer in zip(jax.tree.leaves(params), layers, strict=True) if layer]
+    warn_of_lost_noise(perturbation, [(_sample(leaf), str(leaf.dtype)) for leaf in own if _is_there(leaf)])
     return State(jnp.zeros((), jnp.uint32), jnp.asarray(perturbation.seed, jnp.uint32), tuple(layers))
 
 
@@ -77,6 +82,19 @@ def _layer(name: str, number: int, leaf: Any, perturbation: Perturbation) -> Lay
     if leaf.ndim > 1 and perturbation.family == "dropout":
         perturbation.kept_of(leaf.shape[-2])
     return Layer(name, number, tuple(leaf.shape), str(leaf.dtype))
+
+
+def _is_there(leaf: Any) -> bool:
+    """Whether the elements of a leaf can be looked at here and now."""
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return isinstance(leaf, np.ndarray) and leaf.size > 0
+    return leaf.size > 0 and leaf.is_fully_addressable and not leaf.is_deleted()
+
+
+def _sample(leaf: Any) -> Any:
+    """Elements of a leaf, in float64 on the host, also while something else is traced."""
+    with jax.ensure_compile_time_eval():
+        return jax.device_get(leaf[np.unravel_index(places(leaf.size), leaf.shape)]).astype(np.float64)
 
 
 def leaves(params: Any, state: State, what: str = "the parameter") -> list[tuple[Any, Layer | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,19 @@ def test_mistakes_are_told() -> None:
         es.step([1.0] * 4, Optimizer("sgd", parameters()))
     with pytest.raises(HyperError, match="shaping='rank'"):
         es.update([1.0] * 4, shaping="rank")
+
+
+def test_noise_that_is_rounded_away_is_told() -> None:
+    """In arrays of few bits or of large numbers, however they lie in memory, when the strategy is made."""
+    perturbation = Perturbation("permuted", 2, 1e-4, values="rademacher")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Strategy(parameters(), perturbation)
+        Strategy({"empty": np.ones((0, 3)), "w": np.ones((2, 3))}, perturbation)
+    with pytest.warns(
+        RuntimeWarning, match=r"0.0001 is too small for float16: 100% of weights \(of a sample\)"
+    ) as said:
+        Strategy({"w": np.ones((3, 4), np.float16, order="F"), "left": np.ones(9)}, perturbation, ["left"])
+    assert said[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match=r"too small for float32: 25% of weights"):
+        Strategy({"w": np.full((3, 4), 1e5, np.float32).T, "v": np.ones(36)}, perturbation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -97,3 +98,24 @@ def test_a_mask_leaves_leaves_alone_and_numbers_the_others() -> None:
     grads, _ = jax.eval_shape(lambda p: es.estimate(p, state, PAIRS, jnp.ones(4)), PARAMS)
     assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, PARAMS)
     assert es.batched(PARAMS, state, PAIRS)["kernel"] is PARAMS["kernel"]
+
+
+def test_noise_that_is_rounded_away_is_told_of_arrays_that_are_there() -> None:
+    perturbation = Perturbation("lowrank", 2, 1e-4, values="rademacher")
+    half, large = {"w": jnp.ones((3, 4), jnp.bfloat16)}, {"w": np.full((3, 4), 1e5, np.float32), "b": jnp.ones(36)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        es.init({"w": jnp.ones((3, 4)), "b": jnp.zeros((0, 3), jnp.bfloat16)}, perturbation)
+        es.init(jax.eval_shape(lambda: half), perturbation)
+        jax.jit(lambda params: es.init(params, perturbation))(half)
+        es.init({"w": half["w"], "b": jnp.ones((30, 40))}, perturbation, mask={"w": False, "b": True})
+        gone = jnp.ones(4, jnp.bfloat16)
+        gone.delete()
+        es.init({"w": gone}, perturbation)
+    with pytest.warns(RuntimeWarning, match=r"0.0001 is too small for bfloat16: 100% of weights") as said:
+        es.init(half, perturbation)
+    assert said[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match=r"too small for float32: 25% of weights"):
+        es.init(large, perturbation)
+    with pytest.warns(RuntimeWarning, match="too small for bfloat16"):
+        jax.jit(lambda: es.init(half, perturbation))()

@@ -283,7 +283,17 @@ def test_dropped_activations_are_no_mixing() -> None:
 
 def test_noise_lost_in_rounding() -> None:
     with pytest.warns(RuntimeWarning, match=r"sigma=1e-06 is too small for bfloat16: \d+% of weights") as said:
-        _perturbed(model=_model().bfloat16(), sigma=1e-6)
+        perturb(_model().bfloat16(), Perturbation("signflip", 4, 1e-6))
+    assert said[0].filename == __file__
+    model = nn.Linear(6, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        perturb(model, Perturbation("spsa", 1, 1e-6))
+        perturb(_model().to("meta").bfloat16(), Perturbation("spsa", 1, 1e-6))
+    with torch.no_grad():
+        model.weight.add_(1e3)
+    with pytest.warns(RuntimeWarning, match=r"sigma=1e-06 is too small for float32: .* when noise is added; give"):
+        perturb(model, Perturbation("spsa", 1, 1e-6))
 
 
 def test_a_layer_that_is_not_used_has_no_gradient() -> None:
