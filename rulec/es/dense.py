@@ -54,10 +54,11 @@ def _plain(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], d
 
 def _sparse(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
     rows, columns, rest = shape[0], shape[1], shape[2:]
-    count = min(columns, perturbation.sparsity or columns)
+    count = perturbation.lines_of(rows, columns)[1]
     chosen = stream.of(direction, streams.COLUMNS).permutation(columns)[:count]
     found = np.zeros(shape)
-    found[:, chosen] = _plain(perturbation, stream, (rows, count, *rest), direction) * np.sqrt(columns / count)
+    there = _plain(perturbation, stream, (rows, count, *rest), direction)
+    found[:, chosen] = there * perturbation.scale_of(rows, columns)
     return found
 
 
@@ -66,7 +67,7 @@ def _permuted(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...]
     high, wide = perturbation.lines_of(rows, columns)
     there = _plain(perturbation, stream, (high, wide, *rest), streams.SHARED)
     whole = np.zeros(shape)
-    whole[:high, :wide] = there * np.sqrt(rows / high * columns / wide)
+    whole[:high, :wide] = there * perturbation.scale_of(rows, columns)
     by_rows, by_columns = perturbation.sides_of(rows, columns)
     if by_rows:
         whole = whole[stream.of(direction, streams.ROWS).permutation(rows)]

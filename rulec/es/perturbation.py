@@ -37,7 +37,7 @@ class Perturbation:
     - `sparse`: of its own for each element in `sparsity` of the columns, and zero elsewhere.
     - `permuted`: the same for all, its rows and/or columns (`sides`) in another order, and without antithetic pairs
       with a sign of each direction's own. `in_sparsity` and `out_sparsity` are how many columns and rows it has (a
-      whole number, or a share): the others are zero.
+      whole number, or a share), which must then be among `sides`: the others are zero.
     - `signflip`: the same for all, with the signs of rows and/or columns (`sides`) flipped.
     - `lowrank`: the product of two factors of `rank`, over its root (Sarkar et al., EGGROLL, arXiv 2511.16652).
     - `dropout`: each sees a share `keep` of the inputs, scaled by its inverse; `sigma` means nothing.
@@ -73,8 +73,8 @@ class Perturbation:
             raise HyperError(f"sigma={self.sigma!r} must be a finite number above 0: without noise nothing is learnt")
         if not _is_number(self.keep) or not 0.0 < self.keep < 1.0:
             raise HyperError(f"keep={self.keep!r} must lie between 0 and 1: the share of neurons that stay")
-        self._check_sparsity()
         self._check_belonging()
+        self._check_sparsity()
         if not self.antithetic and self.directions < 2:
             raise HyperError("directions=1 without antithetic pairs has nothing to compare: give 2 or more directions")
         if self.family == "dropout" and self.antithetic and self.keep != 0.5:
@@ -94,6 +94,12 @@ class Perturbation:
                 continue
             if not _is_number(value) or value <= 0 or (value > 1 and value != int(value)):
                 raise HyperError(f"{name}={value!r} must be a share of at most 1.0 or a whole number of lines")
+            lines = "columns" if name == "in_sparsity" else "rows"
+            if self.sides not in ("auto", lines, "both"):
+                raise HyperError(
+                    f"{name}= with sides={self.sides!r} would leave the same {lines} without noise for ever: "
+                    f"give sides={lines!r}, 'both' or 'auto'"
+                )
 
     def _check_belonging(self) -> None:
         """Raises for what another family takes."""
@@ -126,8 +132,15 @@ class Perturbation:
         return True, False
 
     def lines_of(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many rows and columns the permuted family's noise of a weight has."""
+        """How many rows and columns the noise of a weight has; fewer than these in permuted and sparse alone."""
+        if self.sparsity is not None:
+            return rows, min(columns, self.sparsity)
         return _lines(self.out_sparsity, rows), _lines(self.in_sparsity, columns)
+
+    def scale_of(self, rows: int, columns: int) -> float:
+        """What noise of so few lines is multiplied by, for a variance of 1 on the average over all of them."""
+        high, wide = self.lines_of(rows, columns)
+        return math.sqrt(rows / high * columns / wide)
 
     def kept_of(self, columns: int) -> int:
         """How many inputs each direction of dropout keeps, at least one; raises HyperError for pairs without halves."""

@@ -27,6 +27,8 @@ from rulec.es.perturbation import FAMILIES
         ({"family": "sparse"}, "needs sparsity="),
         ({"family": "permuted", "in_sparsity": 0.0}, "in_sparsity=0.0"),
         ({"family": "permuted", "out_sparsity": 2.5}, "out_sparsity=2.5"),
+        ({"family": "permuted", "in_sparsity": 3, "sides": "rows"}, "in_sparsity= .* the same columns without noise"),
+        ({"family": "permuted", "out_sparsity": 3, "sides": "columns"}, "out_sparsity= .* give sides='rows', 'both'"),
         ({"directions": 1, "antithetic": False}, "nothing to compare"),
         ({"family": "dropout", "keep": 0.25}, "antithetic=False"),
         ({"family": "dropout", "keep": 1.0}, "between 0 and 1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rulec.es.arithmetic.draws import Draws
@@ -22,8 +21,7 @@ class Permuted(SecondProduct):
     @property
     def shared(self) -> Any:
         """The noise of all directions, of the lines that it has: (*window, wide, high)."""
-        scale = math.sqrt(self.outputs / self.high * self.inputs / self.wide)
-        return self.drawn(SHARED, self.high, self.wide) * scale
+        return self.drawn(SHARED, self.high, self.wide) * self.perturbation.scale_of(self.outputs, self.inputs)
 
     @property
     def whole(self) -> Any:
@@ -43,20 +41,19 @@ class Permuted(SecondProduct):
         return found
 
     def moved(self, x: Any, apply: Apply) -> Any:
-        found = self.together(self._reaching(x), self.shared, apply)
+        x = self._reaching(x) if self.by_columns else x
+        found = self.together(x, self.shared, apply)
         if not self.perturbation.antithetic:
             found = found * along(self.lines(self.draws.signs, SIGN, 1), found)
-        short = self.outputs - self.high
-        found = self.xp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, short)]) if short else found
         if not self.by_rows:
             return found
+        short = self.outputs - self.high
+        found = self.xp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, short)]) if short else found
         order = self.lines(self.draws.order, ROWS, self.outputs)
         return self.xp.take_along_axis(found, along(order, found), axis=-1)
 
     def _reaching(self, x: Any) -> Any:
         """The inputs that meet the lines of the shared noise, in their order."""
-        if not self.by_columns:
-            return x[..., : self.wide]
         places = self.xp.argsort(self.lines(self.draws.order, COLUMNS, self.inputs), axis=-1)[:, : self.wide]
         return self.xp.take_along_axis(x, along(places, x), axis=-1)
 

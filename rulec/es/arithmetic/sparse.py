@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rulec.es.arithmetic.family import Apply, SecondProduct
@@ -12,15 +11,12 @@ from rulec.es.streams import COLUMNS
 class Sparse(SecondProduct):
     """A number of its own for each element of a few inputs, others for each direction."""
 
-    @property
-    def count(self) -> int:
-        """How many inputs are perturbed."""
-        return min(self.inputs, self.perturbation.sparsity or self.inputs)
-
     def _parts(self, direction: Any) -> tuple[Any, Any]:
         """The inputs, and the kernel of their noise."""
-        chosen = self.draws.order(direction, COLUMNS, self.inputs)[: self.count]
-        return chosen, self.drawn(direction, self.outputs, self.count) * math.sqrt(self.inputs / self.count)
+        _, count = self.perturbation.lines_of(self.outputs, self.inputs)
+        chosen = self.draws.order(direction, COLUMNS, self.inputs)[:count]
+        noise = self.drawn(direction, self.outputs, count) * self.perturbation.scale_of(self.outputs, self.inputs)
+        return chosen, noise
 
     def dense(self, direction: Any) -> Any:
         return self.draws.added_at(self.zeros(self.shape), *self._parts(direction))

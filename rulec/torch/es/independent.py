@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -106,11 +105,11 @@ class Sparse(Independent):
 
     @property
     def _columns(self) -> int:
-        return min(self.columns, self.perturbation.sparsity or self.columns)
+        return self.perturbation.lines_of(self.rows, self.columns)[1]
 
     @property
     def _scale(self) -> float:
-        return math.sqrt(self.columns / self._columns)
+        return self.perturbation.scale_of(self.rows, self.columns)
 
     @property
     def chosen(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,11 @@ class Permuted(LayerNoise):
         return self.perturbation.lines_of(self.rows, self.columns)
 
     def _common(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The noise, with zeros where a side that has one order for all has none."""
-        return self.kept("noise", lambda: self._padded(*self._sides), dtype)
+        """The noise, of the lines that it has."""
+        return self.kept("noise", self._make, dtype)
 
-    def _padded(self, by_rows: bool, by_columns: bool) -> Tensor:
-        high, wide = self._lines
-        there = self.shared((high, wide, *self.kernel), math.sqrt(self.rows / high * self.columns / wide))
-        found = there.new_zeros(high if by_rows else self.rows, wide if by_columns else self.columns, *self.kernel)
-        found[:high, :wide] = there
-        return found
+    def _make(self) -> Tensor:
+        return self.shared((*self._lines, *self.kernel), self.perturbation.scale_of(self.rows, self.columns))
 
     def _row_orders(self) -> Tensor:
         return self.kept("rows", lambda: self.draws.orders(ROWS, self.directions, self.rows))

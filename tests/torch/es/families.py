@@ -12,7 +12,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "permuted": {},
     "permuted columns": {"sides": "columns"},
     "permuted both": {"sides": "both", "in_sparsity": 0.5, "out_sparsity": 3},
-    "permuted sparse rows": {"sides": "rows", "in_sparsity": 3, "out_sparsity": 0.5},
+    "permuted sparse rows": {"sides": "rows", "out_sparsity": 0.5},
     "permuted without pairs": {"sides": "rows", "out_sparsity": 5, "antithetic": False},
     "permuted columns without pairs": {"sides": "columns", "antithetic": False},
     "permuted both without pairs": {"sides": "both", "antithetic": False},
