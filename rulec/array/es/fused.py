@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,32 +15,36 @@ from rulec.runtime.launch import Launch
 _CALLS: WeakKeyDictionary[Optimizer, EstimateCalls] = WeakKeyDictionary()
 
 
-def fused_step(opt: Optimizer, noises: Mapping[str, Noise], grads: Mapping[str, Any]) -> bool:
-    """One step of arrays by noise, and of others by gradients; False, and nothing done, where there is no such kernel.
+def fused_step(
+    opt: Optimizer, names: Sequence[str], noises: Mapping[str, Noise], gradient: Callable[[str], Any]
+) -> tuple[str, ...]:
+    """One step of the arrays of these names, some of them by noise in the place of a gradient; gives their names.
 
-    The numbers are those of a step with the noise in gradients of the parameters' dtypes. Errors are those of `step`.
+    `noises` are what gradients may be made of. Where there is none, or no kernel that makes it, `gradient` gives the
+    gradient, of the parameter's dtype, before anything is written. The numbers are those of a step with all gradients;
+    so are errors.
     """
     opt._check_closed("step()", "use update() and opt.update(layer, grad) there, or close it first")
     opt._check_training()
-    if opt.rule.inputs:
-        return False
     engine = opt._engine
     table = engine.hyper_table([opt.hyper])
     with opt._arrays.here():
+        engine.check_hyper(table)
+        # All of them before anything is bound to some: they may share buckets.
+        engine.prepare([opt._ids[name] for name in names], None, table)
+        made = _by_noise(opt, noises, table)
+        fused = {tensor.name for launch in made for tensor in launch.part.tensors}
+        grads = {name: gradient(name) for name in names if name not in fused}
         engine.begin()
         try:
-            made = _by_noise(opt, noises, table)
-            if made is None:
-                return False
-            ids = tuple(opt._ids[name] for name in grads)
-            run([*made, *(engine.ready(ids, [*grads.values()], table) if ids else ())])
+            run([*made, *engine.ready(tuple(opt._ids[name] for name in grads), [*grads.values()], table)])
         finally:
             engine.finish()
-    return True
+    return tuple(name for name in names if name in fused)
 
 
-def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[Launch] | None:
-    """What updates arrays by noise, checked; None where there is no kernel for one."""
+def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[Launch]:
+    """What updates arrays by noise where a kernel can, checked."""
     # Of what stands for gradients only shape and dtype are looked at.
     largest: dict[Any, Any] = {}
     for name in noises:
@@ -52,9 +56,9 @@ def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[L
     shapes = [room[p.dtype][: p.size].reshape(p.shape) for p in params]
     launches = opt._engine.ready(tuple(opt._ids[name] for name in noises), shapes, table)
     calls = _CALLS.setdefault(opt, EstimateCalls())
-    for launch in launches:
-        if not takes_parts(launch.version.program):
-            return None
-        if not calls.give(launch, [noises[tensor.name] for tensor in launch.part.tensors]):
-            return None
-    return launches
+    return [
+        launch
+        for launch in launches
+        if takes_parts(launch.version.program)
+        and calls.give(launch, [noises[tensor.name] for tensor in launch.part.tensors])
+    ]

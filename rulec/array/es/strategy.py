@@ -181,12 +181,7 @@ class Strategy:
         fused: tuple[str, ...] = ()
         if not weighed.empty:
             noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
-            grads = {name: self._gradient(name, weighed) for name in self._own if name not in noises}
-            if noises and fused_step(opt, noises, grads):
-                fused = (*noises,)
-            else:
-                grads |= {name: self._gradient(name, weighed) for name in noises}
-                opt.step(_rebuilt(self._params, grads, None))
+            fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
         self._end(weighed)
         return fused
 

@@ -86,17 +86,36 @@ def test_a_step_by_noise_is_that_of_a_gradient_bit_for_bit(rule: str, dtype: Any
     assert not np.array_equal(results[0][0]["kernel"], parameters(dtype)["kernel"])
 
 
+def as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, ...]) -> None:
+    """That steps by noise for some arrays are steps by gradients, bit for bit, states and counts included."""
+    both: list[tuple[Any, Optimizer]] = []
+    for by_noise in (True, False):
+        params = parameters()
+        es, opt = Strategy(params, perturbation), Optimizer(rule, params)
+        for _ in range(3):
+            fitness = es.evaluate(lambda own: -float(np.sum(own["kernel"] ** 2)))
+            if by_noise:
+                assert es.step(fitness, opt) == fused
+            else:
+                opt.step(es.update(fitness))
+        both.append((params, opt))
+    (params, opt), (others, other) = both
+    for name in es.names:
+        assert not np.array_equal(params[name], parameters()[name])
+        assert np.array_equal(params[name], others[name])
+        states, expected = opt.state(name), other.state(name)
+        assert states.keys() == expected.keys()
+        assert all(np.array_equal(states[key], expected[key]) for key in states)
+
+
+def test_arrays_of_one_bucket_may_have_noise_and_gradients() -> None:
+    as_with_gradients("adam", Perturbation("signflip", 4, values="popcount"), ("bias",))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["lamb", "muon"])
-def test_other_steps_have_gradients(rule: str) -> None:
-    params = parameters()
-    es, opt = Strategy(params, Perturbation("independent", 2)), Optimizer(rule, params)
-    es.evaluate(lambda own: float(own["kernel"].sum()))
-    assert es.step([1.0, 2.0, 3.0, -1.0], opt) == ()
-    assert not np.array_equal(params["kernel"], parameters()["kernel"])
-    es, opt = Strategy(params, Perturbation("signflip", 2)), Optimizer("sgd", params)
-    es.product(np.ones((4, 8), np.float32), "kernel")
-    assert es.step([1.0, 2.0, 3.0, -1.0], opt) == ("bias",)
+@pytest.mark.parametrize(("rule", "fused"), [("lamb", ()), ("muon", ("bias", "conv"))])
+def test_arrays_whose_rule_joins_elements_have_gradients(rule: str, fused: tuple[str, ...]) -> None:
+    as_with_gradients(rule, Perturbation("independent", 2, values="rademacher"), fused)
 
 
 def test_arrays_in_fortran_order_and_in_lists() -> None:
