@@ -2,5 +2,6 @@
 
 from rulec.array.es.strategy import Strategy
 from rulec.es.perturbation import Perturbation
+from rulec.es.report import Report
 
-__all__ = ["Perturbation", "Strategy"]
+__all__ = ["Perturbation", "Report", "Strategy"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from rulec.es.arithmetic import Family, family, is_plain
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import fitness_of, repeats_of, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.report import Report, skipped
 from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.es.saved import saved, step_of
 from rulec.es.streams import Stream
@@ -57,6 +57,8 @@ class Strategy:
         if not self._own:
             raise TensorError("no array is perturbed: give one of a dimension or more that is not left alone")
         self._numbers = {name: number for number, name in enumerate(self._own)}
+        #: What the last update did; None before it.
+        self.report: Report | None = None
         self._begin(0)
         for name in self._own:
             self._noise(name)
@@ -160,21 +162,21 @@ class Strategy:
         """The gradient of minus the fitness, in the structure of the parameters, for `opt.step`; goes to a new step.
 
         `fitness` has a number for each member, in the order of `evaluate`, or for each row of a batch; `loss` is the
-        same, to be minimised. None stands for
-        arrays that are not perturbed, and, with a RuntimeWarning, for all where too few members have a finite fitness.
-        Without `shaping` ("centered_rank", "zscore", "ars_top" or a function of fitness (signs, directions)) the mean
-        is the gradient of the smoothed fitness.
+        same, to be minimised. None stands for arrays that are not perturbed, and, with a RuntimeWarning, for all where
+        too few members have a finite fitness: `es.report` says what counted. Without `shaping` ("centered_rank",
+        "zscore", "ars_top" or a function of fitness (signs, directions)) the mean is the gradient of the smoothed
+        fitness.
         """
         weighed = self._weighed(fitness, loss, shaping)
         found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
-        self._end(weighed)
+        self._end(weighed, found)
         return _rebuilt(self._params, found, None)
 
-    def step(self, fitness: Any, opt: Optimizer, loss: Any = None, shaping: Shaping = None) -> tuple[str, ...]:
+    def step(self, fitness: Any, opt: Optimizer, loss: Any = None, shaping: Shaping = None) -> Report:
         """`opt.step(es.update(fitness))`, without gradients where the optimizer's kernel can make them itself.
 
-        It can for elementwise rules and noise that is of its own for each element. The names of these arrays are
-        returned. TensorError where the optimizer is one of other arrays.
+        It can for elementwise rules and noise that is of its own for each element. The report names these arrays.
+        TensorError where the optimizer is one of other arrays.
         """
         self._check_optimizer(opt)
         weighed = self._weighed(fitness, loss, shaping)
@@ -182,8 +184,7 @@ class Strategy:
         if not weighed.empty:
             noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
             fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
-        self._end(weighed)
-        return fused
+        return self._end(weighed, self._own.keys() - fused, fused)
 
     def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
         if not self._rows:
@@ -191,14 +192,15 @@ class Strategy:
         given = fitness_of(_on_host(fitness), _on_host(loss), self.perturbation, self._rows)
         return weights(given, self.perturbation, shaping)
 
-    def _end(self, weighed: Weights) -> None:
+    def _end(self, weighed: Weights, others: Collection[str], fused: tuple[str, ...] = ()) -> Report:
+        """Closes the step, in which `others` had gradients."""
         if weighed.empty:
-            warnings.warn(
-                f"step {self._step} is skipped: {weighed.dropped} of {self.perturbation.members} members have no "
-                f"finite fitness; nothing is updated",
-                RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
+            self.report = skipped(self._step, weighed.dropped, self.perturbation.members, stacklevel=3)
+        else:
+            nbytes = sum(self._own[name].nbytes for name in others)
+            self.report = Report(self._step, weighed.counted, weighed.dropped, fused=fused, gradient_bytes=nbytes)
         self._begin(self._step + 1)
+        return self.report
 
     def _gradient(self, name: str, weighed: Weights) -> Any:
         array = self._own[name]

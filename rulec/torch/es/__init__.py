@@ -1,5 +1,6 @@
 """Evolution strategies for PyTorch: all members of a population in one forward pass."""
 
+from rulec.es.report import Report
 from rulec.torch.es.binary import (
     BinaryConv2d,
     BinaryLinear,
@@ -8,7 +9,6 @@ from rulec.torch.es.binary import (
     pack_bits,
     unpack_bits,
 )
-from rulec.torch.es.report import Report
 from rulec.torch.es.strategy import Strategy, perturb
 
 __all__ = [

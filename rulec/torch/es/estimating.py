@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +16,11 @@ from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.perturbation import Perturbation
+from rulec.es.report import Report, skipped
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.fused import fused_step
 from rulec.torch.es.noises import Noises
 from rulec.torch.es.owned import Owned
-from rulec.torch.es.report import Report
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -97,14 +96,10 @@ class Estimating:
         return found
 
     def _skip(self) -> Report:
-        warnings.warn(
-            f"step {self._noises.step} is skipped: {self._weights.dropped} of {self._fitness.size} members have no "
-            f"finite fitness; nothing is updated",
-            RuntimeWarning, stacklevel=5,
-        )  # fmt: skip
+        report = skipped(self._noises.step, self._weights.dropped, self._fitness.size, stacklevel=4)
         for entry in self._perturbed:
             entry.param.grad = None
-        return Report(self._noises.step, 0, self._weights.dropped, skipped=True)
+        return report
 
     def _own(self) -> dict[int, Tensor]:
         """The estimates of modules that make their own."""

@@ -13,6 +13,7 @@ from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.fitness import Shaping
 from rulec.es.layout import fitness_of, numbers, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.report import Report
 from rulec.es.saved import saved, step_of
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
@@ -21,7 +22,6 @@ from rulec.torch.es.mixing import check_mixing, check_modules
 from rulec.torch.es.noises import Noises
 from rulec.torch.es.owned import Owned
 from rulec.torch.es.population import population_of
-from rulec.torch.es.report import Report
 from rulec.torch.es.shared import Marked
 from rulec.torch.es.swapped import OneMember
 from rulec.torch.es.uncompiled import uncompiled

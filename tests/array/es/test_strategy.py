@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rulec.array import Optimizer
-from rulec.array.es import Strategy
+from rulec.array.es import Report, Strategy
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.es import Perturbation
 from tests.jax.es.reference import CASES, estimate, member, members_of_rows
@@ -77,7 +77,8 @@ def test_a_step_by_noise_is_that_of_a_gradient_bit_for_bit(rule: str, dtype: Any
             fitness = es.evaluate(lambda own: -float(np.sum(own["kernel"] ** 2) + np.sum(own["conv"])))
             fitness[step] = np.nan
             if fused:
-                assert es.step(fitness, opt) == ("kernel", "bias", "conv")
+                report = es.step(fitness, opt)
+                assert report == es.report == Report(step, 3, 1, fused=("kernel", "bias", "conv"))
             else:
                 opt.step(es.update(fitness))
         results.append((params, opt.state("kernel")))
@@ -95,7 +96,9 @@ def as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, .
         for _ in range(3):
             fitness = es.evaluate(lambda own: -float(np.sum(own["kernel"] ** 2)))
             if by_noise:
-                assert es.step(fitness, opt) == fused
+                report = es.step(fitness, opt)
+                assert report.fused == fused
+                assert report.gradient_bytes == sum(params[name].nbytes for name in es.names if name not in fused)
             else:
                 opt.step(es.update(fitness))
         both.append((params, opt))
@@ -123,7 +126,7 @@ def test_arrays_in_fortran_order_and_in_lists() -> None:
     es, opt = Strategy(own, Perturbation("independent", 2)), Optimizer("sgd", own, lr=1.0)
     fitness = es.evaluate(lambda p: float(p[0].sum() + p[1][0].sum()))
     expected = estimate(es.perturbation, parameters()["kernel"], 0, 0, fitness)
-    assert es.step(fitness, opt) == ("1/0",)
+    assert es.step(fitness, opt).fused == ("1/0",)
     near(own[0], parameters()["kernel"] - expected)
 
 
@@ -144,8 +147,9 @@ def test_where_no_fitness_is_finite_the_step_is_skipped_and_said_so() -> None:
     params = parameters()
     es, opt = Strategy(params, Perturbation("lowrank", 2)), Optimizer("adam", params)
     es.evaluate(lambda own: np.nan)
-    with pytest.warns(RuntimeWarning, match="step 0 is skipped: 4 of 4 members have no finite fitness"):
-        assert es.step([np.nan] * 4, opt) == ()
+    with pytest.warns(RuntimeWarning, match="step 0 is skipped: 4 of 4 members have no finite fitness") as said:
+        assert es.step([np.nan] * 4, opt) == Report(0, 0, 4, skipped=True)
+    assert said[0].filename == __file__
     assert es.step_count == 1
     assert all(np.array_equal(params[name], array) for name, array in parameters().items())
     assert opt.state("kernel") == {}

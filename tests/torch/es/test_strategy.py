@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import rulec.torch
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.es import Perturbation
+from rulec.es.report import Report
 from rulec.torch import perturb
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +136,8 @@ def test_a_step_without_finite_fitness_is_skipped(fused: bool) -> None:
             report = es.update(torch.full((8,), torch.nan))
             opt.step()
     assert [str(w.message)[:43] for w in said] == ["step 1 is skipped: 8 of 8 members have no fi"[:43]]
-    assert report.skipped
+    assert said[0].filename == __file__
+    assert report == Report(1, 0, 8, skipped=True)
     assert es.step_count == 2
     after = (model.state_dict(), opt.state_dict()["state"])
     for old, new in zip(before, after, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 
@@ -22,3 +23,12 @@ class Report:
     unused: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
     gradient_bytes: int = 0
+
+
+def skipped(step: int, dropped: int, members: int, stacklevel: int) -> Report:
+    """That of a step for which too few members had a finite fitness; a RuntimeWarning says so."""
+    warnings.warn(
+        f"step {step} is skipped: {dropped} of {members} members have no finite fitness; nothing is updated",
+        RuntimeWarning, stacklevel=stacklevel + 1,
+    )  # fmt: skip
+    return Report(step, 0, dropped, skipped=True)
