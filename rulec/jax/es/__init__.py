@@ -16,12 +16,14 @@ from rulec.es.perturbation import Perturbation
 from rulec.jax.es.estimate import estimate
 from rulec.jax.es.forward import Perturbed, batched, conv, dot, member_batch, take
 from rulec.jax.es.member import evaluate, member
+from rulec.jax.es.report import Report, report
 from rulec.jax.es.state import State, init
 from rulec.jax.es.update import update
 
 __all__ = [
     "Perturbation",
     "Perturbed",
+    "Report",
     "State",
     "batched",
     "conv",
@@ -31,6 +33,7 @@ __all__ = [
     "init",
     "member",
     "member_batch",
+    "report",
     "take",
     "update",
 ]

@@ -1,0 +1,34 @@
+"""What an update does, as arrays: which members' fitness counts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from rulec.es.perturbation import Perturbation
+from rulec.jax.es.fitness import Shaping, by_member, weights
+from rulec.jax.es.state import State
+
+
+class Report(NamedTuple):
+    """The update of one step, by number from 0: arrays of one number each.
+
+    `directions` counted; `dropped` members had no finite fitness. Where too few were left, or weights were not finite,
+    the step was `skipped`: nothing was estimated.
+    """
+
+    step: Any
+    directions: Any
+    dropped: Any
+    skipped: Any
+
+
+def report(state: State, perturbation: Perturbation, fitness: Any, shaping: Shaping = None) -> Report:
+    """What `estimate` and `update` make of this fitness in the step that is next: one call beside theirs.
+
+    Errors are those of `estimate`.
+    """
+    found, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping)
+    finite = jnp.isfinite(found)
+    return Report(state.step, jnp.where(ok, finite.all(axis=0).sum(), 0), (~finite).sum(), ~ok)
