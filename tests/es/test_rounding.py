@@ -66,7 +66,7 @@ def test_few_bits_or_large_weights_are_told_and_nothing_else() -> None:
 
 def test_noise_of_zero_moves_nothing_and_is_not_lost() -> None:
     popcount = Perturbation("independent", 2, 0.1, values="popcount")
-    assert not said(popcount, (np.full(SAMPLE, 0.05), "bfloat16"))
+    assert not said(popcount, (np.full(SAMPLE, 0.0625), "bfloat16"))
     assert (
         "100% of weights" in said(Perturbation("independent", 2, 1e-8, values="popcount"), (np.ones(50), "bfloat16"))[0]
     )
