@@ -93,8 +93,9 @@ class Strategy:
         """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
 
         Rows of the result are (repeats, directions), the first half of the repeats of positive sign where antithetic.
-        What is `shared` is `members` times as large; a first layer that is given it computes what members share once.
-        TensorError where `x` cannot be dealt out.
+        What is `shared` is `members` times as large; a first layer that is given it computes what members share once,
+        unless it was written to, which is not seen where that is through `.data` or NumPy. TensorError where `x` cannot
+        be dealt out.
         """
         if not isinstance(x, Tensor) or x.dim() < 1:
             raise TensorError("a batch is a tensor whose first dimension is its samples")
