@@ -74,7 +74,8 @@ def _permuted(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...]
     if by_columns:
         whole = whole[:, stream.of(direction, streams.COLUMNS).permutation(columns)]
     # What all orders have in common is else the same in all members, whose mean takes it away.
-    return whole if perturbation.antithetic else whole * stream.of(direction, streams.SIGN).signs(1)[0]
+    sign = stream.of(streams.SHARED, streams.SIGNS).signs(perturbation.directions)[direction]
+    return whole if perturbation.antithetic else whole * sign
 
 
 def _signflip(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:

@@ -17,8 +17,9 @@ from rulec.compiler.random import Words, philox, uniform
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-#: What a stream is for: elements of noise, rows, columns, bits of weights, the ring of a dropout, a direction's sign.
-NOISE, ROWS, COLUMNS, BITS, DROPPED, SIGN = range(6)
+#: What a stream is for: elements of noise, rows, columns, bits of weights, the ring of a dropout, and the signs of
+#: directions, which are numbers of one stream that they share.
+NOISE, ROWS, COLUMNS, BITS, DROPPED, SIGNS = range(6)
 
 #: The direction of noise that all directions of a step share.
 SHARED = 2**32 - 1

@@ -7,7 +7,7 @@ from typing import Any
 from rulec.es.arithmetic.draws import Draws
 from rulec.es.arithmetic.family import Apply, SecondProduct, along
 from rulec.es.perturbation import Perturbation
-from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGN
+from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
 
 
 class Permuted(SecondProduct):
@@ -29,9 +29,14 @@ class Permuted(SecondProduct):
         missing = (self.inputs - self.wide, self.outputs - self.high)
         return self.xp.pad(self.shared, [(0, 0)] * len(self.window) + [(0, count) for count in missing])
 
+    @property
+    def signs(self) -> Any:
+        """A sign of each direction's own, (directions,)."""
+        return self.draws.signs(SHARED, SIGNS, self.perturbation.directions)
+
     def dense(self, direction: Any) -> Any:
         found = self._ordered(self.whole, direction)
-        return found if self.perturbation.antithetic else found * self.draws.signs(direction, SIGN, 1)
+        return found if self.perturbation.antithetic else found * self.signs[direction]
 
     def _ordered(self, found: Any, direction: Any) -> Any:
         if self.by_rows:
@@ -44,7 +49,7 @@ class Permuted(SecondProduct):
         x = self._reaching(x) if self.by_columns else x
         found = self.together(x, self.shared, apply)
         if not self.perturbation.antithetic:
-            found = found * along(self.lines(self.draws.signs, SIGN, 1), found)
+            found = found * along(self.signs[:, None], found)
         if not self.by_rows:
             return found
         short = self.outputs - self.high
@@ -59,7 +64,7 @@ class Permuted(SecondProduct):
 
     def estimate(self, weights: Any, weight: Any) -> Any:
         if not self.perturbation.antithetic:
-            weights = weights * self.lines(self.draws.signs, SIGN, 1)[:, 0]
+            weights = weights * self.signs
         if self.by_rows and self.by_columns:
             whole = self.whole
 

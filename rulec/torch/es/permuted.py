@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rulec.backend.noise import Noise
 from rulec.backend.product import Product, RowsSource
-from rulec.es.streams import COLUMNS, ROWS, SIGN
+from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
@@ -46,10 +46,11 @@ class Permuted(LayerNoise):
         return self.kept("inputs", lambda: self._column_orders().argsort(1)[:, : self._lines[1]].contiguous())
 
     def _signs(self, dtype: torch.dtype) -> Tensor | None:
-        """Each direction's own sign, (directions, 1); None of antithetic pairs, which have both."""
+        """Each direction's own sign; None of antithetic pairs, which have both."""
         if self.perturbation.antithetic:
             return None
-        return self.kept("signs", lambda: self.draws.signs(SIGN, self.directions, 1, self.dtype), dtype)
+        count = len(self.directions)
+        return self.kept("signs", lambda: self.draws.signs(SIGNS, [SHARED], count, self.dtype)[0], dtype)
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """A second product, of inputs in each direction's order, with outputs put in order."""
@@ -62,7 +63,7 @@ class Permuted(LayerNoise):
         if by_rows:
             noise = way.take(_with_zero(noise, way.axis, self.rows), self._row_orders().clamp(max=self._lines[0]))
         signs = self._signs(noise.dtype)
-        return combined(base, noise, who, None if signs is None else way.spread(signs, noise))
+        return combined(base, noise, who, None if signs is None else way.spread(signs.unsqueeze(1), noise))
 
     def lookup(self, index: Tensor) -> Tensor:
         """Lines of the one noise, in each direction's order."""
@@ -123,7 +124,7 @@ class Permuted(LayerNoise):
     def _signed(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
         """The weights of directions with their signs: what their orders are multiplied by."""
         short, signs = self.short(weights), self._signs(self.dtype)
-        return short if signs is None else short * signs[:, 0]
+        return short if signs is None else short * signs
 
 
 def _with_zero(tensor: Tensor, axis: int, lines: int) -> Tensor:
