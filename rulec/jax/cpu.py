@@ -183,7 +183,9 @@ def _table(run: Run, index: int) -> tuple[Any, Any]:
     if own:
         found = {i: column[run.row] if i < known and column.ndim else column for i, column in found.items()}
     columns = [found.get(i, jnp.float64(0)) for i in range(len(run.bucket.program.columns))]
-    return jnp.stack([jnp.broadcast_to(column, (count,)) for column in columns], axis=-1), rows
+    # The first has no columns: a rule may have no scalars, and stack wants one.
+    table = [jnp.zeros((count, 0), jnp.float64), *(jnp.broadcast_to(column, (count,))[:, None] for column in columns)]
+    return jnp.concatenate(table, axis=1), rows
 
 
 def _result(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -95,6 +95,20 @@ def test_adamw_agrees_with_optax_for_ten_steps() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("choice", ["by size", "cpu", "packed"])
+def test_a_rule_without_scalars(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = rulec.parse("name: HeavyBall\nstate: {m: 0}\nstep: |\n  m = 0.5*m + g\n  p = p - 0.25*m\n")
+    used = kernels(monkeypatch)
+    params = {"a": normal(0, LARGE if choice == "by size" else 7), "b": normal(1, LARGE)}
+    grads = jax.tree.map(lambda p: p + 1, params)
+    state = rulec.jax.init(rule, params, packed=choice == "packed")
+    p, g = (np.concatenate([np.asarray(x, np.float64) for x in tree.values()]) for tree in (params, grads))
+    for _ in range(2):
+        params, state = rulec.jax.step(rule, params, grads, state, backend="cpu" if choice == "cpu" else None)
+    assert used == ["HeavyBall"]
+    np.testing.assert_allclose(np.concatenate([*params.values()]), p - 0.25 * (g + 1.5 * g), rtol=1e-6, atol=1e-6)
+
+
 def test_leaves_of_several_rules_and_groups_have_their_own_scalars() -> None:
     rules = rulec.partition({"a*": ("lion", {"lr": 0.5}), "b*": ("lion", {"lr": 0.25}), "...": "sgd"})
     params = {k: jnp.zeros(8) for k in ("a1", "b1", "a2", "c")}
