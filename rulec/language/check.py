@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rulec.errors import HyperError
 from rulec.language.hyper import resolve_hyper
-from rulec.language.names import RESERVED, declared_problem, name_problem, short
+from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
@@ -52,6 +52,8 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
         problem = declared_problem(key)
         if not problem and key == "lr" and kind != "hyper-parameter":
             problem = "'lr' is the learning rate: choose another name"
+        if not problem and kind == "state" and key in BESIDE_STATES:
+            problem = f"{key!r} is {BESIDE_STATES[key]}: choose another name"
         if not problem and key == rule.wraps:
             problem = f"{key!r} is the rule that is wrapped: choose another name"
         if not problem and key in owners:

@@ -31,6 +31,9 @@ RESERVED: dict[str, str] = {
 #: Names that a step assigns and that nothing may be declared as.
 RESULTS: dict[str, str] = {"p": "the parameter", "direction": "what the step ends in"}
 
+#: Names that no state may have: checkpoints keep something else beside the states under them.
+BESIDE_STATES: dict[str, str] = {"step": "the count of updates that is saved beside the states"}
+
 #: How the characters of printed mathematics are typed.
 _TYPED = {
     "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "²": "**2", "³": "**3", "√": "sqrt",
