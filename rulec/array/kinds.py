@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rulec.array.arrays import NumpyArrays
 from rulec.errors import TensorError
 
 
-def arrays_for(leaves: Sequence[tuple[str, Any]]) -> NumpyArrays:
+def arrays_for(leaves: Mapping[str, Any]) -> NumpyArrays:
     """What the runtime asks of these arrays: of CuPy's where any of them is one, else of NumPy's.
 
     TensorError where only some are CuPy's, or they lie on several GPUs.
     """
     cupy = sys.modules.get("cupy")
-    there = {name: array for name, array in leaves if cupy is not None and isinstance(array, cupy.ndarray)}
+    there = {name: array for name, array in leaves.items() if cupy is not None and isinstance(array, cupy.ndarray)}
     if not there:
         return NumpyArrays()
     first = next(iter(there))
-    for name, _ in leaves:
+    for name in leaves:
         if name not in there:
             raise TensorError(
                 f"parameter {first} is a CuPy array and parameter {name} is not: give arrays of one kind to an "

@@ -39,20 +39,19 @@ class Optimizer:
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
-        leaves = list(flatten(params))
+        self._params = leaves = flatten(params)
         self._arrays = arrays = arrays_for(leaves)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         self._engine = Engine(self.rule, arrays, backend, dtypes, maximize, seed)
-        self.names = [name for name, _ in leaves]
-        for name, array in leaves:
+        self.names = [*leaves]
+        for name, array in leaves.items():
             arrays.check_parameter(array, name)
-        arrays.own([array for _, array in leaves], [f"parameter {name}" for name in self.names])
-        self._params = dict(leaves)
+        arrays.own([*leaves.values()], [f"parameter {name}" for name in self.names])
         # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
-        coarsest = max((arrays.dtype(array) for _, array in leaves), key=EPS.__getitem__, default="float32")
+        coarsest = max(map(arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
         self.hyper = default_hyper(self.rule, hyper, coarsest)
         words = _checked_tags(tags or {}, self.names)
-        self._ids = {name: self._engine.add(array, 0, name, words.get(name, frozenset())) for name, array in leaves}
+        self._ids = {n: self._engine.add(array, 0, n, words.get(n, frozenset())) for n, array in leaves.items()}
         self._open: PartialStep | None = None
         self._broken: PartialStep | None = None
         self._training = True

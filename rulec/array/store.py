@@ -39,7 +39,7 @@ class GradStore:
         """
         prefix = "" if layer is None else f"{layer}/"
         given = flatten(grads._held if isinstance(grads, GradStore) else grads, prefix)
-        new = {name: grad for name, grad in given if grad is not None}
+        new = {name: grad for name, grad in given.items() if grad is not None}
         for name, grad in new.items():
             _check_alike(name, self._held.get(name), grad)
         for name, grad in new.items():

@@ -8,14 +8,26 @@ from typing import Any
 from rulec.errors import TensorError
 
 
-def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each leaf with its name: `dense1/weight`, `0/1`; a single array is named `param`."""
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves by name: `dense1/weight`, `0/1`; a single array is named `param`.
+
+    TensorError where two have one name, as with the keys `0` and `"0"`.
+    """
+    found: dict[str, Any] = {}
+    for name, leaf in _leaves(tree, prefix):
+        if name in found:
+            raise TensorError(f"two leaves are called {name} by the keys on their paths: give each a name of its own")
+        found[name] = leaf
+    return found
+
+
+def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from flatten(value, f"{prefix}{key}/")
+            yield from _leaves(value, f"{prefix}{key}/")
     elif isinstance(tree, list | tuple):
         for index, value in enumerate(tree):
-            yield from flatten(value, f"{prefix}{index}/")
+            yield from _leaves(value, f"{prefix}{index}/")
     else:
         yield prefix.rstrip("/") or "param", tree
 
@@ -23,7 +35,7 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def matching_leaves(tree: Any, names: list[str], what: str, prefix: str = "") -> dict[str, Any]:
     """The leaves of `tree` by name, those that are None left out; TensorError where a name is not among `names`."""
     found = {}
-    for name, leaf in flatten(tree, prefix):
+    for name, leaf in flatten(tree, prefix).items():
         if leaf is None:
             continue
         if name not in names:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.array import Optimizer
+from rulec.array import GradStore, Optimizer
+from rulec.array.es import Strategy
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import BackendUnavailable, HyperError, RulecError, StateMismatch, TensorError
+from rulec.es import Perturbation
 
 SHAPES = [(5, 3), (7,), (), (2, 3, 4), (0,), (40000,)]
 
@@ -54,6 +56,30 @@ def test_nested_parameters_have_names_and_states_of_their_own() -> None:
     np.testing.assert_allclose(weight["m"], 0.1)
     np.testing.assert_allclose(bias["m"], 0.2)
     assert weight["m"].__array_interface__["data"][0] % 64 == 0
+
+
+def clashing(value: float = 1.0) -> list[dict]:
+    """Trees in which two arrays have one name."""
+    one, two = np.full((2, 2), value), np.full((2, 2), value)
+    return [{"a": {"b": one}, "a/b": two}, {0: one, "0": two}, {"a": one, "a/": two}, {"": one, "param": two}]
+
+
+@pytest.mark.parametrize(("place", "name"), [*enumerate(["a/b", "0", "a", "param"])])
+def test_two_leaves_of_one_name_are_refused(place: int, name: str) -> None:
+    """Neither is left out silently: of parameters, of gradients, of a store's, and of a strategy's."""
+    says = f"^two leaves are called {name} by the keys on their paths: give each a name of its own$"
+    own = np.ones((2, 2))
+    opt, store = Optimizer("sgd", {name: own}), GradStore()
+    for refused in (
+        lambda: Optimizer("sgd", clashing()[place]),
+        lambda: opt.step(clashing()[place]),
+        lambda: store.extend(clashing()[place]),
+        lambda: Strategy(clashing()[place], Perturbation("independent", directions=2, sigma=0.1)),
+    ):
+        with pytest.raises(TensorError, match=says):
+            refused()
+    assert (own == 1).all()
+    assert not len(store)
 
 
 def test_a_step_layer_by_layer_equals_a_whole_one() -> None:

@@ -45,8 +45,8 @@ class Strategy:
         if not isinstance(perturbation, Perturbation):
             raise HyperError(f"perturbation={perturbation!r} must be a rulec.es.Perturbation")
         self.perturbation, self._params = perturbation, params
-        leaves = dict(flatten(params))
-        self._arrays = arrays_for(list(leaves.items()))
+        leaves = flatten(params)
+        self._arrays = arrays_for(leaves)
         for name, array in leaves.items():
             self._arrays.check_parameter(array, name)
         for name in left_alone:
