@@ -24,9 +24,9 @@ def init(
 ) -> Any:  # fmt: skip
     """The state of a rule before its first step, for a tree of parameters: what `step` takes.
 
-    `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`; only rules whose states begin
-    with something that follows from a hyper-parameter need any of these here. `packed` gives what `rulec.jax.packed`
-    makes of the state.
+    `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`. Of hyper-parameters those are
+    needed that states begin with, such as `d0` of Prodigy: without it the state begins with the default, whatever
+    `step` is given. `packed` gives what `rulec.jax.packed` makes of the state.
     """
     made, numbers = numbered(recipe(rule, hyper, tags))
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
@@ -41,8 +41,9 @@ def step(
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
     `params` and `state` are donated: afterwards they cannot be used. With `donate=False`, and always inside of another
-    jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`. Neither another
-    number nor another step compiles anything again.
+    jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`; a
+    hyper-parameter that states begin with is for `init` as well. Neither another number nor another step compiles
+    anything again.
 
     On one CPU device the fused kernels of the cpu backend are called in place where they are faster than XLA's own
     code. `backend="jax"` leaves them out; with `backend="cpu"` they are used whatever the sizes, inside of another jit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,8 @@ import pytest
 import rulec
 import rulec.array
 import rulec.jax
+from rulec.language.library import rules
+from rulec.language.node import Node, names_in
 from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure
 
 GUARDED = rulec.load("skip_not_finite") >> rulec.load("adam")
@@ -60,6 +64,32 @@ def test_a_step_is_an_update_and_its_addition(rule: str) -> None:
     assert difference(tree, other, PARAMS) < 2e-6
     assert difference(state, moments) < 1e-6
     assert structure(state) == structure(moments)
+
+
+def test_hyper_parameters_that_states_begin_with_are_for_init_too() -> None:
+    """The page names all of the library; a state begins with what init is given, and with the default otherwise."""
+    page = (Path(__file__).parents[2] / "docs" / "jax.md").read_text(encoding="utf-8")
+    said = page.partition("In the library these\n")[2].partition(":")[0]
+    found: dict[str, set[str]] = {}
+    for file in [file for file in rules() if not file.startswith("transforms/")]:
+        rule = rulec.load(file)
+        for name in names_in([state.init for state in rule.state.values() if isinstance(state.init, Node)]):
+            if name in rule.hyper:
+                found.setdefault(name, set()).add(rule.name)
+    assert {name: {*re.findall(r"[A-Z]\w+", part)} for name, part in _named(said)} == found
+    for rule, name, field, default in (
+        ("prodigy", "d0", "d", 1e-6),
+        ("yogi", "initial", "v", 1e-6),
+        ("rprop", "lr", "delta", 0.01),
+    ):
+        given, plain = rulec.jax.init(rule, jnp.ones(()), **{name: 0.25}), rulec.jax.init(rule, jnp.ones(()))
+        assert (float(getattr(given, field)), float(getattr(plain, field))) == (0.25, pytest.approx(default))
+
+
+def _named(text: str) -> list[tuple[str, str]]:
+    """Each word in backticks with what comes after it."""
+    parts = text.split("`")
+    return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_the_memory_of_the_old_is_used_again() -> None:
