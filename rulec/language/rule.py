@@ -257,7 +257,7 @@ class Rule:
 
         return analyse(self)
 
-    def bind(self, **bindings: float | str) -> Rule:
+    def bind(self, /, **bindings: float | str) -> Rule:
         """The rule with hyper-parameters bound: a number sets the default, an expression takes the parameter's place.
 
         An expression is text over hyper-parameters, such as `"2*lr"`; a new name alone renames. Raises RuleError for a

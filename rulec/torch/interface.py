@@ -34,6 +34,10 @@ CHOOSING = ("tags", "seed")
 #: Entries of a group where rules remember something of groups or the model: how many steps these have taken.
 COUNTS = {"group": "updates", "model": "model_updates"}
 
+#: What neither a hyper-parameter of a rule nor its states of groups or the model may be called.
+TAKEN = (
+    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *COUNTS.values(),
+)  # fmt: skip
 
 #: The type of `state_dtype`: for all states, or by name, ours or torch's.
 StateDtype = torch.dtype | str | Mapping[str, torch.dtype | str] | None

@@ -18,8 +18,8 @@ from rulec.language.hyper import Hyper
 from rulec.language.library import load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
-from rulec.torch.flavour import Flavour, Place, draws, reads_tags
-from rulec.torch.interface import COUNTS, OWN, Interface, StateDtype
+from rulec.torch.flavour import Flavour, Place, draws, reads_tags, shared_states
+from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.lean import without_compiler
 
 
@@ -85,16 +85,31 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     args = entries[0].get("args", {}) if entries else _betas(settings)
     states = entries[0].get("state", {}) if entries else {}
     flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
+    _check_free(flavour, settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters += [_flag("maximize"), _flag("capturable")]
     parameters += _own_parameters([flavour])
     signature = inspect.Signature(parameters)
-    made = Interface(rule.name, signature, [flavour], _fixed([flavour]), source=source, asks_once=True)
-    taken = made.shared.keys() & {*made.signature.parameters, "params", "param_names", "initial_lr", *COUNTS}
-    if taken:
-        raise RuleError(f"{rule.name} has a state {min(taken)!r}, which parameter groups have for something else")
-    return made
+    return Interface(rule.name, signature, [flavour], _fixed([flavour]), source=source, asks_once=True)
+
+
+def _check_free(flavour: Flavour, settings: Mapping[str, Hyper]) -> None:
+    """RuleError where a keyword or state of the rule has a name that means something else in torch."""
+    rule, meaning = flavour.rule, "which torch's optimizers have for something else"
+    for name in settings:
+        if flavour.places.get(name, (name, None))[0] in TAKEN:
+            raise RuleError(
+                f"{rule.name} has a hyper-parameter {name!r}, {meaning}: call it otherwise, as {name}_, in the rule or "
+                f"by bind({name}={name + '_'!r})"
+            )
+    keywords = {flavour.places.get(name, (name, None))[0] for name in settings}
+    for name in sorted(shared_states(flavour.rules).keys() & {*keywords, *TAKEN}):
+        raise RuleError(f"{rule.name} has a state {name!r}, {meaning}: call it otherwise, as {name}_")
+    called = ["step", *map(flavour.outside, rule.state)]
+    for name in called:
+        if called.count(name) > 1:
+            raise RuleError(f"the interop section of {rule.name} calls a state {name!r}, as another value is called")
 
 
 def _fixed(flavours: Sequence[Flavour]) -> dict[str, Any]:

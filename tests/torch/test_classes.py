@@ -167,6 +167,37 @@ def test_rules_that_cannot_run_say_so_when_a_class_is_asked_for() -> None:
         rulec.torch.optimizer("adamv")
 
 
+TAKEN = [
+    "params", "self", "param_names", "initial_lr", "maximize", "capturable", "fused", "foreach", "differentiable",
+    "state_dtype", "backend", "tags", "seed", "train_mode", "updates", "model_updates",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_hyper_parameter_called_as_a_keyword_or_entry_of_groups_is_refused(name: str) -> None:
+    """It may be renamed, and then steps read it."""
+    rule = rulec.parse(f"name: R\nhyper: {{{name}: 2}}\nstep: |\n  direction = {name}*g\n")
+    says = (
+        f"^R has a hyper-parameter '{name}', which torch's optimizers have for something else: call it otherwise, as "
+        f"{name}_, in the rule or by bind\\({name}='{name}_'\\)$"
+    )
+    with pytest.raises(RuleError, match=says):
+        rulec.torch.optimizer(rule)
+    param = torch.nn.Parameter(torch.ones(2))
+    opt = rulec.torch.optimizer(rule.bind(**{name: f"{name}_"}))([param], lr=0.5, **{f"{name}_": 3})
+    param.grad = torch.ones(2)
+    opt.step()
+    assert param.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("called", ["step", "n"])
+def test_no_two_states_have_one_name_in_torch(called: str) -> None:
+    text = f"name: R\ninterop: {{torch: {{class: R, state: {{m: {called}}}}}}}\nstate: {{m: 0, n: 0}}\n"
+    rule = rulec.parse(text + "step: |\n  m = m + g\n  n = n + m\n  direction = n\n")
+    with pytest.raises(RuleError, match=f"the interop section of R calls a state '{called}', as another value is"):
+        rulec.torch.optimizer(rule)
+
+
 def test_importing_it_imports_torch_and_nothing_else_that_is_heavy() -> None:
     program = """
 import sys, torch, numpy

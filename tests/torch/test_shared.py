@@ -178,9 +178,12 @@ def test_groups_may_go_up_and_down_within_one_norm() -> None:
     assert [p.item() for p in params] == pytest.approx([-0.6, 0.8], abs=1e-5)
 
 
-def test_a_state_that_would_hide_an_entry_of_groups_is_refused() -> None:
-    text = "name: R\nstate: {params: {init: 0, per: group}}\nstep: |\n  params = params + t\n  direction = g/params"
-    with pytest.raises(RuleError, match="R has a state 'params', which parameter groups have for something else"):
+@pytest.mark.parametrize("name", ["params", "updates", "model_updates", "train_mode", "foreach"])
+def test_a_state_that_would_hide_an_entry_of_groups_is_refused(name: str) -> None:
+    lines = f"  {name} = {name} + t\n  direction = g/{name}"
+    text = f"name: R\nstate: {{{name}: {{init: 0, per: group}}}}\nstep: |\n{lines}"
+    says = f"R has a state '{name}', which torch's optimizers have for something else: call it otherwise, as {name}_"
+    with pytest.raises(RuleError, match=says):
         rulec.torch.optimizer(rulec.parse(text))
 
 
