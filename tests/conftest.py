@@ -1,4 +1,4 @@
-"""What every test shares: one throw-away kernel cache per run, and gpu tests that ask for a device."""
+"""What every test shares: one throw-away kernel cache per run, gpu tests that ask for a device, and fixed examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import shutil
 import tempfile
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
+# pytest --hypothesis-profile=explore.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("fixed")
 
 _CACHE = pytest.StashKey[str]()
 

@@ -45,7 +45,7 @@ def _sprinkle(array: Array, offset: int) -> None:
     array[: len(values)] = values[: array.size]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     state=expressions, update=expressions, size=st.integers(1, 100), maximize=st.booleans(),
     dtypes=st.tuples(*[st.sampled_from(["float32", "float64", "float16"])] * 3),

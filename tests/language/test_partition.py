@@ -35,7 +35,10 @@ def test_patterns_match_part_by_part(wanted: list[str], parts: list[str]) -> Non
 
 
 @given(
-    st.lists(st.lists(PATTERN_PARTS, min_size=1, max_size=3), min_size=1, max_size=4),
+    # The pattern `...` alone is all that is left.
+    st.lists(
+        st.lists(PATTERN_PARTS, min_size=1, max_size=3).filter(lambda parts: parts != ["..."]), min_size=1, max_size=4
+    ),
     st.lists(st.lists(PARTS, min_size=1, max_size=3), max_size=4),
 )
 def test_the_first_pattern_holds(wanted: list[list[str]], paths: list[list[str]]) -> None:
