@@ -50,7 +50,8 @@ class Hyper:
     """A hyper-parameter: its default, and the range its value must lie in.
 
     `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
-    `min` and `max` belong to the range, `above` and `below` do not. A `static` one is known when a kernel is made.
+    `min` and `max` belong to the range, `above` and `below` do not; of a `whole` one only whole numbers do. A `static`
+    one is known when a kernel is made.
     """
 
     default: float | Node | None
@@ -59,6 +60,7 @@ class Hyper:
     above: float = -math.inf
     below: float = math.inf
     static: bool = False
+    whole: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -74,9 +76,10 @@ class Hyper:
         return low > high or (low == high and low in (self.above, self.below) and math.isfinite(low))
 
     def range_text(self) -> str:
-        """The range in words: `at least 0 and below 1`; empty where any number will do."""
+        """The range in words: `at least 0 and below 1`, `a whole number, at least 1`; empty where any will do."""
         limits = (("at least", self.min), ("above", self.above), ("at most", self.max), ("below", self.below))
-        return " and ".join(f"{word} {value:g}" for word, value in limits if math.isfinite(value))
+        ends = " and ".join(f"{word} {value:g}" for word, value in limits if math.isfinite(value))
+        return ", ".join(part for part in ("a whole number" if self.whole else "", ends) if part)
 
     def check(self, hyper_name: str, value: Any, owner: str) -> float:
         """`value` as a float where it lies in the range; HyperError where it does not, NaN included."""
@@ -87,6 +90,7 @@ class Hyper:
         inside = self.min <= number <= self.max
         inside &= number > self.above or math.isinf(self.above)
         inside &= number < self.below or math.isinf(self.below)
+        inside &= number.is_integer() or not self.whole
         if not inside:
             raise HyperError(f"{hyper_name}={value!r} of {owner} must be {self.range_text() or 'a number'}")
         return number

@@ -239,19 +239,21 @@ def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, given: Any) -
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
     if given is not None and not isinstance(given, Mapping):
         raise RuleError(f"the range of {key} of {rule_name} is a dict, not {given!r}")
-    known = [*Limits.__annotations__, "static"]
+    flags = ("static", "whole")
+    known = [*Limits.__annotations__, *flags]
     for option, value in (given or {}).items():
         if option not in known:
             hint = did_you_mean(option, known) or f": it has {', '.join(known)}"
             raise RuleError(f"the range of {key} of {rule_name} has no {option!r}{hint}")
-        if _number(value) is None and option != "static":
+        if _number(value) is None and option not in flags:
             raise RuleError(f"{option} of {key} of {rule_name} is a number, not {value!r}")
-    options = {k: bool(v) if k == "static" else float(v) for k, v in (given or {}).items()}
-    limits = cast(Limits, {k: v for k, v in options.items() if k != "static"}) or well_known_range(key)
+    options = dict(given or {})
+    said = {flag: bool(options.pop(flag, False)) for flag in flags}
+    limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
     default = parameter.default
     if default is parameter.empty:
-        return Hyper(None, **limits, static=bool(options.get("static")))
+        return Hyper(None, **limits, static=said["static"], whole=said["whole"])
     number = _number(default)
     if number is None:
         raise RuleError(f"the default of {key} of {rule_name} is a number, not {default!r}")
-    return Hyper(number, **limits, static=bool(options.get("static")))
+    return Hyper(number, **limits, static=said["static"], whole=said["whole"])

@@ -52,6 +52,7 @@ class HyperEntry(_Strict):
     above: Number | None = Field(None, description="Values must be greater than this")
     below: Number | None = Field(None, description="Values must be less than this")
     static: bool = Field(False, description="Known when the kernel is made")
+    whole: bool = Field(False, description="Only whole numbers are allowed")
 
 
 class StateEntry(_Strict):
@@ -125,6 +126,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("hyper", "*"): "a number, an expression, or a mapping with default and range",
     ("hyper", "*", "default"): "a number or an expression",
     ("hyper", "*", "static"): "true or false",
+    ("hyper", "*", "whole"): "true or false",
     ("hyper", "*", "*"): "a number",
     ("state",): "a mapping of names to initial values",
     ("state", "*"): "a number, an expression, or a mapping with init, per, shape and if",

@@ -45,6 +45,8 @@ def _hyper_entry(key: str, hyper: Hyper) -> Any:
         entry.update(hyper.limits or {"min": Hyper.min})
     if hyper.static:
         entry["static"] = True
+    if hyper.whole:
+        entry["whole"] = True
     return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
 
 

@@ -158,7 +158,9 @@ class _RuleReader:
             raise rule_error(f"{short(key)} is bound to an expression, so it has no range", span)
         own = rule.hyper[key]
         limits = _limits(entry) or own.limits
-        return replace(rule, hyper={**rule.hyper, key: Hyper(own.default, **limits, static=entry.static, span=span)})
+        static, whole = entry.static or own.static, entry.whole or own.whole
+        changed = Hyper(own.default, **limits, static=static, whole=whole, span=span)
+        return replace(rule, hyper={**rule.hyper, key: changed})
 
     @staticmethod
     def _placed(make: Callable[[], Rule], span: Span) -> Rule:
@@ -284,7 +286,7 @@ class _RuleReader:
         if any(value != value for value in limits.values()):
             raise rule_error(f"a range ends in a number, and one end of that of {key} is none", span)
         default = None if entry.default is None else self._default((*place, "default"))
-        return Hyper(default, **limits, static=entry.static, span=span)
+        return Hyper(default, **limits, static=entry.static, whole=entry.whole, span=span)
 
     def _default(self, place: Place) -> float | Node:
         value = self._expression(place, [*self.hyper_names, "machine_eps"], "a default")
