@@ -29,7 +29,7 @@ class RowSource:
         self.table = ScalarTable(program.scalars)
         self.groups = np.asarray(groups, np.int64)
         letters = {b.name: b.axes.letters for b in program.buffers}
-        self.tensor_states = [s.buffer for s in program.scalars.stores if letters[s.buffer] == "kn"]
+        self.tensor_states = [b.name for b in program.states if b.axes.letters == "kn"]
         self.group_states = [b.name for b in program.states if b.axes.letters == "k"]
         self.model_states = [b.name for b in program.states if b.axes.letters == ""]
         self.own_rows = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
