@@ -61,7 +61,9 @@ def memory_order(tensor: Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, each its own place, in whatever order."""
+    """Whether the elements fill one piece of memory, each its own place, in whatever order; of none, that is so."""
+    if not tensor.numel():
+        return True
     expected = 1
     for extent, stride in reversed(memory_order(tensor)):
         if stride != expected:

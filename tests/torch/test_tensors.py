@@ -475,3 +475,15 @@ def test_a_backend_that_makes_new_arrays_is_refused() -> None:
     with pytest.raises(BackendUnsupported, match="'jax' cannot express an update of PyTorch's tensors"):
         rulec.torch.AdamW([p], backend="jax").step()
     assert p.detach().tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(0,), (6, 0), (0, 6), (2, 0, 3)])
+@pytest.mark.parametrize("rule", ["AdamW", "LAMB", "Shampoo"])
+def test_parameters_without_elements_are_passed_over(rule: str, shape: tuple[int, ...]) -> None:
+    params = [torch.nn.Parameter(torch.zeros(shape)), torch.nn.Parameter(torch.ones(3, 3))]
+    optimizer = getattr(rulec.torch, rule)(params, lr=0.1)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert params[0].shape == shape
+    assert (params[1] < 1).all()
