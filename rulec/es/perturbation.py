@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from rulec.errors import HyperError
+from rulec.language.seed import checked_seed
 from rulec.language.source import did_you_mean
 
 Family = Literal["independent", "spsa", "sparse", "permuted", "signflip", "dropout", "lowrank"]
@@ -18,9 +19,6 @@ VALUES: tuple[str, ...] = get_args(Values)
 
 #: Families whose noise is one array for all directions, with sides that differ between directions.
 SHARED_NOISE = ("permuted", "signflip")
-
-#: The largest seed, exclusive: a word of the key.
-_SEEDS = 2**32
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,7 @@ class Perturbation:
         _check_word("sides", self.sides, get_args(Sides))
         _check_count("directions", self.directions)
         _check_count("rank", self.rank)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < _SEEDS:
-            raise HyperError(f"seed={self.seed!r} must be a whole number from 0 to 2**32 - 1")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
         if not _is_number(self.sigma) or not 0.0 < self.sigma < math.inf:
             raise HyperError(f"sigma={self.sigma!r} must be a finite number above 0: without noise nothing is learnt")
         if not _is_number(self.keep) or not 0.0 < self.keep < 1.0:

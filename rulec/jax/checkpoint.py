@@ -26,6 +26,7 @@ from rulec.jax.transform import options
 from rulec.jax.values import Values
 from rulec.language.node import Node
 from rulec.language.rule import Rule
+from rulec.language.seed import checked_seed
 from rulec.language.traits import draws
 
 
@@ -44,7 +45,7 @@ def save(
     own = _side(rule, hyper, tags, params, None)
     _, inner = _inner(state)
     _check_here([("the state", x) for x in jax.tree.leaves(inner)], "save")
-    values = own.values_of(inner)
+    values, seed = own.values_of(inner), checked_seed(seed)
     _check_here(list(zip(own.tree.names, own.tree.arrays, strict=True)) if parameters else [], "save")
     write(file, _checkpoint(own, values, parameters, seed))
 
@@ -69,7 +70,7 @@ def load(
     wanted = [
         Own(own.names[place], tuple(own.tree.arrays[place].shape), found, place) for place, found in own.rules.items()
     ]
-    checkpoint, found = matched(file, checkpoint, wanted, names, axes, rule_may_differ, seed)
+    checkpoint, found = matched(file, checkpoint, wanted, names, axes, rule_may_differ, checked_seed(seed))
     places = dict(zip(own.rules, found, strict=True))
     whole = own.first(params) if like is None else like
     path, inner = _inner(whole)

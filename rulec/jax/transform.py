@@ -16,6 +16,7 @@ from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbere
 from rulec.jax.matrix import is_traced
 from rulec.jax.plan import Options
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
+from rulec.language.seed import checked_seed
 
 
 def transform(
@@ -52,15 +53,19 @@ def _check_injected(gathered: Any) -> None:
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
     """Options from users' keywords; HyperError where they are not what they should be."""
-    for name, given, kinds in (("seed", seed, int | np.integer), ("maximize", maximize, bool | np.bool_)):
-        if not isinstance(given, kinds):
+    for name, given, wrong in (
+        ("seed", seed, isinstance(seed, jax.Array)),
+        ("maximize", maximize, not isinstance(maximize, bool | np.bool_)),
+    ):
+        if wrong:
             raise HyperError(
                 f"{name} decides what is compiled, so it must be Python's own, and is "
                 f"{'traced here' if is_traced(given) else repr(given)}: under optax.inject_hyperparams name it among "
                 f"the static_args"
             )
     named = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
-    return Options(False, maximize, seed, tuple(sorted((name, _dtype(given)) for name, given in named.items())))
+    dtypes = tuple(sorted((name, _dtype(given)) for name, given in named.items()))
+    return Options(False, maximize, checked_seed(seed), dtypes)
 
 
 def _dtype(given: Any) -> str:

@@ -24,6 +24,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.node import Op, walk
 from rulec.language.rule import Rule, assignments
+from rulec.language.seed import checked_seed
 from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor, Version
@@ -64,7 +65,7 @@ class Engine:
         state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
-        self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, seed
+        self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
         self.state_dtype = dict(state_dtype or {})
         self.resident = resident
         self.live: dict[tuple[str, int], Any] = {}

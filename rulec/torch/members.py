@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rulec.backend.protocol import Backend
 from rulec.errors import HyperError, TensorError
+from rulec.language.seed import checked_seed
 from rulec.runtime.engine import Engine
 from rulec.runtime.rows import Numbers
 from rulec.torch.fake import ShapesBackend, is_fake
@@ -69,7 +70,7 @@ def members_of(
     for indices in by_engine.values():
         choice = choices[indices[0]]
         dtypes = {o: d for s, d in options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
-        engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=_seed(groups), resident=resident)
+        engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=resident)
         members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
     return members
 
@@ -92,15 +93,12 @@ def words_of(groups: Groups) -> list[list[Any]]:
     return [[group.get(key) for key in CHOOSING] for group in groups]
 
 
-def _seed(groups: Groups) -> int:
-    """The seed of random numbers, which is one for the whole optimizer."""
-    seeds = {group.get("seed", 0) for group in groups}
+def seed_of(groups: Groups) -> int:
+    """The seed of random numbers, which is one for the whole optimizer; HyperError where it is none."""
+    seeds = {checked_seed(group.get("seed", 0)) for group in groups}
     if len(seeds) > 1:
         raise HyperError(f"seed is one for all groups, and they have {', '.join(map(repr, seeds))}: give all the same")
-    seed = min(seeds, default=0)
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise HyperError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
-    return seed
+    return min(seeds, default=0)
 
 
 def _ours(choice: Choice, name: str) -> str | None:

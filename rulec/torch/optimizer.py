@@ -22,7 +22,7 @@ from rulec.torch.assembly import Assembly
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.lean import frame_callback, without_compiler
-from rulec.torch.members import Options
+from rulec.torch.members import Options, seed_of
 from rulec.torch.routes import Routing, names_of, routes_of, tag_all
 from rulec.torch.states import Store
 from rulec.torch.tensors import DTYPES, check_parameters
@@ -81,6 +81,7 @@ class RuleOptimizer(Optimizer):
         """HyperError or TensorError for groups that no step could be taken with."""
         tag_all(self.param_groups)
         choices = choices_of(self.interface, self.param_groups)
+        seed_of(self.param_groups)
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
         routes_of(self.interface, choices, self.param_groups)
 

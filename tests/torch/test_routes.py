@@ -217,5 +217,8 @@ def test_seeds() -> None:
     optimizer.param_groups[0]["seed"] = 7
     with pytest.raises(HyperError, match="seed is one for all groups, and they have"):
         advance(optimizer, params, range(1))
-    with pytest.raises(HyperError, match="seed=-1 must be a whole number from 0 to 4294967295"):
-        advance(rulec.torch.Apollo(params, seed=-1), params, range(1))
+    fresh = {"params": parameters(), "seed": 7}
+    optimizer = rulec.torch.Apollo(params)
+    with pytest.raises(HyperError, match="seed is one for all groups, and they have"):
+        optimizer.add_param_group(fresh)
+    assert len(optimizer.param_groups) == 1
