@@ -93,4 +93,7 @@ def declared_problem(identifier: str) -> str:
     meaning = RESERVED.get(identifier) or RESULTS.get(identifier)
     if meaning:
         return f"{identifier!r} is {meaning}: choose another name"
-    return name_problem(identifier)
+    problem = name_problem(identifier)
+    if not problem and identifier.startswith("_"):  # a named tuple has no such field
+        return f"{short(identifier)} begins with an underscore: choose a name that begins with a letter"
+    return problem
