@@ -280,6 +280,16 @@ def test_hyper_parameters_that_are_none() -> None:
         rulec.jax.transform("adam", 0.1, lr=0.2)  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("lr", [jnp.float32(-1), lambda count: -1.0, lambda count: -1.0 - count])
+def test_what_is_known_only_when_the_step_runs_is_used_as_it_is(lr: Any) -> None:
+    """As the pages say: neither an array nor what a function returns is looked at."""
+    tree = {"w": jnp.ones(2)}
+    new, _ = rulec.jax.step("sgd", tree, tree, rulec.jax.init("sgd", tree), lr=lr, donate=False)
+    np.testing.assert_array_equal(new["w"], [2, 2])
+    with pytest.raises(HyperError, match=r"^lr=np\.float32\(-1\.0\) of SGD must be at least 0$"):
+        rulec.jax.step("sgd", tree, tree, rulec.jax.init("sgd", tree), lr=np.float32(-1))
+
+
 def test_hyper_parameters_that_are_no_numbers() -> None:
     good, state = params(), ADAM.init(params())
     for given, what in (
