@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rulec.array.copies import contents, restore
 from rulec.array.kinds import arrays_for
 from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
+from rulec.backend.protocol import Backend
 from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
@@ -39,22 +41,35 @@ class Optimizer:
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
-        self._params = leaves = flatten(params)
-        self._arrays = arrays = arrays_for(leaves)
+        leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
-        self._engine = Engine(self.rule, arrays, backend, dtypes, maximize, seed)
-        self.names = [*leaves]
+        self._make(leaves, _checked_tags(tags or {}, [*leaves]), backend, dtypes, maximize, seed)
+        # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
+        coarsest = max(map(self._arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
+        self.hyper = default_hyper(self.rule, hyper, coarsest)
+        self._training = True
+
+    def _make(
+        self, leaves: dict[str, Any], tags: dict[str, frozenset[str]], backend: str | Backend | None,
+        state_dtype: Mapping[str, str] | None, maximize: bool, seed: int,
+    ) -> None:  # fmt: skip
+        """The engine over these arrays, which have no states yet."""
+        self._arrays = arrays = arrays_for(leaves)
+        self._engine = engine = Engine(self.rule, arrays, backend, state_dtype, maximize, seed)
+        self._params, self.names, self._tags = leaves, [*leaves], tags
         for name, array in leaves.items():
             arrays.check_parameter(array, name)
         arrays.own([*leaves.values()], [f"parameter {name}" for name in self.names])
-        # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
-        coarsest = max(map(arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
-        self.hyper = default_hyper(self.rule, hyper, coarsest)
-        words = _checked_tags(tags or {}, self.names)
-        self._ids = {n: self._engine.add(array, 0, n, words.get(n, frozenset())) for n, array in leaves.items()}
+        self._ids = {n: engine.add(array, 0, n, tags.get(n, frozenset())) for n, array in leaves.items()}
         self._open: PartialStep | None = None
         self._broken: PartialStep | None = None
-        self._training = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_closed("a copy")
+        return contents(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore(self, state)
 
     def step(self, grads: Any, **inputs: Any) -> None:
         """One step in place. `grads` has the structure of the parameters; None leaves an array as it is.
