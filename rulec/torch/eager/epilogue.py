@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from rulec.backend.product import Product
-from rulec.errors import HyperError
+from rulec.errors import HyperError, RulecError
 from rulec.runtime.estimate import takes_parts
 from rulec.runtime.launch import Launch
 from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
+from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
 from rulec.torch.eager.window import Firing
 from rulec.torch.memory import plain_arithmetic
@@ -58,6 +59,11 @@ class Epilogue:
         products = self._kept.take(param)
         if not products:
             return False
+        if not hears_alone(param):
+            raise RulecError(
+                f"a hook was registered on {owner._roster.names[place]} after a part of its gradient had come: "
+                f"register it before the backward pass"
+            )
         window, (assembly, own) = owner._window, _home(owner._inner, place)
         launch = _launch(assembly, own) if len(products) == 1 and _is_whole(owner, param) else None
         if launch is None or not isinstance(window, Firing):

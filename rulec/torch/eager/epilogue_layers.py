@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _current_graph_task_id as graph_task
+from torch._C import _will_engine_execute_node as will_execute
 from torch.nn import functional
 
 from rulec.backend.product import Product
+from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.fake import is_fake
 
 _FACTORS = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -35,7 +38,8 @@ class Kept:
         self, owner: Any, keeps: Callable[[Any, Tensor], bool], model: nn.Module, params: Collection[Tensor]
     ) -> None:
         self._owner, self._keeps = weakref.ref(owner), keeps
-        self._products: dict[Tensor, list[Product]] = {}
+        # By the backward pass as well: of one that failed nothing may come into the next.
+        self._products: dict[tuple[int, Tensor], list[Product]] = {}
         chosen = {id(p) for p in params}
         self.layers = [layer for layer in suitable_layers(model) if id(layer.weight) in chosen]
         for layer in self.layers:
@@ -45,14 +49,14 @@ class Kept:
     def keep(self, weight: Tensor, product: Product) -> bool:
         """Takes one contribution to the gradient of a weight; False where it must be made."""
         owner = self._owner()
-        if owner is None or weight._backward_hooks or torch.is_grad_enabled() or not self._keeps(owner, weight):
+        if owner is None or torch.is_grad_enabled() or not hears_alone(weight) or not self._keeps(owner, weight):
             return False
-        self._products.setdefault(weight, []).append(product)
+        self._products.setdefault((graph_task(), weight), []).append(product)
         return True
 
     def take(self, weight: Tensor) -> list[Product]:
-        """The contributions that were kept of a weight's gradient, in their order; they are kept no longer."""
-        return self._products.pop(weight, [])
+        """What was kept of a weight's gradient in this backward pass, in its order; it is kept no longer."""
+        return self._products.pop((graph_task(), weight), [])
 
     def clear(self) -> None:
         """Forgets all contributions, as where a backward pass has failed."""
@@ -88,7 +92,7 @@ def _plain(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or not _own_forward(layer):
         return False
     weight = layer.weight
-    if not _ordinary(weight) or not weight.requires_grad or weight._backward_hooks:
+    if not _ordinary(weight) or not weight.requires_grad or not hears_alone(weight):
         return False
     return weight.layout is torch.strided and weight.dtype in _FACTORS and weight.is_contiguous()
 
@@ -173,9 +177,19 @@ class _Linear(torch.autograd.Function):
         wants = ctx.needs_input_grad
         with _plain_products(inputs.device.type):
             # Of the weight as it is before its update.
-            of_inputs = outputs @ weight.to(outputs.dtype) if wants[0] else None
+            of_inputs = outputs.mm(weight.to(outputs.dtype)) if wants[0] else None
             of_bias = outputs.sum(0) if wants[2] else None
             of_weight = None
-            if wants[1] and not ctx.kept.keep(ctx.weight, Product(outputs, inputs)):
-                of_weight = (outputs.t() @ inputs).to(weight.dtype)
+            if wants[1] and _is_made(ctx, Product(outputs, inputs)):
+                of_weight = outputs.t().mm(inputs).to(weight.dtype)
         return of_inputs, of_weight, of_bias, None
+
+
+def _is_made(ctx: Any, product: Product) -> bool:
+    """Whether the weight's gradient is made: not where its factors are kept, nor where this pass has no use for it."""
+    accumulator = ctx.next_functions[1][0]
+    try:
+        accumulates = will_execute(accumulator)
+    except RuntimeError:  # torch.autograd.grad, which is to return this gradient: torch does not answer there
+        return True
+    return accumulates and not ctx.kept.keep(ctx.weight, product)

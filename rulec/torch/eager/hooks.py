@@ -43,6 +43,11 @@ class Hooks:
         for place in [place for place in self._handles if place >= len(params)]:
             self._handles.pop(place)[2].remove()
 
+    def put_last(self, place: int) -> bool:
+        """Puts the hook on a parameter behind all others for the next backward pass; whether it was not there."""
+        held = self._handles.get(place)
+        return held is not None and _put_last(held[0], held[2])
+
     def remove_all(self) -> None:
         """Takes all hooks away."""
         _remove_all(self._handles)
@@ -66,6 +71,12 @@ def _hooks_on(param: Tensor) -> Any:
     return getattr(param, "_post_accumulate_grad_hooks", None)
 
 
+def hears_alone(param: Tensor) -> bool:
+    """Whether an eager optimizer is told of a parameter's gradient, and nobody else."""
+    hooks = _hooks_on(param)
+    return bool(hooks) and not param._backward_hooks and all(isinstance(hook, _Hook) for hook in hooks.values())
+
+
 def _check_free(param: Tensor) -> None:
     """RulecError where another eager optimizer has the parameter."""
     if any(isinstance(hook, _Hook) and hook.owner() is not None for hook in (_hooks_on(param) or {}).values()):
@@ -75,11 +86,13 @@ def _check_free(param: Tensor) -> None:
         )
 
 
-def _put_last(param: Tensor, handle: Any) -> None:
-    """Moves a hook behind those that were registered after it."""
+def _put_last(param: Tensor, handle: Any) -> bool:
+    """Moves a hook behind those that were registered after it; whether there were any."""
     hooks = _hooks_on(param)
-    if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
+    moves = bool(hooks) and next(reversed(hooks)) != handle.id and handle.id in hooks
+    if moves:
         hooks[handle.id] = hooks.pop(handle.id)
+    return moves
 
 
 def _remove_all(handles: dict[int, tuple[Tensor, int, Any]]) -> None:

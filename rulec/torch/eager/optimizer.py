@@ -252,6 +252,8 @@ class EagerUpdate(Optimizer):
                 f"known whether it is complete: put loss.backward() inside, and call zero_grad() to be rid of this one"
             )
         with self._lock:  # autograd has a thread for every device
+            if self._hooks.put_last(place):
+                self._window.postpone(place)
             if self._epilogue is None or not self._epilogue.arrived(self, place):
                 self._window.arrive(place)
 

@@ -61,6 +61,13 @@ class Window(ABC):
                 "it would make that wrong: use the optimizer without eager updates"
             )
 
+    def postpone(self, place: int) -> None:
+        """Leaves a gradient to hooks that torch runs after it arrived; RulecError where it is used at once."""
+        raise RulecError(
+            f"a hook was registered on {self._roster.names[place]} inside of the scope, where its gradient is used "
+            f"before that hook runs: register it before the scope"
+        )
+
     @abstractmethod
     def _arrived(self, place: int) -> None: ...
 
@@ -74,6 +81,9 @@ class Window(ABC):
 
 class Accumulating(Window):
     """A micro-batch that is not the last: gradients are added up and stay."""
+
+    def postpone(self, place: int) -> None:
+        """Nothing: gradients stay."""
 
     def _arrived(self, place: int) -> None:
         self.step.accumulated = True
@@ -123,6 +133,7 @@ class Firing(Counting):
         super().__init__(step, ledger)
         self._gather = Gather(room_for(step.roster.largest))
         self._late: dict[int, int] = {}
+        self._postponed: set[int] = set()
         self._updating = False
         # Only modules that run during the pass pay for it: those that activation checkpointing runs again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
@@ -151,8 +162,12 @@ class Firing(Counting):
         with self._update():
             super().arrive(place)
 
+    def postpone(self, place: int) -> None:
+        """Has a parameter wait for `step()`, if this arrival of its gradient is the last."""
+        self._postponed.add(place)
+
     def _complete(self, place: int) -> None:
-        if place not in self._roster.chosen:
+        if place not in self._roster.chosen or place in self._postponed:
             return
         size = self._roster.sizes[place]
         if not self._gather.takes(size):
@@ -224,6 +239,10 @@ class Finishing(Firing):
     def _complete(self, place: int) -> None:
         if place in self._roster.chosen:
             self.step.finish((place,))
+
+    def postpone(self, place: int) -> None:
+        """RulecError: gradients are folded as they arrive."""
+        Window.postpone(self, place)
 
     def completes(self, place: int) -> bool:
         """Never: gradients are folded whole."""

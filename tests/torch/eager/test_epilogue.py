@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,75 +22,15 @@ import rulec.torch
 from rulec.errors import HyperError, PartialUpdate, RulecError
 from rulec.torch import EagerUpdate
 from rulec.torch.eager import epilogue_tiles
-from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import tile_spans
-from tests.torch.eager import recipe
 from tests.torch.eager import test_hazards as hazards
+from tests.torch.eager.layers import WIDE, Layers, numbers, same
 from tests.torch.eager.recipe import LR, Passes, adamw, deferred, eager
 
-WIDE = 48
-
-
-@functools.cache
-def tiles_are_exact() -> bool:
-    """Whether this machine's library gives some rows of a product the bits that they have in the whole of it."""
-    generator = torch.Generator().manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16):
-        for rows, tokens in ((37, 35), (WIDE, 35), (70, 6)):
-            left = torch.randn(tokens, rows, generator=generator).to(dtype).t()
-            right = torch.randn(tokens, WIDE, generator=generator).to(dtype)
-            whole = left @ right
-            if not all(torch.equal(left[i : i + 16] @ right, whole[i : i + 16]) for i in range(0, rows - 15, 16)):
-                return False
-    return True
-
-
-def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
-    """Whether two lists of tensors are equal bit for bit, or, where products of tiles are not, nearly."""
-    if tiles_are_exact():
-        return recipe.same(ours, theirs)
-    return all(torch.allclose(a.double(), b.double(), 0, 0.1 * LR) for a, b in zip(ours, theirs, strict=True))
-
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 #: Each compiles kernels of its own.
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every matrix here has several tiles, the last of them smaller."""
-    monkeypatch.setitem(epilogue_tiles.TILE, "cpu", 1)
-
-
-@pytest.fixture
-def updated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """The shapes of the weights that were updated by factors, in order."""
-    found: list[tuple[int, ...]] = []
-    plain = Epilogue._update
-
-    def update(self: Any, assembly: Any, launch: Any, param: Tensor, product: Any) -> int:
-        found.append(tuple(param.shape))
-        return plain(self, assembly, launch, param, product)
-
-    monkeypatch.setattr(Epilogue, "_update", update)
-    return found
-
-
-class Layers(nn.Module):
-    """Linear layers with and without a bias, for inputs of any number of dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first, self.second = nn.Linear(WIDE, 70), nn.Linear(70, WIDE, bias=False)
-        self.norm, self.last = nn.LayerNorm(WIDE), nn.Linear(WIDE, 37)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(x + self.second(torch.tanh(self.first(x)))))
-
-
-def numbers(step: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, WIDE, generator=torch.Generator().manual_seed(step))
 
 
 def passes_of(*shape: int, dtype: torch.dtype = torch.float32, autocast: bool = False) -> Passes:
