@@ -294,6 +294,17 @@ class Engine:
             for value in (float(low), float(high)):
                 self.hyper[name].check(name, value, self.rule.name)
         self._check_model_hyper(hyper)
+        self._check_static(hyper)
+
+    def _check_static(self, hyper: Numbers) -> None:
+        for bucket in self.buckets.values():
+            for name, made_for in bucket.static.items():
+                values = hyper[self.hyper_names.index(name)][bucket.groups]
+                if (others := values[values != made_for]).size:
+                    raise HyperError(
+                        f"{name} of {self.rule.name} cannot change from {made_for:g} to {others[0]:g} after the first "
+                        f"step: kernels and states were made for it; make a new optimizer"
+                    )
 
     def _check_model_hyper(self, hyper: Numbers) -> None:
         for name in sorted(self._model_hyper):
