@@ -84,7 +84,9 @@ def _checked(array: Any, name: str, wide: bool) -> Any:
             f"{name} is of float64, and JAX is kept to 32 bits: allow it 64 with "
             f"jax.config.update('jax_enable_x64', True) before arrays are made, or cast to float32"
         )
-    return array
+    # Beside a number of Python, which is one of 64 bits here, an array of weak type would become one as well.
+    weak = isinstance(array, jax.Array) and array.weak_type
+    return jax.lax.convert_element_type(array, array.dtype) if weak else array
 
 
 def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:

@@ -7,6 +7,7 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_a_rule_made_again_is_not_compiled_again(caplog: pytest.LogCaptureFixtur
     with compiled_nothing(caplog):
         kept("clip_by_value >> sgd", tree, gradients(tree, 0), state, lr=0.1)
         kept(rulec.load("clip_by_value") >> rulec.load("sgd"), tree, gradients(tree, 0), state, lr=0.1)
+
+
+def test_arrays_of_weak_type_are_computed_with_in_their_own_dtype() -> None:
+    """`jnp.full(3, 0.1)` has a weak type, and would become float64 beside a number of Python where JAX is allowed it."""
+    rule, weak = rulec.parse("name: Halved\nstep: |\n  direction = 0.5*g"), jnp.full(3, 0.1)
+    assert weak.weak_type
+    made = rulec.jax.transform(rule)
+    state = made.init(weak)
+    for function in (partial(kept, rule), partial(kept, rule, backend="jax")):
+        assert "f64[3]" not in str(jax.make_jaxpr(lambda *given: function(*given))(weak, weak, state))  # noqa: B023
+        new, _ = function(weak, weak, state)
+        assert (new.dtype, new.weak_type) == (jnp.float32, False)
+    assert "f64[3]" not in str(jax.make_jaxpr(made.update)(weak, state, weak))
 
 
 def test_what_a_rule_is_told_besides() -> None:
