@@ -15,6 +15,7 @@ from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
 from .standalone import STATUSES, CFile, is_vector, move_parameters
+from .standalone_numbers import used
 from .standalone_step import StepText, fact, state_names
 from .standalone_text import block, branch, loop, signature, wrapped
 from .standalone_words import TYPES, expression, literal, narrowed, widened, words_used
@@ -366,8 +367,6 @@ class Source:
         cases = self.file.family.cases
         for kind, case in enumerate(cases):
             own: list[str] = []
-            if case.program.predicates:
-                own.append("const double t = (double)(head->steps + 1);")
             for number, version in enumerate(case.versions):
                 tests = [
                     ("" if truth else "!") + f"({expression(self._program, node, self._predicate_leaf)})"
@@ -378,6 +377,8 @@ class Source:
                 last = number == len(case.versions) - 1
                 done = [f"return {call(kind, number)};"]
                 own += done if last else branch(" && ".join(tests), done)
+            if used(own, "t"):
+                own.insert(0, "const double t = (double)(head->steps + 1);")
             lines += own if kind == len(cases) - 1 else branch(f"view.kind == {kind}", own)
         return lines
 
