@@ -19,7 +19,7 @@ def contents(opt: Optimizer) -> dict[str, Any]:
         "tags": opt._tags,
         "training": opt._training,
         "engine": (engine.backend_name, engine.state_dtype, engine.maximize, engine.seed),
-        # Reductions over several arrays add in this order.
+        # As the arrays joined, in their order.
         "buckets": [([t.name for t in b.tensors], b.layout.dtype("g"), dict(b.static)) for b in buckets],
         "state": {name: opt.state(name) for name in opt.names},
         "shared": (shared.values, shared.group_t, shared.model_t),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from rulec.array.checks import check_states, checked_hyper, checked_tags
 from rulec.array.copies import contents, restore
 from rulec.array.kinds import arrays_for
 from rulec.array.partial import PartialStep
@@ -18,8 +17,11 @@ from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
-from rulec.language.source import did_you_mean
 from rulec.runtime.engine import EPS, Engine, default_hyper, run
+from rulec.runtime.rows import Numbers
+
+#: Types that hyper-parameters nearly always have.
+_NUMBERS = frozenset({float, int})
 
 
 class Optimizer:
@@ -43,7 +45,7 @@ class Optimizer:
         self.rule = rule if isinstance(rule, Rule) else load(rule)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
-        self._make(leaves, _checked_tags(tags or {}, [*leaves]), backend, dtypes, maximize, seed)
+        self._make(leaves, checked_tags(tags or {}, [*leaves]), backend, dtypes, maximize, seed)
         # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
         coarsest = max(map(self._arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
         self.hyper = default_hyper(self.rule, hyper, coarsest)
@@ -66,6 +68,7 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
+        self._hyper_table()  # no copy can be made with wrong ones
         return contents(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,7 +117,7 @@ class Optimizer:
                 f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
             )
         self._check_training()
-        table = self._engine.hyper_table([self.hyper])
+        table = self._hyper_table()
         self._open = step = PartialStep(self.names, table, journal, uses or {})
         self._engine.begin()
         try:
@@ -220,7 +223,7 @@ class Optimizer:
         self._check_closed("train()" if training else "eval()")
         if self._training is not training:
             with self._arrays.here():
-                self._engine.change(way, self._engine.hyper_table([self.hyper]))
+                self._engine.change(way, self._hyper_table())
             self._training = training
 
     def _check_training(self) -> None:
@@ -229,9 +232,17 @@ class Optimizer:
 
     def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         ids = tuple(self._ids[name] for name in leaves)
-        table = self._engine.hyper_table([self.hyper])
+        table = self._hyper_table()
         with self._arrays.here():
             self._engine.step(ids, list(leaves.values()), table, inputs)
+
+    def _hyper_table(self) -> Numbers:
+        """The hyper-parameters as the engine takes them; HyperError where `hyper` is not all of them as numbers."""
+        known, given = self._engine.hyper, self.hyper
+        complete = type(given) is dict and given.keys() == known.keys()
+        if not (complete and _NUMBERS.issuperset(map(type, given.values()))):
+            given = checked_hyper(self.rule.name, known, given)
+        return self._engine.hyper_table([given])
 
     def state(self, name: str) -> dict[str, Any]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
@@ -270,9 +281,9 @@ class Optimizer:
             self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
         pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
         for own, states, name in pairs:
-            _check_states(own, states, name)
+            check_states(own, states, name)
         shared = saved.get("shared", {})
-        _check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
+        check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
         with self._arrays.here():
             for own, states, _ in pairs:
                 for key, value in states.items():
@@ -293,20 +304,3 @@ class Optimizer:
 def _inside(layer: str) -> str:
     """The beginning of the names of what is in a layer; a single array is not in one."""
     return "" if layer == "param" else f"{layer}/"
-
-
-def _checked_tags(tags: Mapping[str, Collection[str]], names: Sequence[str]) -> dict[str, frozenset[str]]:
-    for name, words in tags.items():
-        if name not in names:
-            raise TensorError(f"tags are given for {name!r}, which is no parameter{did_you_mean(name, names)}")
-        if isinstance(words, str):
-            raise TensorError(f"the tags of {name} are a text: give a set of words, {{{words!r}}}")
-    return {name: frozenset(words) for name, words in tags.items()}
-
-
-def _check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
-    if own.keys() != saved.keys():
-        raise StateMismatch(f"the saved state of {name} has {sorted(saved)}, where the rule has {sorted(own)}")
-    for key, value in saved.items():
-        if np.shape(value) != own[key].shape:
-            raise StateMismatch(f"{key} of {name} was saved with shape {np.shape(value)}, not {own[key].shape}")

@@ -83,6 +83,10 @@ class Hyper:
 
     def check(self, hyper_name: str, value: Any, owner: str) -> float:
         """`value` as a float where it lies in the range; HyperError where it does not, NaN included."""
+        if callable(value):
+            raise HyperError(
+                f"{hyper_name} of {owner} is a function, where a number belongs: give its value anew before each step"
+            )
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError):

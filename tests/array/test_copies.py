@@ -92,6 +92,19 @@ def test_a_copy_keeps_gradients_of_another_dtype_and_the_evaluation_point() -> N
     assert all((a == b).all() for a, b in zip(leaves(params), leaves(copied_params), strict=True))
 
 
+def test_states_are_copied_as_they_were_made() -> None:
+    """Their shapes follow from the rank that there was at the first step."""
+    params = tree(0)
+    opt = Optimizer("galore", params, "numpy", rank=2)
+    opt.step(tree(1))
+    opt.hyper["rank"] = 3
+    copied_params, copied = copy.deepcopy((params, opt))
+    for one in (opt, copied):
+        one.hyper["rank"] = 2
+        one.step(tree(2))
+    assert all((a == b).all() for a, b in zip(leaves(params), leaves(copied_params), strict=True))
+
+
 def test_a_rule_of_a_function_and_of_a_text_is_copied() -> None:
     momentum = rulec.rule(lambda g, s, *, beta=0.5: beta * s.m + g, name="Heavy", state={"m": 0})
     text = rulec.parse("name: Plain\nstate: {m: 0}\nstep: |\n  m = m + g\n  direction = m\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +208,46 @@ def test_a_hyper_parameter_may_change_between_steps() -> None:
     with pytest.raises(HyperError, match=r"lr=-1.0 of SGD must be at least 0"):
         opt.step([np.ones(2)])
     np.testing.assert_array_equal(p, -1.25)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"lr": "a"}, "lr='a' of Lion must be at least 0"),
+        ({"lr": "1"}, "lr='1' of Lion must be at least 0"),
+        ({"lr": None}, "lr=None of Lion must be at least 0"),
+        ({"lr": [1.0, 2.0]}, r"lr=\[1.0, 2.0\] of Lion must be at least 0"),
+        ({"lr": abs}, "lr of Lion is a function, where a number belongs: give its value anew before each step"),
+        ({"learning_rate": 0.0}, "opt.hyper has 'learning_rate', which Lion has not"),
+        ({"lrr": 0.0}, "opt.hyper has 'lrr', which Lion has not; did you mean 'lr'[?]"),
+        ({3: 0.0}, "opt.hyper has 3, which Lion has not"),
+        ("lr", "opt.hyper has no 'lr', which Lion needs: give it a number"),
+        (0.1, "opt.hyper is a float: it must be a dict of the numbers lr, beta1, beta2, weight_decay"),
+    ],
+)
+def test_hyper_parameters_that_are_not_those_of_the_rule_are_refused(hyper: Any, message: str) -> None:
+    """By every way that reads them, before anything is written."""
+    params = {"w": np.ones(2)}
+    opt = Optimizer("lion", params, lr=0.25)
+    if isinstance(hyper, dict):
+        opt.hyper |= hyper
+    elif isinstance(hyper, str):
+        del opt.hyper[hyper]
+    else:
+        opt.hyper = hyper
+    with pytest.raises(HyperError, match=f"^{message}$"):
+        opt.step({"w": np.ones(2)})
+    with pytest.raises(HyperError, match=f"^{message}$"), opt.partial():
+        opt.update("w", np.ones(2))
+    strategy = Strategy(params, Perturbation("independent", directions=2, sigma=0.1))
+    fitness = strategy.evaluate(lambda p: p["w"][0])
+    with pytest.raises(HyperError, match=f"^{message}$"):
+        strategy.step(fitness, opt)
+    with pytest.raises(HyperError, match=f"^{message}$"):
+        copy.deepcopy(opt)
+    opt.hyper = {"weight_decay": np.float32(0), "beta2": 0.5, "beta1": 0, "lr": np.array(0.25)}
+    opt.step({"w": np.ones(2)})
+    np.testing.assert_array_equal(params["w"], 0.75)
 
 
 @pytest.mark.parametrize(

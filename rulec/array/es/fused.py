@@ -27,7 +27,7 @@ def fused_step(
     opt._check_closed("step()", "use update() and opt.update(layer, grad) there, or close it first")
     opt._check_training()
     engine = opt._engine
-    table = engine.hyper_table([opt.hyper])
+    table = opt._hyper_table()
     with opt._arrays.here():
         engine.check_hyper(table)
         # All of them before anything is bound to some: they may share buckets.
