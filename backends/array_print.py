@@ -83,6 +83,9 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
 class StageFunction:
     """One stage of a program as a function of one tensor's arrays and scalars."""
 
+    #: What prints its values.
+    printer_kind: type[StagePrinter] = StagePrinter
+
     def __init__(
         self, dialect: Dialect, program: Program, layout: Layout, index: int = 0, copied: Sequence[str] = ()
     ) -> None:
@@ -94,7 +97,7 @@ class StageFunction:
         values = buffer_names(program, taken)
         taken |= set(values.values())
         self.values = values | {name: unique_name(name, taken) for name in self.stage.reads}
-        self.printer = StagePrinter(
+        self.printer = self.printer_kind(
             dialect.backend, program, self.stage, operations(dialect, layout.compute), repr,
             self.values.__getitem__, frozenset(taken), self.values.__getitem__,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """The jax backend: jnp code that XLA fuses under jit, parameters and states donated.
 
 Scalars arrive as an array, so neither a new step count nor a new learning rate traces anything again; a new number or
-shape of tensors does. Arithmetic is XLA's: reassociation is its own affair, and on the CPU subnormal numbers are zero.
+shape of tensors does. Arithmetic is XLA's: reassociation is its own affair, but for sums with numbers, and on the CPU
+subnormal numbers are zero.
 Reductions are made in float64, which JAX is allowed for that alone where it is otherwise kept to 32 bits.
 """
 

@@ -11,6 +11,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.language.node import Node, Op
 
 from ..array_print import Dialect, StageFunction
+from .sums import SumPrinter
 
 DIALECT = Dialect(
     backend="jax",
@@ -21,6 +22,7 @@ DIALECT = Dialect(
         "cbrt": "from rulec_backends.jax.words import cbrt",
         "erf": "from jax.scipy.special import erf",
         "power": "from jax.numpy import power",
+        "rounded": "from rulec_backends.jax.words import rounded",
         "sigmoid": "from jax.nn import sigmoid",
     },
     cast="{}.astype(jnp.{})",
@@ -38,6 +40,8 @@ _INITIAL = {Op.MIN: "jnp.inf", Op.MAX: "-jnp.inf"}
 
 class JaxFunction(StageFunction):
     """One stage as a function that returns the new values of its buffers, and its reductions where it has any."""
+
+    printer_kind = SumPrinter
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         levels = {str(r.value.arg) for r in program.stages[index].reduces}

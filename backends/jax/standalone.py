@@ -9,12 +9,18 @@ from rulec.language.rule import Rule
 
 from ..array_print import Dialect, StageFunction, operations
 from ..python_standalone import OneFile, ScalarLines, call_lines, expression, field_names, indented, words_in
+from .sums import SumPrinter
 
 _WORDS = {
     "cbrt": '''\
 def cbrt(x):
     """The cube root, with the sign of x; zero where x is subnormal, for which XLA may find the wrong sign."""
     return jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, 0.0 * x, jnp.cbrt(x))
+''',
+    "rounded": '''\
+def rounded(x):
+    """x as it is, rounded to its dtype before XLA adds anything more."""
+    return jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, jnp.finfo(x.dtype).nmant)
 ''',
     "power": "power = jnp.power\n",
     "erf": "erf = jax.scipy.special.erf\n",
@@ -50,12 +56,18 @@ def files(rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, s
     return {f"{name}.py": JaxFile(rule, name, dtype, state_dtype).text()}
 
 
+class _Function(StageFunction):
+    """The function of the one stage."""
+
+    printer_kind = SumPrinter
+
+
 class JaxFile(OneFile):
     """The text of the file."""
 
     def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
         super().__init__(rule, name, dtype, state_dtype, "a file for JAX", (*_LOCALS, name))
-        self.function = StageFunction(DIALECT, self.program, self.layout)
+        self.function = _Function(DIALECT, self.program, self.layout)
         self.states = field_names(self.program.states, ("step", "count", "index"))
         self.real = self.layout.compute
 
@@ -143,7 +155,9 @@ class JaxFile(OneFile):
             for b in ("p", *arrays)
         ]
         trees = ["params", "grads", *(f"state.{self.states[b]}" for b in arrays)]
-        one = [*call, *call_lines("return ", [f"{results[0]} - p", *results[1:]], "")]
+        # Without states, too, it is a tuple.
+        changes = [f"{results[0]} - p{',' * (not arrays)}", *results[1:]]
+        one = [*call, *call_lines("return ", changes, "")]
         parts = ["updates", *(self.states[b] for b in arrays)]
         fields = ["step=state.step + 1", *(f"{self.states[b]}={self.states[b]}" for b in arrays)]
         fields += [f"{self.states[b]}={text}" for b, text in scalars.stores.items()]

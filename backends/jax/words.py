@@ -1,4 +1,4 @@
-"""Functions of one array that jnp computes badly, for the code that the jax backend prints."""
+"""Functions of one array that jnp lacks or computes badly, for the code that the jax backend prints."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ def cbrt(x: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.where(jnp.abs(x) < np.finfo(x.dtype).tiny, 0.0 * x, jnp.cbrt(x))
+
+
+def rounded(x: Any) -> Any:
+    """`x` as it is, rounded to its dtype before XLA adds anything more."""
+    import jax
+
+    return jax.lax.reduce_precision(x, np.finfo(x.dtype).nexp, np.finfo(x.dtype).nmant)
