@@ -142,7 +142,7 @@ def test_a_rule_made_again_is_not_compiled_again(caplog: pytest.LogCaptureFixtur
 
 
 def test_arrays_of_weak_type_are_computed_with_in_their_own_dtype() -> None:
-    """`jnp.full(3, 0.1)` has a weak type, and would become float64 beside a number of Python where JAX is allowed it."""
+    """`jnp.full(3, 0.1)` is of weak type, which beside a number of Python would become float64."""
     rule, weak = rulec.parse("name: Halved\nstep: |\n  direction = 0.5*g"), jnp.full(3, 0.1)
     assert weak.weak_type
     made = rulec.jax.transform(rule)
