@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rulec.errors import RulecError
 from rulec.torch import EagerUpdate
@@ -23,6 +25,11 @@ OTHERS = ALL[:2]
 
 def loss_of(model: Any, inputs: Tensor) -> Tensor:
     return model(inputs).square().mean()
+
+
+def ordinary(model: Any, step: int, scope: Any) -> None:
+    with scope():
+        loss_of(model, numbers(step, 6)).backward()
 
 
 def fails(x: Tensor) -> Tensor:
@@ -199,6 +206,46 @@ def test_a_gradient_that_is_asked_for_is_that_of_the_layer() -> None:
         loss_of(model, numbers(0, 6)).backward()
 
 
+def test_gradients_of_a_batch_of_outputs_have_the_layers_bits() -> None:
+    """The backward pass is run under vmap then."""
+    model, twin = Layers(), Layers()
+    opt = EagerUpdate(model, "adamw", epilogue=True, contributions=1)
+    found = []
+    with opt.backward():
+        for one in (model, twin):
+            x = numbers(0, 6).requires_grad_()
+            outputs = one(x)
+            ways = torch.stack([torch.ones_like(outputs), outputs.detach()])
+            found.append(torch.autograd.grad(outputs, [x, *one.parameters()], ways, is_grads_batched=True))
+    assert same(*found)
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of all matrices that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        self.seen |= {tuple(made.shape) for made in tree_leaves(found) if isinstance(made, Tensor) and made.dim() == 2}
+        return found
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_gradient_of_inputs_neither_makes_those_of_weights_nor_keeps_factors(create_graph: bool) -> None:
+    _, opt = eager(model := Layers(), ordinary, steps=2, epilogue=True)
+    with opt.backward():
+        x = numbers(2, 6).requires_grad_()
+        loss = loss_of(model, x)
+        with Shapes() as made:
+            torch.autograd.grad(loss, x, create_graph=create_graph)
+        assert made.seen >= {(6, WIDE), (6, 70)}
+        assert not made.seen & set(ALL)
+        assert not opt._epilogue._kept._products  # type: ignore[union-attr]
+
+
 # Hooks of others, which are shown whole gradients
 
 
@@ -220,11 +267,6 @@ def hooked() -> nn.Module:
     model = Layers()
     hook(model)
     return model
-
-
-def ordinary(model: Any, step: int, scope: Any) -> None:
-    with scope():
-        loss_of(model, numbers(step, 6)).backward()
 
 
 def hooked_after_the_optimizer(model: Any, step: int, scope: Any) -> None:
