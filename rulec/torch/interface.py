@@ -28,6 +28,9 @@ ASKING = ("capturable", "fused")
 #: Keywords of every class here: of the whole optimizer, not of a group.
 OWN = ("state_dtype", "backend")
 
+#: What torch takes for the same as a keyword's default, which is None.
+AS_NONE = {"adjust_lr_fn": "original"}
+
 #: Entries of a group that choose what its tensors meet: the rule they go to, and random numbers.
 CHOOSING = ("tags", "seed")
 
@@ -122,10 +125,10 @@ class Interface:
 
     def _check_unnamed(self, values: Mapping[str, Any]) -> None:
         """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""
-        known = {*self.group_keywords, *HINTS, *ASKING, *OWN}
+        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, "params"}
         for key, value in values.items():
-            default = self.signature.parameters[key].default
-            if key not in known and value != default:
+            default = self.signature.parameters[key].default if key in self.signature.parameters else value
+            if key not in known and value not in (default, AS_NONE.get(key, default)):
                 raise HyperError(f"{self.name} does not support {key}={value!r}: leave it at {default!r}")
 
     def suggestion(self, key: str) -> str:
@@ -146,6 +149,7 @@ class Interface:
         for key in values:
             if key not in self.signature.parameters and any(key in f.places for f in self.flavours):
                 raise HyperError(f"a group of {self.name} has {key!r}, which is no keyword{self.suggestion(key)}")
+        self._check_unnamed(values)
         for flavour in self.flavours:
             if flavour.matches(values):
                 return flavour.choice(values)

@@ -23,7 +23,10 @@ pytestmark = [
 ]
 
 SHAPES = ((6, 8), (12, 6), (16, 16), (40, 3), (1, 5))
-KEYWORDS: list[dict[str, Any]] = [{}, {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "ns_steps": 3}]
+KEYWORDS: list[dict[str, Any]] = [
+    {},
+    {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "ns_steps": 3, "adjust_lr_fn": "original"},
+]
 
 
 def both(dtype: torch.dtype, keywords: dict[str, Any]) -> list[tuple[Any, list[Tensor]]]:
@@ -87,7 +90,24 @@ def test_a_checkpoint_goes_on_on_the_other_side(ours_first: bool) -> None:
     assert difference(first[1], second[1]) * torch.finfo(torch.float64).eps < 1e-12
 
 
-@pytest.mark.parametrize("keywords", [{"nesterov": False}, {"eps": 1e-3}, {"ns_coefficients": (2.0, -1.5, 0.5)}])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"nesterov": False},
+        {"eps": 1e-3},
+        {"ns_coefficients": (2.0, -1.5, 0.5)},
+        {"adjust_lr_fn": "match_rms_adamw"},
+        {"adjust_lr_fn": "orignal"},
+    ],
+)
 def test_what_the_rule_does_not_have_is_refused(keywords: dict[str, Any]) -> None:
-    with pytest.raises(HyperError, match=f"Muon .*{next(iter(keywords))}="):
-        rulec.torch.Muon(parameters(shapes=SHAPES), **keywords)
+    params, message = parameters(shapes=SHAPES), f"Muon .*{next(iter(keywords))}="
+    with pytest.raises(HyperError, match=message):
+        rulec.torch.Muon(params, **keywords)
+    with pytest.raises(HyperError, match=message):
+        rulec.torch.Muon([{"params": params, **keywords}])
+    if keywords != {"adjust_lr_fn": "orignal"}:
+        optimizer, theirs = rulec.torch.Muon(params), torch.optim.Muon(params, **keywords)
+        with pytest.raises(HyperError, match=message):
+            optimizer.load_state_dict(theirs.state_dict())
+        assert {**optimizer.param_groups[0], **keywords} != optimizer.param_groups[0]
