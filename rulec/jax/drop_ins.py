@@ -71,13 +71,18 @@ def _entry(name: str, values: Mapping[str, Any]) -> Entry:
     for entry in found:
         if entry.matches(values):
             return entry
-    flags: dict[str, dict[str, None]] = {}
-    for entry in found:
-        for keyword, wanted in entry.when.items():
-            flags.setdefault(keyword, {})[_SAID.get(str(wanted), repr(wanted))] = None
+    flags = {keyword: None for entry in found for keyword in entry.when}
     given = ", ".join(f"{k}={values[k]!r}" for k in flags)
-    known = ", ".join(f"{k} is {' or '.join(words)}" for k, words in flags.items())
-    raise HyperError(f"rulec.jax.{name} has no rule for {given}: it has some where {known}")
+    differing = [entry.differs(values) for entry in found]
+    least = min(map(len, differing))
+    nearest = [one for one in differing if len(one) == least]
+    changes = dict.fromkeys(" and ".join(f"{k} is {_said(v)}" for k, v in one.items()) for one in nearest)
+    raise HyperError(f"rulec.jax.{name} has no rule for {given}: it has one where {', or where '.join(changes)}")
+
+
+def _said(wanted: Any) -> str:
+    """What `when` wants of a keyword, in words."""
+    return _SAID.get(str(wanted), repr(wanted))
 
 
 #: What `when` says of a keyword that many values are.

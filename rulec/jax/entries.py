@@ -75,7 +75,11 @@ class Entry:
 
     def matches(self, values: Mapping[str, Any]) -> bool:
         """Whether these keywords mean this rule; a number that is not known yet is taken for one that is not 0."""
-        return all(_is(values[keyword], wanted) for keyword, wanted in self.when.items())
+        return not self.differs(values)
+
+    def differs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What would have to be otherwise for these keywords to mean this rule."""
+        return {keyword: wanted for keyword, wanted in self.when.items() if not _is(values[keyword], wanted)}
 
     def rule(self, values: Mapping[str, Any]) -> Rule:
         """The rule that these keywords mean; always the same object for the same rule."""

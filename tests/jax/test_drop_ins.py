@@ -258,8 +258,15 @@ def test_a_schedule_of_weight_decay() -> None:
 
 
 def test_what_no_rule_computes_is_refused() -> None:
-    with pytest.raises(HyperError, match=r"^rulec.jax.rmsprop has no rule for .*bias_correction=True.* is False, .*$"):
+    with pytest.raises(HyperError, match=r"^rulec.jax.rmsprop has no rule for .*: it has one where bias_\w+ is False$"):
         rulec.jax.rmsprop(0.1, bias_correction=True)
+    with pytest.raises(
+        HyperError,
+        match=r"^rulec.jax.rmsprop has no rule for centered=True, momentum=0\.9, .*: it has one where momentum is None, "
+        r"or where centered is False$",
+    ):
+        rulec.jax.rmsprop(0.1, centered=True, momentum=0.9)
+    rulec.jax.rmsprop(0.1, centered=True), rulec.jax.rmsprop(0.1, momentum=0.9)
     with pytest.raises(HyperError, match=r"^rulec.jax.scale_by_lion has no mode='smooth', only the default 'hard'"):
         rulec.jax.scale_by_lion(mode="smooth")
     with pytest.raises(HyperError, match=r"no safeguard_warmup=True, only the default False: leave it out$"):
