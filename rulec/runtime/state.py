@@ -34,7 +34,7 @@ class StateSpec:
     def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
         """The shape it is kept in: the tensor's own, or that with other rows or columns.
 
-        RuleError for an extent that is no whole number above 0, or, where the rule chose it, more than the matrix has.
+        RuleError for an extent that is no whole number from 0, or, where the rule chose it, more than the matrix has.
         """
         if self.axes.elementwise:
             return view.shape
@@ -68,8 +68,10 @@ def _extent(
     found = float(evaluate_once(value, hyper, facts, {}))
     largest = min(view.rows, view.cols)
     chosen = any(n.op is Op.HYPER for n in walk([value]))
-    if found != int(found) or (chosen and not 1 <= found <= largest):
-        advice = f"choose a whole number from 1 to {largest}" if largest else "leave a tensor without elements out"
+    if not found.is_integer() or found < 0 or (chosen and not 1 <= found <= largest):
+        advice = "say under applies_to for which tensors it is a whole number from 0"
+        if chosen:
+            advice = f"choose a whole number from 1 to {largest}" if largest else "leave a tensor without elements out"
         raise RuleError(
             f"state {state} is to have {expression_text(value)} = {found:g} rows or columns for a matrix of "
             f"{view.rows} by {view.cols}: {advice}"

@@ -72,6 +72,27 @@ def test_an_array_that_no_rule_applies_to_is_refused_at_once() -> None:
         Optimizer(rule, model())
 
 
+@pytest.mark.parametrize(
+    ("extent", "found"),
+    [("rows - 100", "-98"), ("0 - rows", "-2"), ("rows/0", "inf"), ("0/0", "nan"), ("rows/4", "0.5")],
+)
+def test_an_extent_that_is_none_for_a_shape_is_refused(extent: str, found: str) -> None:
+    shape = f"{{m: {{init: 0, shape: [{extent}, cols]}}}}"
+    rule = rulec.parse(f"name: R\nstate: {shape}\nstep: |\n  m = m*2\n  direction = g\n")
+    param = np.ones((2, 3))
+    with pytest.raises(RuleError, match=rf"= {found} rows or columns for a matrix of 2 by 3: say under applies_to for"):
+        Optimizer(rule, [param], "numpy").step([param + 1])
+    assert (param == 1).all()
+
+
+@pytest.mark.parametrize("k", [float("inf"), 9, 0, -1, 1.5])
+def test_an_extent_that_is_chosen_is_no_more_than_there_is(k: float) -> None:
+    text = "name: R\nhyper: {k: {default: 2, static: true}}\nstate: {m: {init: 0, shape: [k, cols]}}\n"
+    rule = rulec.parse(text + "step: |\n  m = m*2\n  direction = g\n")
+    with pytest.raises(RuleError, match=rf"k = {k:g} rows or columns for a matrix of 8 by 8: choose a whole number"):
+        Optimizer(rule, [np.ones((8, 8))], "numpy", k=k).step([np.ones((8, 8))])
+
+
 def test_a_condition_of_a_tag_or_of_the_shape() -> None:
     def sent(condition: str, **options: Any) -> dict[str, str]:
         text = f"name: First\napplies_to: {condition}\notherwise: sgd\nstep: |\n  direction = 4*g\n"
