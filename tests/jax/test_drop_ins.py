@@ -262,8 +262,8 @@ def test_what_no_rule_computes_is_refused() -> None:
         rulec.jax.rmsprop(0.1, bias_correction=True)
     with pytest.raises(
         HyperError,
-        match=r"^rulec.jax.rmsprop has no rule for centered=True, momentum=0\.9, .*: it has one where momentum is None, "
-        r"or where centered is False$",
+        match=r"^rulec.jax.rmsprop has no rule for centered=True, momentum=0\.9, .*: it has one where momentum is "
+        "None, or where centered is False$",
     ):
         rulec.jax.rmsprop(0.1, centered=True, momentum=0.9)
     rulec.jax.rmsprop(0.1, centered=True), rulec.jax.rmsprop(0.1, momentum=0.9)
