@@ -72,7 +72,7 @@ class Bound:
         whole = self.shared_rest.everywhere(rest) if self.model.shares_rest else None
         offered = {"rest": whole, "batch": self.batch, "key": self._key(index), "index": index}
         found = self.model.layer(self.shared_layer.everywhere(own), x, **offered)
-        end, aux = _pair(found, "a layer", "x") if self.model.layer_aux else (found, None)
+        end, aux = pair(found, "a layer", "x") if self.model.layer_aux else (found, None)
         before, after = jax.tree.map(_described, x), jax.tree.map(_described, end)
         if before != after:
             raise TensorError(f"a layer must return what the next one takes: it takes {before} and returns {after}")
@@ -81,7 +81,7 @@ class Bound:
     def head(self, rest: Any, x: Any) -> tuple[Any, Any]:
         """The loss, and what comes beside it."""
         found = self.model.head(self.shared_rest.everywhere(rest), x, self.batch, key=self._key(self.count + 1))
-        loss, aux = _pair(found, "the head", "loss") if self.model.has_aux else (found, None)
+        loss, aux = pair(found, "the head", "loss") if self.model.has_aux else (found, None)
         check_loss(loss)
         return loss, aux
 
@@ -104,7 +104,8 @@ class Bound:
         return None if self.key is None else jax.random.fold_in(self.key, index)
 
 
-def _pair(found: Any, what: str, word: str) -> tuple[Any, Any]:
+def pair(found: Any, what: str, word: str) -> tuple[Any, Any]:
+    """What a user's function returns, and what comes beside it; TensorError where it returns something else."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise TensorError(f"{what} must return two things, ({word}, aux), and returns something else")
     return found
@@ -112,6 +113,11 @@ def _pair(found: Any, what: str, word: str) -> tuple[Any, Any]:
 
 def check_loss(loss: Any) -> None:
     """TensorError for what is not one real number."""
+    if not hasattr(loss, "dtype") and not isinstance(loss, int | float):
+        raise TensorError(
+            f"the loss must be one real number, and is a {type(loss).__name__}: return it alone, or with has_aux=True "
+            f"(loss, aux)"
+        )
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise TensorError(f"the loss must be one real number, and is {_described(loss)}: return its mean, for example")
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rulec.errors import StateMismatch
 from rulec.jax.eager.bytes import bytes_of, residual_bytes
 from rulec.jax.eager.call import Eager, Outcome, Run, unless
-from rulec.jax.eager.model import check_loss
+from rulec.jax.eager.model import check_loss, pair
 from rulec.jax.eager.parts import Part
 from rulec.jax.eager.users import UserFunction
 from rulec.jax.recipe import Rules
@@ -77,7 +77,7 @@ class _StepRun(Run):
 
     def _loss_of(self, params: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         found = self._loss(self.shared.everywhere(params), batch, key=key)
-        loss, aux = found if self._has_aux else (found, None)
+        loss, aux = pair(found, "the loss", "loss") if self._has_aux else (found, None)
         check_loss(loss)
         return loss, aux
 

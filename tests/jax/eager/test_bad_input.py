@@ -91,6 +91,22 @@ CASES: dict[str, tuple[Callable[[], Any], type[RulecError], str]] = {
         lambda: stepped(scan(head=lambda rest, x, batch: x)), TensorError,
         "the loss must be one real number, and is float32[2, 8]: return its mean, for example",
     ),
+    "a loss beside others": (
+        lambda: stepped(rulec.jax.eager_step(lambda params, batch: (0.0, 1), "sgd"), [X]), TensorError,
+        "the loss must be one real number, and is a tuple: return it alone, or with has_aux=True (loss, aux)",
+    ),
+    "a head beside others": (
+        lambda: stepped(scan(head=lambda rest, x, batch: [x.sum()])), TensorError,
+        "the loss must be one real number, and is a list: return it alone, or with has_aux=True (loss, aux)",
+    ),
+    "no loss": (
+        lambda: stepped(rulec.jax.eager_step(lambda params, batch: None, "sgd"), [X]), TensorError,
+        "the loss must be one real number, and is a NoneType: return it alone, or with has_aux=True (loss, aux)",
+    ),
+    "a loss alone": (
+        lambda: stepped(rulec.jax.eager_step(lambda params, batch: params[0].sum(), "sgd", has_aux=True), [X]),
+        TensorError, "the loss must return two things, (loss, aux), and returns something else",
+    ),
     "aux": (
         lambda: stepped(scan(has_aux=True)), TensorError,
         "the head must return two things, (loss, aux), and returns something else",
