@@ -10,6 +10,7 @@ import numpy as np
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.language.hyper import Hyper
 from rulec.language.source import did_you_mean
+from rulec.runtime.counts import is_count
 
 
 def checked_hyper(owner: str, known: Mapping[str, Hyper], given: Any) -> dict[str, float]:
@@ -35,6 +36,26 @@ def checked_tags(tags: Mapping[str, Collection[str]], names: Sequence[str]) -> d
     return {name: frozenset(words) for name, words in tags.items()}
 
 
+def check_saved(saved: Any, owner: str) -> None:
+    """StateMismatch where this is no `state_dict()` of the rule of this name."""
+    if not isinstance(saved, Mapping):
+        raise StateMismatch(f"the saved state is a {type(saved).__name__}: give the dict that state_dict() returned")
+    if saved.get("rule") != owner:
+        raise StateMismatch(f"this state is of {saved.get('rule')}, not of {owner}")
+    for part in ("hyper", "state", "shared", "counts"):
+        _check_part(part, saved.get(part, {} if part in ("shared", "counts") else None))
+    for name, states in saved["state"].items():
+        _check_part(f"state of {name}", states)
+    for level, found in saved.get("counts", {}).items():
+        if not all(map(is_count, np.ravel(found))):
+            raise StateMismatch(f"the count of updates of the {level} was saved as {found}, which is none")
+
+
+def _check_part(part: str, found: Any) -> None:
+    if not isinstance(found, Mapping):
+        raise StateMismatch(f"the saved state has no dict of its {part}: give all that state_dict() returned")
+
+
 def check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
     """StateMismatch where saved states are not those of an array, or of other shapes."""
     if own.keys() != saved.keys():
@@ -42,3 +63,7 @@ def check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) ->
     for key, value in saved.items():
         if np.shape(value) != own[key].shape:
             raise StateMismatch(f"{key} of {name} was saved with shape {np.shape(value)}, not {own[key].shape}")
+        if not hasattr(value, "dtype") and np.asarray(value).dtype.kind not in "biuf":
+            raise StateMismatch(f"{key} of {name} was saved as {value!r:.80}, which is no number")
+        if key == "step" and not is_count(value):
+            raise StateMismatch(f"{key} of {name} was saved as {value}, which is no count of updates")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rulec.array.checks import check_states, checked_hyper, checked_tags
+from rulec.array.checks import check_saved, check_states, checked_hyper, checked_tags
 from rulec.array.copies import contents, restore
 from rulec.array.kinds import arrays_for
 from rulec.array.partial import PartialStep
@@ -17,6 +17,7 @@ from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
+from rulec.language.seed import checked_seed
 from rulec.runtime.engine import EPS, Engine, default_hyper, run
 from rulec.runtime.rows import Numbers
 
@@ -269,8 +270,7 @@ class Optimizer:
         Raises StateMismatch, before anything is written, where it belongs to another rule or other arrays.
         """
         self._check_closed("load_state_dict()")
-        if saved.get("rule") != self.rule.name:
-            raise StateMismatch(f"this state is of {saved.get('rule')}, not of {self.rule.name}")
+        check_saved(saved, self.rule.name)
         unknown = saved["state"].keys() - self._ids.keys()
         if unknown:
             raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
@@ -282,6 +282,7 @@ class Optimizer:
         pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
         for own, states, name in pairs:
             check_states(own, states, name)
+        seed = checked_seed(saved.get("seed", self._engine.seed))
         shared = saved.get("shared", {})
         check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
         with self._arrays.here():
@@ -290,15 +291,11 @@ class Optimizer:
                     self._arrays.fill(own[key], value)
             for key, value in shared.items():
                 self._arrays.fill(self._engine.shared.values[key], value)
-            self._take_counts(saved)
-        self.hyper = hyper
+            counts = saved.get("counts", {})
+            self._arrays.fill(self._engine.shared.group_t, counts.get("group", 0))
+            self._arrays.fill(self._engine.shared.model_t, counts.get("model", 0))
+        self._engine.seed, self.hyper = seed, hyper
         self._training = bool(saved.get("training", True))
-
-    def _take_counts(self, saved: Mapping[str, Any]) -> None:
-        counts, engine = saved.get("counts", {}), self._engine
-        self._arrays.fill(engine.shared.group_t, counts.get("group", 0))
-        self._arrays.fill(engine.shared.model_t, counts.get("model", 0))
-        engine.seed = saved.get("seed", engine.seed)
 
 
 def _inside(layer: str) -> str:

@@ -77,6 +77,15 @@ class HeldCounts(Counts):
         """Counts nothing."""
 
 
+def is_count(value: Any) -> bool:
+    """Whether this is one number that can be how often something was updated."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return number.is_integer() and number >= 0
+
+
 def _common(numbers: np.ndarray[Any, Any]) -> int | None:
     return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
 

@@ -339,13 +339,29 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_written() -> No
     steps(opt, 0, 3)
     before = opt.state_dict()
     wrong = {**saved["state"], "0": {**saved["state"]["0"], "r": np.zeros((5, 1))}}
+    states, no_counts = saved["state"]["0"], (-5, 2.5, float("nan"), float("inf"))
     for change, message in (
         ({"state": wrong}, r"r of 0 was saved with shape \(5, 1\), not \(6, 1\)"),
         ({"shared": {"w": np.zeros(1)}}, r"the saved state of all arrays has \['w'\], where the rule has \['u', 'w'\]"),
         ({"shared": {"w": np.zeros(2), "u": np.zeros(1)}}, r"w of all arrays was saved with shape \(2,\), not \(1,\)"),
+        ({"state": None}, "the saved state has no dict of its state: give all that state_dict"),
+        ({"hyper": [1]}, "the saved state has no dict of its hyper: give all"),
+        ({"shared": 3}, "the saved state has no dict of its shared: give all"),
+        ({"counts": None}, "the saved state has no dict of its counts: give all"),
+        ({"state": {**saved["state"], "0": [1]}}, "the saved state has no dict of its state of 0: give all"),
+        ({"counts": {"group": np.array([2.5]), "model": 2}}, "the count of updates of the group was saved as"),
+        ({"counts": {"group": np.array([2]), "model": -1}}, "the count of updates of the model was saved as -1, which"),
+        *(({"state": {"0": {**states, "step": n}}}, f"step of 0 was saved as {n}, which is no c") for n in no_counts),
+        ({"state": {"0": {**states, "step": "five"}}}, "step of 0 was saved as 'five', which is no number"),
+        ({"state": [1]}, "the saved state has no dict of its state: give all"),
     ):
         with pytest.raises(StateMismatch, match=message):
             opt.load_state_dict({**saved, **change})
+    for damaged, message in (([1], "is a list: give the dict"), ({}, "of None"), ({"rule": "Levels"}, "no dict of")):
+        with pytest.raises(StateMismatch, match=message):
+            opt.load_state_dict(damaged)
+    with pytest.raises(HyperError, match="seed='a' must be a whole number"):
+        opt.load_state_dict({**saved, "seed": "a"})
     with pytest.raises(HyperError, match=r"lr=-1\.0 of Levels"):
         opt.load_state_dict({**saved, "hyper": {"lr": -1.0}})
     after = opt.state_dict()
