@@ -21,10 +21,11 @@ from torch.autograd.graph import increment_version
 
 from rulec.errors import RulecError, StateMismatch
 from rulec.language.rule import Rule
+from rulec.runtime.counts import is_count
 from rulec.runtime.device import Scaling
 from rulec.runtime.engine import Launch, run
 from rulec.torch.ahead import FEW, Ahead
-from rulec.torch.fake import is_fake, real_memory
+from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.members import Member, Options, add_parameters, fitting, members_of, words_of
@@ -488,3 +489,5 @@ def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: 
         shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
         if shape != wanted and not (wanted == () and shape == (1,)):
             raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")
+        if strict and key == "step" and not (has_no_memory(saved[key]) or is_count(saved[key])):
+            raise StateMismatch(f"step of {name} was saved as {saved[key]!r:.80}, which is no count of updates")

@@ -29,6 +29,11 @@ def is_fake(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.FakeTensor)
 
 
+def has_no_memory(value: Any) -> bool:
+    """Whether this is a tensor that is fake, or on the meta device."""
+    return is_fake(value) or (isinstance(value, Tensor) and value.is_meta)
+
+
 def real_memory() -> AbstractContextManager[Any]:
     """A context in which new tensors have memory, whatever mode the caller is in."""
     module = sys.modules.get(_MODULE)

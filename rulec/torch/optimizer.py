@@ -247,7 +247,7 @@ class RuleOptimizer(Optimizer):
 
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
-        _check_groups_match(self.param_groups, state_dict["param_groups"])
+        _check_groups_match(self.param_groups, _saved_groups(state_dict))
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
             super().load_state_dict(state_dict)
@@ -296,6 +296,18 @@ class EvaluatedOptimizer(RuleOptimizer):
         self._current().change(way)
         for group in self.param_groups:
             group["train_mode"] = training
+
+
+def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
+    """The groups of a `state_dict()`; StateMismatch for what is none."""
+    if not isinstance(saved, Mapping):
+        raise StateMismatch(f"the saved state is a {type(saved).__name__}: give the dict that state_dict() returned")
+    states, groups = saved.get("state"), saved.get("param_groups")
+    if isinstance(states, Mapping) and isinstance(groups, list | tuple):
+        found = [group for group in groups if isinstance(group, Mapping) and "params" in group]
+        if len(found) == len(groups):
+            return found
+    raise StateMismatch("the saved state lacks its state or param_groups: give all that state_dict() returned")
 
 
 def _check_groups_match(own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:

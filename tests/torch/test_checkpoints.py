@@ -183,6 +183,32 @@ def test_a_state_of_another_rule_or_shape_is_refused_and_nothing_changed() -> No
     advance(optimizer, params, range(2, 3))
 
 
+NONE = [-5, 2.5, float("nan"), float("inf"), "five", torch.tensor(-1.0), torch.tensor(0.5)]
+
+
+@pytest.mark.parametrize("count", NONE, ids=str)
+def test_a_count_that_is_none_is_refused_and_nothing_changed(count: Any) -> None:
+    optimizer, params = stepped(rulec.torch.Adam, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    before = copy.deepcopy(saved)
+    saved["state"][1]["step"] = count
+    says = "step of parameter 1 was saved as .*, which is no count of updates"
+    with pytest.raises(StateMismatch, match=says):
+        optimizer.load_state_dict(saved)
+    assert [float(s["step"]) for s in optimizer.state.values()] == [2.0] * len(params)
+    for place, states in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, before["state"][place][key]) for key, value in states.items())
+
+
+@pytest.mark.parametrize(
+    "saved", [{}, {"state": {}}, {"state": [], "param_groups": []}, {"state": {}, "param_groups": [1]}, [1]], ids=str
+)
+def test_what_is_no_state_dict_is_refused(saved: Any) -> None:
+    says = "lacks its state or param_groups: give all" if isinstance(saved, dict) else "is a list: give the dict"
+    with pytest.raises(StateMismatch, match=f"^the saved state {says}"):
+        rulec.torch.Adam(parameters(torch.float32)).load_state_dict(saved)
+
+
 def test_a_checkpoint_of_an_older_torch_loads() -> None:
     """Step counts were numbers, momentum buffers None, and groups had fewer entries."""
     optimizer, _ = stepped(torch.optim.AdamW, range(3))
