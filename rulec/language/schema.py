@@ -169,7 +169,7 @@ def wanted(path: tuple[str | int, ...]) -> str:
     return WANTED[min(fits, key=lambda k: [part == "*" for part in k])] if fits else "something else"
 
 
-_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 
 
 def json_schema() -> dict[str, Any]:
