@@ -127,7 +127,10 @@ def as_traced(value: Any) -> Node:
         kind = type(value).__name__
         message = f"a value of type {kind} cannot be part of a rule: use numbers and the function's own arguments"
         raise author_error(message)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise author_error("a number of a rule must fit into float64, and this one is too large") from None
     if number != number:
         raise author_error("NaN cannot be part of a rule: use numbers and the function's own arguments")
     return const(number)
