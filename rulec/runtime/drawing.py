@@ -17,7 +17,7 @@ _BLOCK = 4
 
 #: Bytes of room for each number while it is made: by a backend's kernel, in float64 and then in another dtype, and by a
 #: library, on whose way there are more.
-_BY_KERNEL, _BY_LIBRARY = 12, 64
+_BY_KERNEL, _BY_LIBRARY = 14, 64
 
 #: How many numbers are made at once at least.
 _LEAST = 4096

@@ -86,9 +86,13 @@ class Tiles:
         """Stores what is stored on the way; the reductions."""
         rows, inner, cols, number = self._extents()
         sizes = sizes_for(rows, inner, cols, number, self.around.room(self.i))
-        with np.errstate(all="ignore"):
-            for band in _cut(rows, sizes.rows):
-                self._band(band, inner, cols, sizes)
+        try:
+            with np.errstate(all="ignore"):
+                for band in _cut(rows, sizes.rows):
+                    self._band(band, inner, cols, sizes)
+        finally:
+            # They know this object, which knows the gradient: without a word it would stay until the next collection.
+            self._makes.clear()
         return {value: self._whole(value, found) for value, found in self._reduced.items()}
 
     def _extents(self) -> tuple[int, int, int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,3 +161,18 @@ def test_what_fails_after_a_state_was_stored_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(NumpyLibrary, "product", product)
     with pytest.raises(PartialUpdate, match="some of tensor 0, tensor 1 were updated: no memory"):
         made.step(random_arrays(2, [(7, 30), (7, 30)]))
+
+
+@pytest.mark.parametrize("rule", ["apollo", "apollo_mini"])
+def test_a_gradient_is_let_go_at_once(rule: str) -> None:
+    """Without a collection of cycles: an eager step would else have several gradients at once."""
+    opt = rulec.array.Optimizer(rule, [np.ones((64, 64))])
+    gradient = np.ones((64, 64))
+    there = weakref.ref(gradient)
+    gc.disable()
+    try:
+        opt.step([gradient])
+        del gradient
+        assert there() is None
+    finally:
+        gc.enable()
