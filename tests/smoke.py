@@ -50,10 +50,18 @@ def command_lists_rules() -> None:
     assert "adamw" in listed.stdout, listed.stdout
 
 
+def measurements_stay_in_the_checkout() -> None:
+    command = Path(sys.executable).parent / "rulec"
+    asked = subprocess.run([command, "bench"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert asked.returncode == 2, asked
+    assert "clone rulec's repository" in asked.stderr, asked.stderr
+
+
 if __name__ == "__main__":
     installed_here()
     files_are_packed()
     adam_steps("numpy")
     adam_steps("cpu")
     command_lists_rules()
+    measurements_stay_in_the_checkout()
     print(f"rulec {rulec.__version__} installed with {len(rulec.rules())} rules; numpy and cpu backends step")

@@ -19,8 +19,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
-PURE = ("rulec/language", "rulec/analysis", "rulec/compiler", "rulec/backend", "rulec/runtime", "rulec/checkpoint")
-ADAPTERS = [["rulec", name] for name in ("array", "torch", "jax", "standalone", "testing", "compare", "bench", "cli")]
+#: The folders in the order of the data. A folder imports those before it.
+LAYERS = (
+    "language", "compiler", "analysis", "memory", "checkpoint", "backend", "es", "runtime", "standalone", "backends",
+    "array", "torch", "jax", "testing", "compare", "demo", "cli", "benchmarks",
+)  # fmt: skip
+#: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
+UPWARD = {("language", "analysis"), ("cli", "benchmarks")}
+PURE = tuple(f"rulec/{name}" for name in LAYERS[: LAYERS.index("standalone")] if name != "es")
 
 
 def imports(file: Path) -> Iterator[tuple[int, str, bool]]:
@@ -66,11 +72,33 @@ def test_pure_folders_import_no_framework_at_all(folder: str) -> None:
     assert offences(folder, FRAMEWORKS | {"rulec_backends"}, only_when_imported=False) == []
 
 
-@pytest.mark.parametrize("folder", PURE)
-def test_pure_folders_know_no_adapter(folder: str) -> None:
-    files = sorted((ROOT / folder).rglob("*.py"))
-    names = [(file.name, line, module) for file in files for line, module, _ in imports(file)]
-    assert [name for name in names if name[2].split(".")[:2] in ADAPTERS] == []
+def layer_folder(layer: str) -> Path:
+    return ROOT / layer if layer in ("backends", "benchmarks") else ROOT / "rulec" / layer
+
+
+def layer_of(module: str) -> str | None:
+    """The layer of an absolute dotted name; None for what is none of ours or lies in no folder."""
+    top, _, rest = module.partition(".")
+    name = {"rulec_backends": "backends", "benchmarks": "benchmarks"}.get(top) or rest.partition(".")[0]
+    return name if top in ("rulec", "rulec_backends", "benchmarks") and name in LAYERS else None
+
+
+def test_every_folder_is_a_layer() -> None:
+    folders = {file.parent.name for file in (ROOT / "rulec").glob("*/__init__.py")}
+    assert folders | {"backends", "benchmarks"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_import_only_those_before_them(layer: str) -> None:
+    """Inside functions too: an arrow that points upward is one whenever it runs."""
+    allowed = {*LAYERS[: LAYERS.index(layer) + 1], *(above for below, above in UPWARD if below == layer)}
+    upward = [
+        f"{file.relative_to(ROOT)}:{line} imports {module}"
+        for file in sorted(layer_folder(layer).rglob("*.py"))
+        for line, module, _ in imports(file)
+        if layer_of(module) not in {None, *allowed}
+    ]
+    assert upward == []
 
 
 def test_backends_import_nothing_heavy_at_module_level() -> None:

@@ -1,140 +1,36 @@
-"""`rulec bench`: measurements, and the figures of the manual."""
+"""`rulec bench`: the project's measurements, which lie in a checkout and are not installed."""
 
 from __future__ import annotations
 
-import os
-from functools import partial
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.console import console, fail, json_text, print_json, print_table, progress, write_text
 from rulec.errors import RulecError
 
-if TYPE_CHECKING:
-    from rulec.bench.result import Result, Row
+#: Everything after `rulec bench` is read by the measurements' own command.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def bench(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, es, jax, gpu; or all."
-        ),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict all but many and start to this one; repeatable.")
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Write results to a .json file, or into a folder; - prints them."),
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Write the manual's page of the results in the --json folder here.")
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="With gpu: find block sizes and write the triton backend's table of them.")
-    ] = False,
-    chart: Annotated[Path | None, typer.Option(help="With memory: draw what training keeps, as a PNG, here.")] = None,
-) -> None:
-    """Measure speed and memory: ratios within this run.
+def bench(context: typer.Context) -> None:
+    """Measure speed and memory: ratios within this run. Needs a checkout of rulec."""
+    root = checkout()
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    from benchmarks.command import app
 
-    Of kernels, steps, start and memory, against the targets that the project set itself. Exit code 1 where a GPU or
-    JAX is asked for and there is none.
-    """
-    from rulec.bench.suite import measurement, usual
-
-    # torch's profiler, which counts allocations, tells stderr when it starts; it reads this when torch is imported.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    _check_paths(json, page)
-    _check_rules(rule)
-    if tune and what != ["gpu"]:
-        raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
-    if chart is not None and what != ["memory"]:
-        raise RulecError("--chart is of the measurement of memory alone: rulec bench memory --chart PATH")
-    names = what or usual()
-    _check_there(names)
-    results: list[Result] = []
-    keep = partial(_keep, results, json)
-    chosen = [measurement(name, quick, rule or (), keep, tune) for name in names]
-    for one in chosen:
-        with progress() as shown:
-            task = shown.add_task(one.name, total=one.parts)
-            results.append(one.run(partial(shown.advance, task)))
-        if json != Path("-"):
-            _print(results[-1])
-    if json is not None:
-        _write(results, json)
-    if chart is not None:
-        from rulec.bench.memory_chart import draw
-
-        draw(results[0], chart)
-    if page is not None and json is not None:
-        from rulec.bench.page import results_page
-
-        write_text(page, results_page(json))
+    code = typer.main.get_command(app).main(context.args, prog_name="rulec bench", standalone_mode=False)
+    if code:
+        raise typer.Exit(code)
 
 
-def _check_paths(json: Path | None, page: Path | None) -> None:
-    """Before an hour is spent on what cannot be written."""
-    if page is not None and (json is None or json == Path("-") or json.suffix == ".json"):
-        raise RulecError("--page needs the folder of the results: give --json FOLDER too")
-
-
-def _check_there(names: list[str]) -> None:
-    """Exit code 1, and a sentence, where a GPU or JAX is asked for and there is none."""
-    from rulec.bench import gpu_device, jax
-
-    for name, missing in (("gpu", gpu_device.missing), ("jax", jax.missing)):
-        reason = missing() if name in names else None
-        if reason is not None:
-            fail(reason)
-            raise typer.Exit(1)
-
-
-def _check_rules(names: list[str] | None) -> None:
-    from rulec.language.library import rules
-    from rulec.language.source import did_you_mean
-
-    for name in names or ():
-        if name not in rules():
-            raise RulecError(f"there is no library rule {name!r}{did_you_mean(name, rules())} (`rulec list`)")
-
-
-def _keep(done: list[Result], path: Path | None, so_far: Result) -> None:
-    """Writes what there is of a measurement under way, beside those that are done."""
-    if path is not None and path != Path("-"):
-        _write([*done, so_far], path)
-
-
-def _write(results: list[Result], path: Path) -> None:
-    data = [result.data() for result in results]
-    if path == Path("-"):
-        print_json(data)
-        return
-    if path.suffix == ".json":
-        write_text(path, json_text(data[0] if len(data) == 1 else data) + "\n")
-        return
-    for result in results:
-        write_text(path / f"{result.name}.json", json_text(result.data()) + "\n")
-
-
-def _print(result: Result) -> None:
-    from rulec.bench.page import figure, target
-
-    quick = " (quick: these figures do not count)" if result.quick else ""
-    out = console()
-    out.print(f"{result.name}, {result.threads} threads{quick}", style="bold")
-    for note in result.notes:
-        out.print(f"  {note}", markup=False)
-    rows = [[row.subject, row.measure, figure(row), target(row), _mark(row)] for row in result.rows]
-    print_table(("", "figure", "measured", "target", " "), rows, right=("measured", "target"))
-    out.print()
-
-
-def _mark(row: Row) -> str:
-    if row.met is None:
-        return ""
-    return "[green]met[/]" if row.met else "[red]missed[/]"
+def checkout() -> Path:
+    """The root of the checkout that this rulec runs from; RulecError where it was installed by itself."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "pyproject.toml").is_file() or not (root / "benchmarks" / "command.py").is_file():
+        raise RulecError(
+            f"rulec bench measures the project from a checkout, and {root} is none: clone rulec's repository and run "
+            "`make bench` in it"
+        )
+    return root

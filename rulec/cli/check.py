@@ -68,7 +68,7 @@ def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     from rulec.backend.layout import layout_for, scheduled
-    from rulec.bench.traffic import traffic
+    from rulec.compare.traffic import traffic
     from rulec.compiler.pipeline import compile
     from rulec.compiler.routing import route
     from rulec.compiler.view import matrix_view

@@ -27,7 +27,7 @@ def doctor(json: JsonFlag = False) -> None:
 
 def examine() -> dict[str, Any]:
     """What doctor says, as data."""
-    from rulec.bench.machine import facts
+    from rulec.compare.machine import facts
 
     machine = facts()
     backends = _backends()

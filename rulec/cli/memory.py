@@ -14,7 +14,7 @@ from rulec.cli.console import print_json, print_table, progress
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
-    from rulec.bench.live import Account
+    from rulec.memory.live import Account
     from rulec.torch.account.step import Training, Way
 
 #: The most tokens of a sequence where nothing is said of them.
@@ -75,8 +75,8 @@ def memory(
 
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
     """What makes the model, and its inputs."""
-    from rulec.bench.memory_header import read_shapes
-    from rulec.bench.memory_shape import read_shape
+    from rulec.memory.header import read_shapes
+    from rulec.memory.shape import read_shape
     from rulec.torch.account.models import Transformer, Weights
     from rulec.torch.account.step import tokens
 
@@ -115,7 +115,7 @@ def _parameters(found: Account, training: Training) -> int:
 
 
 def _print(found: Account, training: Training, way: Way, known: bool) -> None:
-    from rulec.bench.live import KINDS
+    from rulec.memory.live import KINDS
 
     state = training.dtype if training.state_dtype is None else training.state_dtype
     unit, size = ("GiB", 2**30) if found.total >= 2**30 else ("MiB", 2**20)

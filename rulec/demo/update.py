@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array import Optimizer
-from rulec.bench.interleave import interleaved
+from rulec.compare.interleave import interleaved
 from rulec.demo.network import Network
 from rulec.demo.rule import Unfused
 from rulec.demo.training import WIDTHS

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rulec.bench import page
-from rulec.bench.es_cosine import EQUAL_MEMBERS, EQUAL_TIME
-from rulec.bench.es_fused import DIRECTIONS, OURS, RULES, TORCH, VALUES
-from rulec.bench.es_layers import ALONE, BASE, CONVS, DRAWN, JUDGED, KEPT, SQUARES, UPDATE, Layer, families
-from rulec.bench.es_spsa import ALL, TIME, WRITTEN
-from rulec.bench.result import Row
+from benchmarks import page
+from benchmarks.es.cosine import EQUAL_MEMBERS, EQUAL_TIME
+from benchmarks.es.fused import DIRECTIONS, OURS, RULES, TORCH, VALUES
+from benchmarks.es.layers import ALONE, BASE, CONVS, DRAWN, JUDGED, KEPT, SQUARES, UPDATE, Layer, families
+from benchmarks.es.spsa import ALL, TIME, WRITTEN
+from benchmarks.result import Row
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
 

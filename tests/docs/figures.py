@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rulec.bench import page
-from rulec.bench.result import Result
-from rulec.bench.suite import MEASUREMENTS
+from benchmarks import page
+from benchmarks.result import Result
+from benchmarks.suite import MEASUREMENTS
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rulec.bench.es_cosine import EQUAL_MEMBERS, EQUAL_TIME
-from rulec.bench.es_fused import OURS
-from rulec.bench.es_layers import ALONE, BASE, JUDGED, KEPT
-from rulec.bench.es_spsa import TIME, WRITTEN
-from rulec.bench.result import Result, Row
+from benchmarks.es.cosine import EQUAL_MEMBERS, EQUAL_TIME
+from benchmarks.es.fused import OURS
+from benchmarks.es.layers import ALONE, BASE, JUDGED, KEPT
+from benchmarks.es.spsa import TIME, WRITTEN
+from benchmarks.result import Result, Row
 from tests.docs import es_tables
 from tests.docs.es_tables import MAKERS, maker
 

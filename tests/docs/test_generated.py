@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.bench.result import Result, Row, read_result
+from benchmarks.result import Result, Row, read_result
 from rulec.compiler.pipeline import PASSES
 from rulec.language.schema import RuleFile
 from tests.docs import peers

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import rulec.torch
-from rulec.bench import gpu, gpu_large, gpu_seed, gpu_tune
-from rulec.bench.gpu_device import Bench
-from rulec.bench.result import read_result
+from benchmarks.gpu import large as gpu_large
+from benchmarks.gpu import measure as gpu
+from benchmarks.gpu import seed as gpu_seed
+from benchmarks.gpu import tune as gpu_tune
+from benchmarks.gpu.device import Bench
+from benchmarks.result import read_result
 from tests.cli.running import run
 from tests.gpu.training import assert_near, give, gradients, parameters
 

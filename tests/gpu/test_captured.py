@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rulec.torch
-from rulec.bench.gpu_host import RATES, WARM_UP, capture
+from benchmarks.gpu.host import RATES, WARM_UP, capture
 from rulec.errors import RulecError
 from tests.gpu.training import DEVICE, assert_near, give, gradients, no_waiting, parameters
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import rulec
+from benchmarks.gpu import check as gpu_check
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.part import Checked
 from rulec.backend import registry
-from rulec.bench import gpu_check
-from rulec.bench.gpu_device import Bench
-from rulec.bench.gpu_part import Checked
 from rulec.errors import BackendUnavailable
 from rulec.testing.cases import hostile_rules, staged_rules
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rulec.bench.live import Account, Timeline
+from rulec.memory.live import Account, Timeline
 
 #: Whose work makes temporaries: modules with these beginnings.
 _OPTIMIZERS = ("rulec.torch.", "rulec.runtime.", "torch.optim.")

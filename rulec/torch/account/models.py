@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rulec.bench.memory_shape import Shape
+from rulec.memory.shape import Shape
 
 
 class Linears(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rulec.bench.live import Account
+from rulec.memory.live import Account
 from rulec.torch.account.meter import Meter, state_of
 from rulec.torch.classes import optimizer
 from rulec.torch.tensors import DTYPES

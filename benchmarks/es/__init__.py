@@ -1,0 +1,1 @@
+"""Evolution strategies: layers of a population, noise made in kernels, and how near estimates come."""

@@ -1,0 +1,1 @@
+"""One GPU: parts in processes of their own, within nine minutes."""

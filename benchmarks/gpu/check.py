@@ -1,0 +1,164 @@
+"""Whether every rule computes on the device what the float64 reference does, in every dtype, on small tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import rulec
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.part import Checked, Part, sentence
+from benchmarks.reductions import rule_of
+from rulec.backend import registry
+from rulec.backend.layout import ITEM_SIZE, layout_for
+from rulec.errors import BackendUnavailable, BackendUnsupported
+from rulec.language.rule import Rule
+from rulec.testing import conformance
+from rulec.testing.cases import (
+    SHAPES,
+    SPECIAL,
+    buckets_of,
+    hostile_rules,
+    hyper_values,
+    loaded,
+    operation_rules,
+    parameters,
+    staged_rules,
+)
+from rulec.testing.interval import Array, Range
+from rulec.testing.kinds import TorchKind
+from rulec.testing.numerics import IEEE
+from rulec.testing.trial import Subject, Trial, Values
+from rulec.testing.whole import check_whole
+
+#: The backends that run on a GPU through torch's tensors.
+BACKENDS = ("triton", "cupy")
+
+#: The dtypes that arithmetic is done in.
+_COMPUTED = ("float32", "float64")
+
+#: Seconds for one rule in all dtypes.
+PER_RULE = 80.0
+
+
+class Measured(Trial):
+    """A trial that keeps the largest difference from the reference, relative to the largest number of its buffer."""
+
+    difference = 0.0
+
+    def _compare(
+        self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array, *rest: Any, **named: Any
+    ) -> None:
+        super()._compare(fired, name, after, allowed, want, *rest, **named)
+        got = np.concatenate([np.asarray(after[i][name]).astype(np.float64).reshape(-1) for i in fired])
+        usual = np.isfinite(got) & np.isfinite(want)
+        size = np.max(np.abs(want), initial=0.0, where=usual)
+        if size > 0:
+            far = float(np.max(np.abs(got - want), initial=0.0, where=usual))
+            self.difference = max(self.difference, far / float(size))
+
+
+def usable_backends() -> tuple[list[str], list[str]]:
+    """The backends that can be checked here, and in a sentence each why the others cannot."""
+    found, reasons = [], []
+    for name in BACKENDS:
+        try:
+            registry.usable(name)
+            found.append(name)
+        except BackendUnavailable as error:
+            reasons.append(f"correctness, {name}: not run: {error}")
+    return found, reasons
+
+
+def parts(backends: Sequence[str], only: Sequence[str]) -> list[Part]:
+    """A part for each rule on each backend, of the whole library or of `only`, and for what else its contract says."""
+    return [part for backend in backends for part in _parts(backend, only)]
+
+
+def _parts(backend: str, only: Sequence[str]) -> Iterator[Part]:
+    if not only:  # these take longest, and are begun first
+        for dtype in _COMPUTED:
+            yield Part(f"operations in {dtype}, {backend}", operations, (backend, dtype), 2 * PER_RULE)
+        for test in (*hostile_rules(), *staged_rules()):
+            yield Part(f"stages of {test.name}, {backend}", stages, (backend, test.name), 2 * PER_RULE)
+    for name in only or rulec.rules():
+        yield Part(f"correctness of {name}, {backend}", rule, (backend, name), PER_RULE)
+
+
+def subject_of(bench: Bench, backend: str) -> Subject:
+    """A backend on the device, with torch's tensors."""
+    return Subject(registry.usable(backend), TorchKind(bench.device.name), IEEE)
+
+
+def rule(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
+    """A rule of the library in each dtype, stage by stage, and in float64 through the engine as well."""
+    subject = subject_of(bench, backend)
+    found = loaded(name) if name in rulec.rules() else rule_of(name)
+    for dtype in _dtypes(bench):
+        yield _guarded(bench, Checked(backend, name, dtype), partial(_by_stages, subject, found, dtype))
+
+
+def _dtypes(bench: Bench) -> list[str]:
+    """All of them, or where it is to be quick, those that arithmetic is done in."""
+    return list(_COMPUTED if bench.quick else ITEM_SIZE)
+
+
+def _by_stages(subject: Subject, found: Rule, dtype: str) -> float:
+    """The largest difference over the steps of the conformance suite; AssertionError where one is not allowed."""
+    largest = 0.0
+    for bucket in buckets_of(found, SHAPES):
+        layout = conformance.layout_of(bucket, dtype)
+        hyper = hyper_values(bucket.rule, len(bucket.shapes))
+        trial = Measured(subject, bucket.rule, bucket.program, layout, parameters(bucket.shapes, 0), hyper)
+        conformance.run(trial)
+        largest = max(largest, trial.difference)
+    if dtype == "float64":
+        check_whole(subject, found)
+    return largest
+
+
+def operations(bench: Bench, backend: str, dtype: str) -> Iterator[Checked]:
+    """Every operation, on all pairs of numbers among which are zeros, infinities, NaN and the ends of the formats."""
+    subject = subject_of(bench, backend)
+    for one in operation_rules():
+        checked = Checked(backend, one.name, dtype, kind="operations")
+        yield _guarded(bench, checked, partial(_operation, subject, one, dtype))
+
+
+def _operation(subject: Subject, one: Rule, dtype: str) -> float:
+    with np.errstate(all="ignore"):
+        values = np.array(SPECIAL).astype(dtype).astype(np.float64)
+    g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
+    program = rulec.compile(one)
+    trial = Measured(subject, one, program, layout_for(program, dtype), [p], [{}])
+    trial.step({0: g})
+    return trial.difference
+
+
+def stages(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
+    """A rule made to be hard: reductions of every kind in every view, one stage after another, and odd names."""
+    subject = subject_of(bench, backend)
+    (found,) = (one for one in (*hostile_rules(), *staged_rules()) if one.name == name)
+    checked = Checked(backend, name, "every dtype", kind="test rules")
+    yield _guarded(bench, checked, partial(_all_views, subject, found, _dtypes(bench)))
+
+
+def _all_views(subject: Subject, found: Rule, dtypes: Sequence[str]) -> float:
+    conformance.check_stages(subject, found, dtypes)
+    return 0.0
+
+
+def _guarded(bench: Bench, checked: Checked, check: Callable[[], float]) -> Checked:
+    """What a check comes to; what leaves the device useless is raised."""
+    try:
+        return replace(checked, difference=check())
+    except BackendUnsupported as error:
+        return replace(checked, refused=sentence(error))
+    except Exception as error:
+        if not bench.recover():
+            raise
+        return replace(checked, fault=sentence(error))

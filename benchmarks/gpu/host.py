@@ -1,0 +1,177 @@
+"""What a step costs the host for a thousand tensors, step by step and in a CUDA graph, and many groups at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.part import Found, Part
+from benchmarks.gpu.peers import FUSED
+from benchmarks.gpu.rules import seconds
+from benchmarks.gpu.tensors import Size, make, parameters
+from benchmarks.gpu.time import Step, host_times, timed
+from benchmarks.result import Row
+from rulec.errors import RulecError
+
+#: Tensors and their elements; groups.
+COUNT, ELEMENTS, GROUPS = 1000, 1000, 500
+QUICK_COUNT = 10
+ROUNDS, QUICK_ROUNDS = 60, 3
+
+#: Microseconds that a step of a thousand tensors may take on the host, and a captured one; how far, relative to the
+#: largest parameter, a captured step may be from the same step uncaptured.
+PER_STEP, CAPTURED, SAME = 250.0, 30.0, 1e-6
+
+#: Learning rates of successive replays, each of them the same number in float32 and float64.
+RATES = (2.0**-10, 2.0**-8, 2.0**-12, 0.0, 2.0**-9)
+
+HOST, REPLAYED = "host time of a step", "host time of a captured step"
+
+
+def parts(only: Sequence[str]) -> list[Part]:
+    """The parts, all of them about AdamW."""
+    if only and "adamw" not in only:
+        return []
+    return [
+        Part("host time of adamw", host),
+        Part("adamw in a graph", captured),
+        Part("adamw with many groups", groups),
+    ]
+
+
+def _tensors(bench: Bench) -> Size:
+    count = QUICK_COUNT if bench.quick else COUNT
+    return Size(f"{count} tensors of {ELEMENTS}", [(ELEMENTS,)] * count)
+
+
+def _rounds(bench: Bench) -> int:
+    return QUICK_ROUNDS if bench.quick else ROUNDS
+
+
+def host(bench: Bench) -> Iterator[Row]:
+    """Ours and torch's fused step, with the gradients where they were, and with ones that are new each time."""
+    size = _tensors(bench)
+    for moving in (False, True):
+        ours, theirs = parameters(bench, size), parameters(bench, size)
+        contenders = {"step": _ours(ours), "torch": FUSED.step(theirs)}
+        before = _new_gradients(bench, size, [*ours, *theirs]) if moving else None
+        times = host_times(bench.device, contenders, _rounds(bench), before=before)
+        subject = f"adamw, {size.name}" + (", new gradients each step" if moving else "")
+        yield Row(subject, HOST, 1e6 * times.median("step"), PER_STEP, "at most", "us", seconds(times))
+
+
+def _new_gradients(bench: Bench, size: Size, params: Sequence[Any]) -> Step:
+    """Gives parameters gradients at other addresses than those before, by turns from two sets."""
+    made = [[make(bench, shape) for shape in size.shapes] * (len(params) // len(size.shapes)) for _ in range(2)]
+    turns = cycle(made)
+
+    def change() -> None:
+        for param, grad in zip(params, next(turns), strict=True):
+            param.grad = grad
+
+    return change
+
+
+def _ours(params: list[Any], **keywords: Any) -> Step:
+    import rulec.torch
+
+    step: Step = rulec.torch.AdamW(params, **keywords).step
+    return step
+
+
+def captured(bench: Bench) -> Iterator[Found]:
+    """A captured step: what a replay costs, and that it does what the same steps do uncaptured, whatever the rate."""
+    import torch
+
+    size = _tensors(bench)
+    params = parameters(bench, size)
+    lr = torch.tensor(RATES[0], device=bench.device.name)
+    twins = [p.detach().clone().requires_grad_() for p in params]
+    for param, twin in zip(params, twins, strict=True):
+        twin.grad = param.grad
+    step = _ours(params, lr=lr, capturable=True)
+    graph = capture(step)
+    _replay_as_twins(graph, lr, params, twins)
+    far = _difference(params, twins)
+    subject = f"adamw, {size.name}, in a graph"
+    yield Row(subject, "largest difference from uncaptured steps", far, SAME, "at most", detail={"rates": RATES})
+    yield from _replays(bench, subject, graph, lr, size)
+
+
+#: Steps before a capture, as torch asks for.
+WARM_UP = 3
+
+
+def capture(step: Step) -> Any:
+    """The graph of a step, after a few on a side stream."""
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def _replay_as_twins(graph: Any, lr: Any, params: Sequence[Any], twins: list[Any]) -> None:
+    """Replays with each rate, and the same steps of the twins, from before the capture on."""
+    import rulec.torch
+
+    optimizer = rulec.torch.AdamW(twins, lr=RATES[0])
+    for _ in range(WARM_UP):
+        optimizer.step()
+    for rate in RATES:
+        lr.fill_(rate)
+        graph.replay()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+
+
+def _difference(params: Sequence[Any], twins: Sequence[Any]) -> float:
+    """The largest, relative to the largest number."""
+    far = [float((p.detach() - t.detach()).abs().max()) for p, t in zip(params, twins, strict=True)]
+    if not all(map(math.isfinite, far)):
+        raise RulecError("parameters are infinite or no numbers after steps in a graph")
+    return max(far) / max(float(t.detach().abs().max()) for t in twins)
+
+
+def _replays(bench: Bench, subject: str, graph: Any, lr: Any, size: Size) -> Iterator[Row]:
+    """The host's time for a replay, alone and with a new rate, and the device's, beside torch's captured fused step."""
+    rates = cycle(RATES[:3])
+
+    def changing() -> None:
+        lr.fill_(next(rates))
+        graph.replay()
+
+    theirs = replace(FUSED, keywords={**FUSED.keywords, "capturable": True}).step(parameters(bench, size))
+    other = capture(theirs)
+    contenders: Mapping[str, Step] = {"step": graph.replay, "with a new rate": changing, "torch": other.replay}
+    times = host_times(bench.device, contenders, _rounds(bench))
+    yield Row(subject, REPLAYED, 1e6 * times.median("step"), CAPTURED, "at most", "us", seconds(times))
+    on_device = timed(bench.device, {"step": [graph.replay], "torch": [other.replay]}, _rounds(bench))
+    detail = {**seconds(on_device), "scatter": on_device.quartiles("torch", "step")}
+    yield Row(subject, "times as fast as torch's captured fused step", on_device.ratio("torch", "step"), detail=detail)
+
+
+def groups(bench: Bench) -> Iterator[Row]:
+    """As many groups as tensors, each with its own rate, against one group of them all: on the device and the host."""
+    count = QUICK_COUNT if bench.quick else GROUPS
+    size = Size("", [(ELEMENTS,)] * count)
+    rates = [1e-5 * 100 ** (i / count) for i in range(count)]
+    grouped = [{"params": [p], "lr": lr} for p, lr in zip(parameters(bench, size), rates, strict=True)]
+    contenders = {"groups": _ours(grouped), "one": _ours(parameters(bench, size))}
+    on_device = timed(bench.device, {name: [step] for name, step in contenders.items()}, _rounds(bench))
+    on_host = host_times(bench.device, contenders, _rounds(bench))
+    subject = f"{count} groups of one tensor of {ELEMENTS}"
+    for where, times in (("device", on_device), ("host", on_host)):
+        detail = {**seconds(times), "scatter": times.quartiles("groups", "one")}
+        yield Row(subject, f"{where} time, times that of one group", times.ratio("groups", "one"), detail=detail)

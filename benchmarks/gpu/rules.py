@@ -1,0 +1,171 @@
+"""Every rule on one large tensor, as a share of the copy bandwidth that is measured by turns with it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import rulec
+from benchmarks import reductions, rules
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.part import Found, Note, Part, sentence
+from benchmarks.gpu.peers import TorchStep, torch_steps
+from benchmarks.gpu.tensors import FULL, QUICK, Shape, copying, make
+from benchmarks.gpu.time import Step, timed
+from benchmarks.reductions import rule_of
+from benchmarks.result import Row
+from rulec.backend.layout import layout_for, scheduled, traffic
+from rulec.compare.interleave import Times
+from rulec.compiler.view import matrix_view
+from rulec.testing.numerics import EPS
+
+ROUNDS, QUICK_ROUNDS = 30, 3
+
+#: What the issue that this was built for asks: of the copy bandwidth, and times as fast as foreach where torch has no
+#: fused kernel on the device.
+OF_COPY, OF_FOREACH = 0.95, 3.0
+
+#: Rules that are also measured with all they store in bfloat16, and on another backend than the device's own.
+OTHERWISE = ("adamw", "sgd", "lion")
+
+#: What the rows say.
+COPY = "bandwidth of a copy, read and written"
+SHARE = "step, of the copy bandwidth"
+STAGES = "step, of the copy bandwidth for what its stages move"
+AS_FAST = "step, times as fast as"
+
+#: The seconds that are taken to time one rule, beside compiling it.
+_TIMING = 4.0
+
+
+def elementwise(only: Sequence[str]) -> list[str]:
+    """The elementwise rules."""
+    return rules.plan(only)
+
+
+def reducing(only: Sequence[str]) -> list[str]:
+    """The rules with reductions and no matrix functions."""
+    return reductions.plan(only)
+
+
+def warm_parts(only: Sequence[str]) -> list[Part]:
+    """One small step of each rule that is timed, so that its kernels are compiled by many processes at once."""
+    return [Part(f"compiling {name}", warm, (name,)) for name in (*elementwise(only), *reducing(only))]
+
+
+def parts(only: Sequence[str]) -> list[Part]:
+    """The copy alone, and each rule."""
+    names = elementwise(only)
+    first = [name for name in ("adamw", "sgd", "lion") if name in names]
+    ordered = [*first, *(name for name in names if name not in first)]
+    return [Part("copy bandwidth", copy_bandwidth), *(Part(f"{n} at 100 Mi", rule, (n, True)) for n in ordered)]
+
+
+def reducing_parts(only: Sequence[str]) -> list[Part]:
+    """Each rule with reductions."""
+    return [Part(f"{name} at 100 Mi", rule, (name, False)) for name in reducing(only)]
+
+
+def other_parts(only: Sequence[str]) -> list[Part]:
+    """A few rules where everything is stored in 16 bits, and on the cupy backend."""
+    names = [name for name in OTHERWISE if name in elementwise(only)]
+    found = [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
+    if importlib.util.find_spec("cupy") is not None:
+        found += [Part(f"{name} at 100 Mi on cupy", rule, (name, True, "float32", "cupy")) for name in names]
+    return found
+
+
+def copy_bandwidth(bench: Bench) -> Iterator[Row]:
+    """What a copy of 100 Mi float32 reads and writes in a second."""
+    elements = QUICK if bench.quick else FULL
+    times = timed(bench.device, {"copy": [copying(bench, elements)]}, QUICK_ROUNDS if bench.quick else ROUNDS)
+    seconds = times.median("copy")
+    yield Row(f"{elements:,} float32", COPY, 8e-9 * elements / seconds, unit="GB/s", detail={"copy": seconds})
+
+
+def warm(bench: Bench, name: str) -> Iterator[Found]:
+    """One step, which compiles."""
+    param = parameter(bench, (256, 256))
+    step_of(name, [param])()
+    bench.device.synchronize()
+    yield from ()
+
+
+def rule(
+    bench: Bench, name: str, flat: bool, dtype: str = "float32", backend: str | None = None
+) -> Iterator[Found]:  # fmt: skip
+    """A rule's step beside a copy and torch's own steps, on a vector where `flat`, else on a matrix.
+
+    What is not float32 on the device's own backend has no target.
+    """
+    elements = QUICK if bench.quick else FULL
+    side = int(elements**0.5)
+    shape: Shape = (elements,) if flat else (side, elements // side)
+    param = parameter(bench, shape, dtype)
+    step = step_of(name, [param], backend=backend)
+    contenders: dict[str, Sequence[Step]] = {"step": [step], "copy": [copying(bench, elements)]}
+    subject, judged = ", ".join(filter(None, (name, dtype, backend))), dtype == "float32" and backend is None
+    theirs = {}
+    for one in torch_steps(name):
+        made = _usable(one, param)
+        if isinstance(made, str):
+            yield Note(f"{name} in {dtype}: {one.name} does not run here: {made}")
+        else:
+            theirs[one.way], contenders[one.way] = one, [made]
+    times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, _TIMING)
+    yield _share(subject, times, bytes_moved(name, shape, dtype), 8 * elements, flat, judged)
+    for way, one in theirs.items():
+        target = OF_FOREACH if judged and way == "foreach" and "fused" not in theirs else None
+        detail = {**seconds(times), "scatter": times.quartiles(way, "step")}
+        yield Row(subject, f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
+
+
+def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judged: bool) -> Row:
+    detail = {
+        **seconds(times), "bytes": moved, "bytes_per_second": moved / times.median("step"),
+        "copy_bytes_per_second": copied / times.median("copy"), "scatter": times.quartiles("copy", "step"),
+    }  # fmt: skip
+    share = times.ratio("copy", "step") * moved / copied
+    return Row(subject, SHARE if flat else STAGES, share, OF_COPY if flat and judged else None, detail=detail)
+
+
+@functools.cache
+def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
+    """What the stages of a rule read and write for a tensor of this shape, all of it stored in this dtype."""
+    rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
+    program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": EPS[dtype]})
+    return sum(traffic(*scheduled(program, layout_for(program, dtype)))) * prod(shape)
+
+
+def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:
+    """A parameter with a gradient."""
+    param = make(bench, shape, dtype).requires_grad_()
+    param.grad = make(bench, shape, dtype)
+    return param
+
+
+def step_of(name: str, params: list[Any], **keywords: Any) -> Step:
+    """Our step of a rule, by its name in the library or of those that are composed for the benchmarks."""
+    import rulec.torch
+
+    known = name if name in rulec.rules() else rule_of(name)
+    step: Step = rulec.torch.optimizer(known)(params, **keywords).step
+    return step
+
+
+def _usable(one: TorchStep, param: Any) -> Step | str:
+    """torch's step, or why it does not run on this device."""
+    try:
+        step = one.make([param])
+        step()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return sentence(error)
+    return step
+
+
+def seconds(times: Times) -> dict[str, float]:
+    """The median of each contender."""
+    return {name: times.median(name) for name in times.seconds}

@@ -1,0 +1,110 @@
+"""Timing on a device, by turns: what the device does between two events, and what the host does for a step."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.gpu.device import Device
+from rulec.compare.interleave import Times, without_collection
+
+Step = Callable[[], object]
+
+#: How many times the last cache the inputs of successive calls fill, before the first come again.
+PAST_CACHE = 4
+
+#: At most so many sets of inputs, and rounds at least, whatever the time.
+SETS, FEWEST = 64, 5
+
+#: Of the time that the host takes to hand a call over, how much the device is held beforehand, and seconds at most.
+_HOLD, _LONGEST_HOLD = 1.5, 0.03
+
+
+def sets_past(cache: int, of_one: int) -> int:
+    """How many sets of inputs, of that many bytes each, it takes so that none is found in the cache again."""
+    return max(1, min(SETS, -(-PAST_CACHE * cache // max(1, of_one))))
+
+
+def timed(
+    device: Device, contenders: Mapping[str, Sequence[Step]], rounds: int, seconds: float = 10.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:  # fmt: skip
+    """The device's time of each contender once a round, in an order that turns.
+
+    A contender is one call, or as many as it has sets of inputs, which take turns too. The device is held until a call
+    is handed over as a whole, as it is in training, where the host is ahead. No round is begun after `seconds`, but
+    `FEWEST` are.
+    """
+    names = list(contenders)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with without_collection():
+        holds = {name: _warm(device, contenders[name], clock) for name in names}
+        begin = clock()
+        for number in range(rounds):
+            if number >= FEWEST and clock() - begin > seconds:
+                break
+            marks = {}
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                step = contenders[name][number % len(contenders[name])]
+                marks[name] = _sample(device, step, holds[name])
+            device.synchronize()
+            for name, pair in marks.items():
+                found[name].append(device.seconds(*pair))
+    return Times(found)
+
+
+def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
+    device.hold(hold)
+    first = device.mark()
+    step()
+    return first, device.mark()
+
+
+def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> float:
+    """Calls every set twice; how long the device is to be held for one call."""
+    for step in (*steps, *steps):
+        step()
+    samples = []
+    for step in [*steps, *steps, *steps][:3]:
+        device.synchronize()
+        begin = clock()
+        step()
+        samples.append(clock() - begin)
+    device.synchronize()
+    return min(_LONGEST_HOLD, _HOLD * statistics.median(samples) + 2e-5)
+
+
+def host_times(
+    device: Device, contenders: Mapping[str, Step], rounds: int, calls: int = 5, before: Step | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:  # fmt: skip
+    """What the host takes for a call of each contender, by turns: a few calls on a device that has nothing to do.
+
+    `before` is called before each call, untimed.
+    """
+    names = list(contenders)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with without_collection():
+        for number in range(-2, rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                sample = _host_sample(device, contenders[name], calls, before, clock)
+                if number >= 0:
+                    found[name].append(sample)
+            gc.collect(0)
+    return Times(found)
+
+
+def _host_sample(
+    device: Device, step: Step, calls: int, before: Step | None, clock: Callable[[], float]
+) -> float:  # fmt: skip
+    spent = 0.0
+    device.synchronize()
+    for _ in range(calls):
+        if before is not None:
+            before()
+        begin = clock()
+        step()
+        spent += clock() - begin
+    return spent / calls

@@ -1,0 +1,1 @@
+"""Steps in JAX on the CPU against optax."""

@@ -1,0 +1,1 @@
+"""What a step allocates, and what training keeps."""

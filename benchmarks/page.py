@@ -1,0 +1,114 @@
+"""The manual's page of benchmark figures, made from the results in docs/benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import Result, Row, read_result
+from benchmarks.suite import MEASUREMENTS
+from rulec.errors import RulecError
+
+_HEAD = """\
+# Benchmarks
+
+Every figure is measured by `rulec bench` and written here from its results; none is typed in. What is compared is timed
+by turns within one run, and medians are compared. Targets are those that the project set itself before measuring.
+
+The *limit* of a kernel is another kernel that reads and writes the same arrays and computes nothing.
+"""
+
+_NONE = """\
+No results are recorded. `rulec bench --json docs/benchmarks --page docs/benchmarks.md` measures, records and writes
+this page.
+"""
+
+#: What each measurement's section says before its table.
+_TEXT = {
+    "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
+    "kernel; *times as fast* is the time of torch's step over that of the kernel.",
+    "reductions": "One matrix, far larger than the caches. A step is all of it, engine included; its limit is a kernel "
+    "for each stage that moves the same bytes. Other libraries' steps are timed on tensors of their own, with "
+    "the same threads; the fastest that is installed is named, and fused kernels, which are no Python, apart.",
+    "matrices": "Weights in float32, products in bfloat16. The products are those of Muon's iteration by themselves, "
+    "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes.",
+    "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
+    "start": "Seconds in new processes.",
+    "memory": "Bytes for each parameter are from the difference between a small and a large tensor. What training "
+    "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
+    "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
+    "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
+    "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
+    "parameters and state to reuse. A first call is traced and compiled in a new process.",
+    "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "
+    "how they are taken.",
+}
+
+
+def results_page(folder: Path) -> str:
+    """The page, as Markdown, of the results in a folder. RulecError where one is quick or is no result."""
+    results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
+    if not results:
+        return f"{_HEAD}\n{_NONE}"
+    return "\n".join([_HEAD, *(_section(result) for result in results)])
+
+
+def read(path: Path) -> Result:
+    """The result in a file, where its figures count; RulecError otherwise."""
+    result = read_result(path)
+    if result.quick:
+        raise RulecError(f"{path} was measured with --quick, which is no figure to publish: measure it again without")
+    return result
+
+
+def _section(result: Result) -> str:
+    missed = [row for row in result.rows if row.met is False]
+    judged = [row for row in result.rows if row.met is not None]
+    lines = [f"## {result.name}", "", _TEXT[result.name], "", _machine(result), ""]
+    lines += [f"- {note}" for note in result.notes] + ([""] if result.notes else [])
+    lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
+    lines += ["| | figure | measured | target | met |", "|---|---|---:|---:|---|"]
+    lines += [f"| {row.subject} | {row.measure} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
+    return "\n".join([*lines, ""])
+
+
+def _machine(result: Result) -> str:
+    machine = result.machine
+    cache = machine["last_level_cache_bytes"]
+    parts = [machine["cpu"], f"{machine['cores']} cores"]
+    parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
+    parts += [f"{result.threads} threads", machine["system"]]
+    if "gpu" in machine:
+        parts = [_device(machine["gpu"]), *parts]
+    shown = (
+        ("python", "numpy", "torch", "triton", "cupy") if "gpu" in machine else ("python", "numpy", "numba", "torch")
+    )
+    shown = ("python", "numba", "jax", "optax") if result.name == "jax" else shown
+    versions = [f"{name} {machine['versions'][name]}" for name in shown if machine["versions"].get(name)]
+    command = f"rulec bench {result.name}"
+    return f"Measured on {result.measured}: {', '.join(parts)}; {', '.join(versions)}. Command: `{command}`."
+
+
+def _device(gpu: Mapping[str, Any]) -> str:
+    cache = gpu["last_level_cache_bytes"]
+    of_cache = f" and {cache / 2**20:.0f} MiB of L2" if cache else ""
+    return f"{gpu['name']} with {gpu['memory_bytes'] / 2**30:.0f} GiB{of_cache}, {gpu['platform']}"
+
+
+def figure(row: Row) -> str:
+    """A row's value as people read it, with its unit."""
+    size = abs(row.value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or size == 0 else 4
+    return f"{row.value:.{digits}f}" + (f" {row.unit}" if row.unit else "")
+
+
+def target(row: Row) -> str:
+    """A row's target in words; empty where there is none."""
+    if row.target is None:
+        return ""
+    return f"{row.sense} {row.target:g}" + (f" {row.unit}" if row.unit else "")
+
+
+def _met(row: Row) -> str:
+    return "" if row.met is None else "yes" if row.met else "**no**"

@@ -1,0 +1,87 @@
+"""A rule's whole step on one array, and the limit for the stages that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import rulec
+from benchmarks.kernels import Pool, limit_kernel
+from rulec.array import Optimizer
+from rulec.backend.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Program, Result
+from rulec.compiler.view import MatrixView, matrix_view
+from rulec.language.rule import Rule
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A step, engine and all, and the kernels that move the bytes of its stages and compute nothing.
+
+    Both run over the same parameter and states, which the limit leaves as they are.
+    """
+
+    program: Program
+    layout: Layout
+    step: Callable[[], object]
+    limit: Callable[[], object]
+
+    @property
+    def bytes_per_element(self) -> int:
+        """What the stages read and write together."""
+        return sum(traffic(self.program, self.layout))
+
+
+def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
+    """The step of a rule, with its default hyper-parameters, on a float32 matrix of the pool's memory."""
+    param, grad = (pool.array(name, "float32", positive=False).reshape(shape) for name in ("p", "g"))
+    optimizer = Optimizer(rule, [param])
+    optimizer.step([grad])  # allocates the states
+    program, layout, view = scheduled_for(rule, shape)
+    limit = bound_limit(program, layout, view, param, grad, optimizer.state(optimizer.names[0]))
+    return Staged(program, layout, lambda: optimizer.step([grad]), limit)
+
+
+def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, MatrixView]:
+    """The program that the engine runs for a float32 tensor of this shape, its layout, and how it sees the tensor."""
+    view = matrix_view(shape, rule.view)
+    program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": 2.0**-23})
+    layout = layout_for(program, "float32", transposed=view.transposed and is_shaped(program))
+    return *scheduled(program, layout), view
+
+
+def bound_limit(
+    program: Program, layout: Layout, view: MatrixView, param: Any, grad: Any, states: Mapping[str, Any]
+) -> Callable[[], object]:
+    """A function that runs the limit of every stage once, over these arrays and scratch of its own."""
+    names = [b.name for b in kernel_buffers(program) if b.role == "state"]
+    call = limit_kernel(program, layout).bind([param], [{name: states[name] for name in names}], [view])
+    rows = Rows(np.zeros((1, len(program.columns))), np.zeros(1, np.int64))
+    scratch = {name: [array] for name, array in _scratch(program, layout, view).items()}
+    grads, stages = [grad], range(len(program.stages))
+
+    def run() -> None:
+        for stage in stages:
+            call(stage, grads, rows, scratch)
+
+    return run
+
+
+def _scratch(program: Program, layout: Layout, view: MatrixView) -> dict[str, Any]:
+    """An array for each thing that kernels are given beside parameters, gradients and states."""
+    numel = view.batch * view.rows * view.cols
+    buffers = [b.name for b in kernel_buffers(program) if b.role == "scratch"]
+    found = {name: np.ones(ITEM_SIZE[layout.dtype(name)] * numel, np.uint8) for name in buffers}
+    item = ITEM_SIZE[layout.compute]
+    return found | {v.name: np.ones(item * _count(v, view), np.uint8) for v in program.vectors}
+
+
+def _count(vector: Result, view: MatrixView) -> int:
+    extents = {"b": view.batch, "i": view.rows, "j": view.cols}
+    return int(np.prod([extents[letter] for letter in vector.axes.letters if letter in extents]))

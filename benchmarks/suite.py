@@ -1,0 +1,107 @@
+"""The measurements by name, as `rulec bench` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.result import Result
+from rulec.errors import RulecError
+from rulec.language.source import did_you_mean
+
+#: What there is to measure, in the order of the manual's page, with one line about each.
+MEASUREMENTS: dict[str, str] = {
+    "rules": "every elementwise rule on one large tensor, against the memory's limit and torch",
+    "reductions": "every rule that reduces on one large matrix, against its stages' limit and other libraries",
+    "matrices": "Muon and other rules for matrices, against their products and torch, and what they keep",
+    "many": "many tensors at once, and many groups, with all that a step does around its kernel",
+    "start": "what importing costs, the first step of a process, and compiling",
+    "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
+    "es": "evolution strategies: perturbed layers in one batch, steps without a gradient, and how near they come",
+    "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
+    "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement ready to run: `run(advance)` calls `advance` after each of its `parts`."""
+
+    name: str
+    parts: int
+    run: Callable[[Callable[[], object]], Result]
+
+
+def usual() -> list[str]:
+    """The names of what can be measured here: all but what needs a GPU, or JAX, where there is none."""
+    from benchmarks.gpu import device as gpu_device
+    from benchmarks.jax import measure as jax
+
+    needs = {"gpu": gpu_device.missing, "jax": jax.missing}
+    return [name for name in MEASUREMENTS if name not in needs or needs[name]() is None]
+
+
+def measurement(
+    name: str, quick: bool, only: Sequence[str] = (), keep: Callable[[Result], object] = lambda _: None,
+    tune: bool = False,
+) -> Measurement:  # fmt: skip
+    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts those of rules to some.
+
+    One that may be ended before it is done gives what it has so far to `keep`, part by part. `tune` has that on a GPU
+    find block sizes and write them where the triton backend reads them, instead of measuring.
+
+    RulecError for a name that is none of `MEASUREMENTS`.
+    """
+    if name == "rules":
+        from benchmarks import rules
+
+        parts = len(rules.plan(only)) + len(rules.half_width(only))
+        return _restricted(name, parts, only, lambda advance: rules.measure(quick, only, advance))
+    if name == "reductions":
+        from benchmarks import reductions
+
+        parts = reductions.parts(only)
+        return _restricted(name, parts, only, lambda advance: reductions.measure(quick, only, advance))
+    if name == "matrices":
+        from benchmarks import matrices
+
+        parts = matrices.parts(quick, only)
+        return _restricted(name, parts, only, lambda advance: matrices.measure(quick, only, advance))
+    if name == "many":
+        from benchmarks import many
+
+        return Measurement(name, many.PARTS, lambda advance: many.measure(quick, advance))
+    if name == "start":
+        from benchmarks import start
+
+        return Measurement(name, start.parts(), lambda advance: start.measure(quick, advance))
+    if name == "memory":
+        from benchmarks.memory import measure as memory
+
+        return _restricted(name, memory.parts(only), only, lambda advance: memory.measure(quick, only, advance))
+    if name == "es":
+        from benchmarks.es import measure as es
+
+        return _restricted(name, es.parts(quick, only), only, lambda advance: es.measure(quick, only, advance))
+    if name == "jax":
+        from benchmarks.jax import measure as jax
+
+        return _restricted(name, jax.parts(only), only, lambda advance: jax.measure(quick, only, advance))
+    if name == "gpu":
+        from benchmarks.gpu import measure as gpu
+
+        return Measurement(name, gpu.parts(only, tune), lambda advance: gpu.measure(quick, only, advance, keep, tune))
+    known = ", ".join(MEASUREMENTS)
+    raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")
+
+
+def _restricted(
+    name: str, parts: int, only: Sequence[str], run: Callable[[Callable[[], object]], Result]
+) -> Measurement:
+    """A measurement of rules, with a note where it has none of those it is restricted to."""
+
+    def noted(advance: Callable[[], object]) -> Result:
+        result = run(advance)
+        return replace(result, notes=[*result.notes, f"nothing here is about {', '.join(only)}"])
+
+    return Measurement(name, parts, run if parts else noted)

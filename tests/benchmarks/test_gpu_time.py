@@ -1,0 +1,85 @@
+"""Timing by marks: turns, sets of inputs past the cache, and limits, on a device whose time is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.gpu.time import FEWEST, SETS, host_times, sets_past, timed
+from tests.benchmarks.gpu_fakes import Clock, HostDevice
+
+
+class CountedDevice(HostDevice):
+    """A device whose clock goes on by what its calls take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.waits = 0
+
+    def mark(self) -> float:
+        return self.now
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def taking(device: CountedDevice, log: list[str], name: str, seconds: float) -> Callable[[], object]:
+    def step() -> None:
+        log.append(name)
+        device.now += seconds
+
+    return step
+
+
+def test_contenders_take_turns_and_so_do_their_sets() -> None:
+    device, log = CountedDevice(), list[str]()
+    ours = [taking(device, log, f"a{i}", 2.0 + i) for i in range(2)]
+    times = timed(device, {"a": ours, "b": [taking(device, log, "b", 1.0)]}, 4, clock=Clock())
+    assert log[-8:] == ["a0", "b", "b", "a1", "a0", "b", "b", "a1"]
+    assert times.seconds == {"a": [2.0, 3.0, 2.0, 3.0], "b": [1.0] * 4}
+    assert times.ratio("a", "b") == 2.5
+
+
+def test_the_device_is_held_while_a_call_is_handed_over() -> None:
+    device, clock = CountedDevice(), Clock()
+
+    def slow() -> None:
+        clock.now += 0.002
+
+    timed(device, {"slow": [slow], "long": [lambda: setattr(clock, "now", clock.now + 1.0)]}, 2, clock=clock)
+    assert sorted(device.held) == pytest.approx([0.00302, 0.00302, 0.03, 0.03])
+
+
+def test_rounds_end_with_the_time_but_some_are_taken() -> None:
+    device, clock = CountedDevice(), Clock()
+
+    def slow() -> None:
+        clock.now += 3.0
+        device.now += 0.5
+
+    assert len(timed(device, {"slow": [slow]}, 100, 10.0, clock).seconds["slow"]) == FEWEST
+    assert len(timed(device, {"slow": [slow]}, 100, 30.0, clock).seconds["slow"]) == 11
+
+
+def test_sets_fill_the_cache_several_times() -> None:
+    assert sets_past(50 * 2**20, 400 * 2**20) == 1
+    assert sets_past(50 * 2**20, 16_000_000) == 14
+    assert sets_past(50 * 2**20, 4) == SETS
+    assert sets_past(50 * 2**20, 0) == SETS
+
+
+def test_the_hosts_time_is_of_the_call_alone() -> None:
+    device, clock = CountedDevice(), Clock()
+
+    def before() -> None:
+        clock.now += 100.0
+
+    steps = {
+        "a": lambda: setattr(clock, "now", clock.now + 2.0),
+        "b": lambda: setattr(clock, "now", clock.now + 1.0),
+    }
+    times = host_times(device, steps, 3, before=before, clock=clock)
+    assert times.seconds == {"a": [2.0] * 3, "b": [1.0] * 3}
+    assert device.waits == 2 * (3 + 2)  # before each sample, so that no queue is full
