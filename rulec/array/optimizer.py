@@ -44,6 +44,7 @@ class Optimizer:
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
+        default_hyper(self.rule, hyper)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         self._make(leaves, checked_tags(tags or {}, [*leaves]), backend, dtypes, maximize, seed)

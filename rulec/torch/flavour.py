@@ -71,6 +71,11 @@ class Choice:
                 return None
             return float(value)
         except (TypeError, ValueError, IndexError, KeyError, RuntimeError):
+            if position is None and isinstance(given, torch.Tensor) and given.numel() != 1:
+                raise HyperError(
+                    f"Tensor {keyword} must be 1-element, and {keyword} of {self.rule.name} has shape "
+                    f"{tuple(given.shape)}: give a number, or a tensor of one"
+                ) from None
             count = sum(k == keyword for k, _ in self.flavour.places.values())
             wanted = "a number" if position is None else f"{count} numbers"
             raise HyperError(f"{keyword}={given!r} of {self.rule.name} must be {wanted}") from None

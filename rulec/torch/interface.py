@@ -18,6 +18,7 @@ from rulec.errors import HyperError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.torch.flavour import Choice, Flavour, shared_states
+from rulec.torch.words import torch_words
 
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
@@ -129,7 +130,8 @@ class Interface:
         for key, value in values.items():
             default = self.signature.parameters[key].default if key in self.signature.parameters else value
             if key not in known and value not in (default, AS_NONE.get(key, default)):
-                raise HyperError(f"{self.name} does not support {key}={value!r}: leave it at {default!r}")
+                words = torch_words(self.name, key, value)
+                raise HyperError(f"{self.name} does not support {key}={value!r}: leave it at {default!r}{words}")
 
     def suggestion(self, key: str) -> str:
         """A hint at the keyword that was meant; empty where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -57,7 +57,9 @@ class RuleOptimizer(Optimizer):
         self._assembly: Assembly | None = None
         self._complete = False
         self._skipped = 0
-        super().__init__(params, {**values, **self.interface.fixed})
+        defaults = {**values, **self.interface.fixed}
+        choices_of(self.interface, [defaults])
+        super().__init__(_iterable(params), defaults)
         self._check_groups()
         self._complete = True
         self.state = Store(self.state)
@@ -66,7 +68,12 @@ class RuleOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
-        _add_param_group(self, param_group)
+        try:
+            _add_param_group(self, param_group)
+        except Exception:  # values come before parameters, so that the first mistake named is the same for both
+            if isinstance(param_group, dict):
+                choices_of(self.interface, [{**self.defaults, **param_group}])
+            raise
         if not self._complete:
             return  # all groups are checked at once
         try:
@@ -296,6 +303,14 @@ class EvaluatedOptimizer(RuleOptimizer):
         self._current().change(way)
         for group in self.param_groups:
             group["train_mode"] = training
+
+
+def _iterable(params: Any) -> Any:
+    """What an optimizer is made of; TensorError for what has nothing in it, such as None or a model."""
+    if isinstance(params, Iterable):
+        return params
+    hint = "give it model.parameters()" if isinstance(params, torch.nn.Module) else "give tensors or groups of them"
+    raise TensorError(f"an optimizer cannot be made of {type(params).__name__} {params!r:.40}: {hint}")
 
 
 def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:

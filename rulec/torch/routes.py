@@ -14,8 +14,13 @@ from rulec.language.rule import Rule
 from rulec.torch.flavour import Choice, sees_shapes
 from rulec.torch.interface import Interface
 from rulec.torch.placed import check_placed
+from rulec.torch.words import torch_words
 
 Groups = Sequence[Mapping[str, Any]]
+
+
+class ComplexParameter(TensorError, RuntimeError):
+    """A complex parameter of a rule for real ones; a RuntimeError too, as it is with torch."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ def routes_of(interface: Interface, choices: Sequence[Choice], groups: Groups) -
 
 def _route(interface: Interface, router: Router, name: str, param: Tensor, group: int, tags: frozenset[str]) -> Route:
     if param.is_complex() and sees_shapes(interface.rules):
-        raise TensorError(
-            f"{name} is complex, and {interface.name} treats tensors by their dimensions: pass torch.view_as_real of it"
+        raise ComplexParameter(
+            f"{interface.name} does not support complex parameters such as {name}, for it treats tensors by their "
+            f"dimensions: pass torch.view_as_real of it"
         )
     shape = tuple(param.shape)
     rule = router.choose(shape, tags, name)
@@ -72,7 +78,7 @@ def _refusal(interface: Interface, route: Route) -> str:
     return (
         f"{interface.name} does not apply to {route.name}, of shape {tuple(route.param.shape)}: leave it out, as with "
         f"torch.optim.{interface.name}, or give its group tags, as rulec.torch.tagged_groups does, and "
-        f"{route.rule.name} updates it with {keyword}"
+        f"{route.rule.name} updates it with {keyword}{torch_words(interface.name, 'params')}"
     )
 
 

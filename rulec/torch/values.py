@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from rulec.errors import HyperError
 from rulec.runtime.rows import Numbers
 from rulec.torch.flavour import Choice, Flavour
 from rulec.torch.interface import Interface
+from rulec.torch.words import torch_words
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -88,10 +90,18 @@ def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavou
     """
     found = [interface.choose(group) for group in groups]
     for choice, group in zip(found, groups, strict=True):
-        for name, value in choice.hyper(group).items():
-            choice.settings[name].check(name, value, interface.name)
+        _check_ranges(choice, group, interface.name)
     used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
     return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
+
+
+def _check_ranges(choice: Choice, group: Mapping[str, Any], owner: str) -> None:
+    for name, value in choice.hyper(group).items():
+        try:
+            choice.settings[name].check(name, value, owner)
+        except HyperError as error:
+            keyword, position = choice.flavour.places.get(name, (name, None))
+            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
 
 
 def table_of(choice: Choice, groups: Groups) -> Numbers:
