@@ -43,11 +43,13 @@ class Tree:
 def flat(tree: Any, what: str, wide: bool = True) -> Tree:
     """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update.
 
+    No two paths are alike in words, or masks, patterns and tags would mean both: TensorError where they are.
     Where JAX is not `wide`, kept to 32 bits by its user, leaves of float64 are refused, and Python's numbers float32.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables(tree)
     names = tuple(leaf_name(path[:-1] if path[:-1] in variables else path) for path, _ in paths)
+    check_apart(names)
     arrays = tuple(_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True))
     return Tree(names, arrays, structure)
 
@@ -64,6 +66,13 @@ def _variables(tree: Any) -> set[Any]:
 def leaf_name(path: Sequence[Any]) -> str:
     """The path of a leaf in words."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or WHOLE
+
+
+def check_apart(names: Sequence[str]) -> None:
+    """TensorError where two leaves have one name, as with the keys `a/b` and, in `a`, `b`."""
+    if len(set(names)) < len(names):
+        name = next(name for place, name in enumerate(names) if name in names[:place])
+        raise TensorError(f"two leaves are called {name} by the keys on their paths: give each a name of its own")
 
 
 def called(what: str, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rulec.errors import RuleError
 from rulec.jax.first import first_values
-from rulec.jax.leaves import WHOLE, Tree, flat
+from rulec.jax.leaves import WHOLE, Tree, check_apart, flat
 from rulec.jax.machine import Machine, Settings
 from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Recipe
@@ -54,6 +54,7 @@ class Parts(Machine):
 
     def check(self, names: Sequence[str], plans: Sequence[StepPlan]) -> None:
         """Errors where a pattern or a tag names no parameter, or a rule reads what other parts have not yet."""
+        check_apart(names)
         self._check(names)
         super()._check_tags(names)
         for rule in {id(rule): rule for plan in plans for rule in plan.rules}.values():

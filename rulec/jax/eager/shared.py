@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rulec.errors import TensorError
-from rulec.jax.leaves import leaf_name
+from rulec.jax.leaves import check_apart, leaf_name
 from rulec.language.source import did_you_mean
 
 
@@ -63,8 +63,9 @@ def shared_in(tree: Any, declared: Mapping[str, str]) -> Shared:
     leaves = [leaf for _, leaf in paths]
     found = _same(leaves)
     if declared:
-        names = {leaf_name(path): place for place, (path, _) in enumerate(paths)}
-        found |= dict(_declared(names, leaves, declared))
+        names = [leaf_name(path) for path, _ in paths]
+        check_apart(names)
+        found |= dict(_declared({name: place for place, name in enumerate(names)}, leaves, declared))
     roots = {place: _root(found, place) for place in found}
     return Shared(tuple((place, root) for place, root in sorted(roots.items()) if place != root))
 

@@ -101,6 +101,15 @@ def test_what_cannot_be_shared_is_refused(declared: dict[str, str], message: str
         rulec.jax.eager_step(loss, "sgd", shared=declared).init({**tied(), "out": jnp.ones((3, 4))})
 
 
+def test_leaves_of_one_name_cannot_be_told_apart() -> None:
+    params = {**tied(), "more/in": jnp.ones(2), "more": {"in": jnp.ones(2)}}
+    with pytest.raises(TensorError, match=r"^two leaves are called more/in by the keys on their paths: give each a"):
+        shared_in(params, {"out": "in"})
+    layers = {"w/b": jnp.ones((1, 2)), "w": {"b": jnp.ones((1, 2))}}
+    with pytest.raises(TensorError, match=r"^two leaves are called .*w/b by the keys"):
+        rulec.jax.eager_scan(lambda own, x: x, models.head, "sgd").init({"layers": layers, "rest": tied()})
+
+
 def test_layers_share_nothing_with_the_rest() -> None:
     params = {"layers": {"w": jnp.ones((3, 3))}, "rest": {"out": jnp.ones((3, 3))}}
     made = rulec.jax.eager_scan(lambda own, x: x, models.head, "sgd", shared={"rest/out": "layers/w"})
