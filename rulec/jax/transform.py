@@ -12,6 +12,7 @@ import optax
 
 from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import HyperError
+from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered
 from rulec.jax.matrix import is_traced
 from rulec.jax.plan import Options
@@ -19,6 +20,7 @@ from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.language.seed import checked_seed
 
 
+@injectable
 def transform(
     rule: Rules, lr: Given = None, *, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
@@ -36,19 +38,8 @@ def transform(
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
     """
-    _check_injected(hyper.pop("hyper", {}))
     given = hyper if lr is None else {"lr": lr, **hyper}
     return of_recipe(recipe(rule, given, tags), options(state_dtype, maximize, seed))
-
-
-def _check_injected(gathered: Any) -> None:
-    """optax.inject_hyperparams hands over the keywords that a function gathers as one, and injects none of them."""
-    if gathered != {}:
-        names = ", ".join(gathered) if isinstance(gathered, Mapping) else "hyper"
-        raise HyperError(
-            f"optax.inject_hyperparams cannot see {names} of transform: inject a function of your own that has "
-            f"parameters of these names and gives them to transform"
-        )
 
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:

@@ -99,6 +99,19 @@ def test_64_bits_where_jax_has_32() -> None:
     assert ADAM.init({"number": 1.5}).m["number"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("rule", ["adam", rulec.partition({"a/b": "adam", "...": "sgd"})], ids=["rule", "partition"])
+def test_leaves_of_one_name(rule: Any) -> None:
+    """A mask, a pattern or a tag that means one of them would be the other's as well."""
+    tree: dict[str, Any] = {"a/b": jnp.ones(3), "a": {"b": jnp.ones(3)}, "c": jnp.ones(2)}
+    message = "two leaves are called a/b by the keys on their paths: give each a name of its own"
+    mask = {"a/b": True, "a": {"b": False}, "c": True}
+    refused(TensorError, message, lambda: rulec.jax.transform(rule).init(tree))
+    refused(TensorError, message, lambda: rulec.jax.init(rule, tree))
+    refused(TensorError, message, lambda: rulec.jax.step(rule, tree, tree, None, donate=False))
+    refused(TensorError, message, lambda: rulec.jax.adamw(0.1, mask=mask).init(tree))
+    refused(TensorError, message, lambda: rulec.jax.transform("muon", tags={"a/b": {"embedding"}}).init(tree))
+
+
 def test_gradients_that_are_not_there() -> None:
     good, state = params(), ADAM.init(params())
     missing = (
@@ -325,10 +338,6 @@ def test_what_decides_what_is_compiled_cannot_be_traced() -> None:
         match=f"^seed decides what is compiled, so it must be Python's own, and is traced here: {advice}",
     ):
         jax.jit(lambda seed: rulec.jax.transform("adam", seed=seed).init(tree))(2)
-    with pytest.raises(
-        HyperError, match=r"^optax\.inject_hyperparams cannot see beta1 of transform: inject a function"
-    ):
-        optax.inject_hyperparams(rulec.jax.transform, static_args=("rule", "seed"))("adam", beta1=0.5).init(tree)
 
 
 def test_options_that_there_are_not() -> None:

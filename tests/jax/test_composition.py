@@ -137,14 +137,43 @@ def test_injected_numbers_trace_nothing_again(caplog: pytest.LogCaptureFixture) 
     assert difference(first, second) > 0.4
 
 
-def test_transform_itself_can_be_injected() -> None:
-    made = optax.inject_hyperparams(rulec.jax.transform, static_args=("rule", "seed"))
-    transformation = made("adamw", lr=0.1)
-    state = transformation.init(params())
-    assert state.hyperparams.keys() == {"lr"}
+INJECTED: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
+    "a name": ("adamw", {}, {"lr"}),
+    "a rule": (rulec.load("adamw"), {"beta1": 0.5, "weight_decay": 0.25}, {"lr", "beta1", "weight_decay"}),
+    "a partition": (rulec.partition({"a": "adamw", "...": "sgd"}), {"weight_decay": 0.25}, {"lr", "weight_decay"}),
+    "a text": ("clip_by_global_norm >> lion", {"max_norm": 0.25}, {"lr", "max_norm"}),
+    "what is compiled": ("galore", {"rank": 2, "seed": 3, "state_dtype": jnp.bfloat16}, {"lr"}),
+    "directions": ("adamw", {"maximize": True, "tags": {"a": {"embedding"}}, "seed": 1}, {"lr"}),
+}
+
+
+@pytest.mark.parametrize("case", INJECTED)
+def test_transform_itself_can_be_injected(case: str) -> None:
+    """Every hyper-parameter is one of the state, and nothing else is, named among the static_args or not."""
+    rule, more, names = INJECTED[case]
+    tree, grads = params(), gradients(params(), 0)
+    plain = rulec.jax.transform(rule, lr=0.25, **more)
+    expected, after = jax.jit(plain.update)(grads, plain.init(tree), tree)
+    for static in ((), ("rule", "seed")):
+        injected = optax.inject_hyperparams(rulec.jax.transform, static_args=static)(rule, lr=0.25, **more)
+        state = injected.init(tree)
+        assert state.hyperparams.keys() == names
+        updates, new = jax.jit(injected.update)(grads, state, tree)
+        assert jax.tree.map(lambda x: x.dtype, new.inner_state) == jax.tree.map(lambda x: x.dtype, after)
+        assert difference(updates, expected) < 1e-6
     state.hyperparams["lr"] = jnp.float32(0.0)
-    updates, _ = transformation.update(gradients(params(), 0), state, params())
+    updates, _ = injected.update(grads, state, tree)
     assert difference(updates, jax.tree.map(jnp.zeros_like, PARAMS)) == 0
+
+
+def test_schedules_of_transform_can_be_injected() -> None:
+    """They are optax's then, with a count of its own."""
+    made = optax.inject_hyperparams(rulec.jax.transform)(rulec.load("sgd"), lr=lambda count: 0.5 / (count + 1))
+    tree, state, found = params(), made.init(params()), []
+    for _ in range(2):
+        updates, state = made.update(tree, state, tree)
+        found.append(float(updates["b"]["c"][0] / tree["b"]["c"][0]))
+    assert found == [-0.5, -0.25]
 
 
 # JAX's own
