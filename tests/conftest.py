@@ -1,13 +1,15 @@
-"""What every test shares: one throw-away kernel cache per run, gpu tests that ask for a device, and fixed examples."""
+"""What every test shares: kernel caches of the checkout, gpu tests that ask for a device, and fixed examples."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
-import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from rulec_backends.c.compile import processor
 
 # The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
 # pytest --hypothesis-profile=explore.
@@ -15,28 +17,31 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("fixed")
 
-_CACHE = pytest.StashKey[str]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write the sources kept in tests/golden anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Point RULEC_CACHE_DIR at an empty folder, so that tests neither read nor fill the user's cache.
+    """Points the caches of rulec and of JAX at folders of this checkout, apart from the user's own.
 
-    The controlling process makes it and the xdist workers inherit it: each kernel is compiled once per run, and the
-    locking of the cache is exercised by every run.
+    Their entries are named by what they hold, so they stay from run to run: a kernel is compiled once for a checkout.
+    xdist's workers inherit the folders, and so exercise the locks. `pytest --cache-clear` empties them; tests of the
+    caches themselves use empty folders.
     """
     if hasattr(config, "workerinput"):
         return
-    config.stash[_CACHE] = tempfile.mkdtemp(prefix="rulec-test-cache-")
-    os.environ["RULEC_CACHE_DIR"] = config.stash[_CACHE]
+    for name, folder in kept_folders(config.rootpath).items():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ[name] = str(folder)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if _CACHE in config.stash:
-        shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
+def kept_folders(root: Path) -> dict[str, Path]:
+    """The environment's name of each cache and its folder. XLA's code holds for one processor; rulec's names it."""
+    machine = hashlib.sha256(processor().encode()).hexdigest()[:16]
+    kept = root / ".pytest_cache" / "d"
+    return {"RULEC_CACHE_DIR": kept / "kernels", "JAX_COMPILATION_CACHE_DIR": kept / f"xla-{machine}"}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

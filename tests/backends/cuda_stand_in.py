@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rulec.backend import cache
 
 HERE = Path(__file__).parent
 
@@ -316,47 +317,54 @@ def _launch(run: Any, grid: int, block: int, arguments: Sequence[int]) -> None:
     _machine().cuda_launch(run, pointers, grid, block, int(backwards))
 
 
-@functools.cache
-def _folder() -> Path:
-    return Path(_kept().name)
-
-
-@functools.cache
-def _kept() -> Any:
-    return tempfile.TemporaryDirectory(prefix="rulec-cuda-")
-
-
 #: Nothing is contracted, and a kernel's functions are its own: C's library has a `step` too.
 _OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique", "-Wl,-Bsymbolic")
 
 
-def _compiled(source: Path, *options: str) -> Path:
-    made = source.with_suffix(".so")
-    command = ["g++", *_OPTIONS, *options, str(source), "-o", str(made)]
+def _compiled(code: str, name: str, *options: str) -> Path:
+    """The library of a text of C++, from the kernel cache where this compiler has made it before."""
+    kept = cache.entry("cuda_on_cpu", cache.cache_key(code, _header(), _compiler(), *_OPTIONS, *options))
+    library = kept / f"{name}.so"
+    with cache.locked(kept):
+        if not library.exists():
+            _compile(code, library, options)
+    return library
+
+
+def _compile(code: str, library: Path, options: Sequence[str]) -> None:
+    source, part = library.with_suffix(".cpp"), library.with_suffix(".part")
+    source.write_text(code)
+    command = ["g++", *_OPTIONS, *options, f"-I{HERE}", str(source), "-o", str(part)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Failure(done.stderr)
-    return made
+    part.replace(library)
+
+
+@functools.cache
+def _header() -> str:
+    return (HERE / "cuda_on_cpu.h").read_text()
+
+
+@functools.cache
+def _compiler() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
 
 
 @functools.cache
 def _machine() -> Any:
     """What runs the blocks of a grid."""
-    source = _folder() / "cuda_on_cpu.cpp"
-    source.write_text((HERE / "cuda_on_cpu.cpp").read_text())
-    return ctypes.CDLL(str(_compiled(source, "-O2")), mode=ctypes.RTLD_GLOBAL)
+    library = _compiled((HERE / "cuda_on_cpu.cpp").read_text(), "machine", "-O2")
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 @functools.cache
 def _library(code: str) -> Any:
     """The kernels of a source text, as functions of this process."""
     _machine()
-    folder = Path(tempfile.mkdtemp(dir=_folder()))
-    (folder / "kernel.cu").write_text(code)
     names = re.findall(r'^extern "C" __global__ void __launch_bounds__\([\d, ]+\) (\w+)\(', code, re.M)
-    lines = [f'#include "{HERE / "cuda_on_cpu.h"}"', '#include "kernel.cu"', *(f"CUDA_KERNEL({n})" for n in names)]
-    (folder / "kernel.cpp").write_text("\n".join(lines) + "\n")
-    return ctypes.CDLL(str(_compiled(folder / "kernel.cpp", "-O1", "-w")))
+    text = "\n".join(['#include "cuda_on_cpu.h"', code, *(f"CUDA_KERNEL({name})" for name in names), ""])
+    return ctypes.CDLL(str(_compiled(text, "kernel", "-O1", "-w")))
 
 
 def _module() -> types.ModuleType:
