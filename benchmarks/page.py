@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def results_page(folder: Path) -> str:
     results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
     if not results:
         return f"{_HEAD}\n{_NONE}"
-    return "\n".join([_HEAD, *(_section(result) for result in results)])
+    return "\n".join([_HEAD, _missed(results), *(_section(result) for result in results)])
 
 
 def read(path: Path) -> Result:
@@ -60,6 +60,13 @@ def read(path: Path) -> Result:
     if result.quick:
         raise RulecError(f"{path} was measured with --quick, which is no figure to publish: measure it again without")
     return result
+
+
+def _missed(results: Sequence[Result]) -> str:
+    """What misses its target, of all measurements."""
+    missed = [(result, row) for result in results for row in result.rows if row.met is False]
+    lines = [f"- {result.name}: {row.what}: {figure(row)}, wanted {target(row)}" for result, row in missed]
+    return "\n".join(["## What is missed", "", *(lines or ["Nothing: every target is met."]), ""])
 
 
 def _section(result: Result) -> str:

@@ -1,6 +1,6 @@
 """What an installed rulec does with only the dependencies it declares: run by an interpreter outside the checkout.
 
-Used by tests/test_packaging.py and .ci/run. Fails with an AssertionError or ImportError where the wheel is incomplete.
+Used by .ci/run. Fails with an AssertionError or ImportError where the wheel is incomplete.
 """
 
 from __future__ import annotations
