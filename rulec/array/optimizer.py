@@ -20,12 +20,13 @@ from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
 from rulec.runtime.engine import EPS, Engine, default_hyper, run
 from rulec.runtime.rows import Numbers
+from rulec.runtime.turns import Turns, in_turn
 
 #: Types that hyper-parameters nearly always have.
 _NUMBERS = frozenset({float, int})
 
 
-class Optimizer:
+class Optimizer(Turns):
     """Updates NumPy or CuPy arrays in place by a rule, with no copy of a parameter, gradient or state.
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
@@ -68,6 +69,7 @@ class Optimizer:
         self._open: PartialStep | None = None
         self._broken: PartialStep | None = None
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
         self._hyper_table()  # no copy can be made with wrong ones
@@ -81,10 +83,11 @@ class Optimizer:
 
         `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the parameters.
         """
-        self._check_closed("step()", "use update(layer, grad) there, or close it first")
-        self._check_training()
-        leaves = matching_leaves(grads, self.names, "the gradient")
-        self._fire(leaves, self._inputs(inputs, leaves))
+        with self._turn:
+            self._check_closed("step()", "use update(layer, grad) there, or close it first")
+            self._check_training()
+            leaves = matching_leaves(grads, self.names, "the gradient")
+            self._fire(leaves, self._inputs(inputs, leaves))
 
     def _inputs(self, given: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -113,33 +116,40 @@ class Optimizer:
         leaves the optimizer broken off: until `accept_partial()`, or `rollback()` where `journal` keeps the old arrays,
         it raises PartialUpdate. RulecError for a rule whose update of one tensor depends on the others.
         """
+        step = self._open_partial(journal, uses or {})
+        try:
+            yield self
+            with self._turn:
+                for layer in [*step.waiting]:
+                    self._update(step, layer, *step.take(layer))
+        except BaseException:
+            # What groups and the model remember waits for rollback() or accept_partial().
+            self._broken = step if step.updated and step.pending else None
+            raise
+        finally:
+            with self._turn:
+                self._open = None
+                if self._broken is None:
+                    self._engine.finish()
+
+    @in_turn
+    def _open_partial(self, journal: bool, uses: Mapping[str | int, int]) -> PartialStep:
         self._check_closed("partial()", "close the other first")
         if self._engine.joins:
             raise RulecError(
                 f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
             )
         self._check_training()
-        table = self._hyper_table()
-        self._open = step = PartialStep(self.names, table, journal, uses or {})
+        self._open = step = PartialStep(self.names, self._hyper_table(), journal, uses)
         self._engine.begin()
-        try:
-            yield self
-            for layer in [*step.waiting]:
-                self._update(step, layer, *step.take(layer))
-        except BaseException:
-            # What groups and the model remember waits for rollback() or accept_partial().
-            self._broken = step if step.updated and step.pending else None
-            raise
-        finally:
-            self._open = None
-            if self._broken is None:
-                self._engine.finish()
+        return step
 
     @property
     def in_partial(self) -> bool:
         """Whether a step is open, inside `partial()`."""
         return self._open is not None
 
+    @in_turn
     def update(self, layer: str | int, grad: Any, **inputs: Any) -> None:
         """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure.
 
@@ -173,6 +183,7 @@ class Optimizer:
         """An array, as "", and its states, as they are now."""
         return {key: value.copy() for key, value in {"": self._params[name], **self.state(name)}.items()}
 
+    @in_turn
     def rollback(self) -> None:
         """Goes back to before the step that broke off: arrays, states and step counts are as they were.
 
@@ -191,6 +202,7 @@ class Optimizer:
         self._engine.begin()
         self._broken = None
 
+    @in_turn
     def accept_partial(self) -> None:
         """Goes on from a step that broke off: what was updated stays so, the others are left out of this step."""
         self._broken_step("accept_partial()")
@@ -219,6 +231,7 @@ class Optimizer:
         """Takes back what `eval()` did; in training, does nothing."""
         self._move(to_training, training=True)
 
+    @in_turn
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
         if self.rule.evaluate is None:
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
@@ -250,6 +263,7 @@ class Optimizer:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
         return self._engine.state(self._ids[name])
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
         self._check_closed("state_dict()")
@@ -265,6 +279,7 @@ class Optimizer:
             "training": self._training,
         }
 
+    @in_turn
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: values are copied into this optimizer's own buffers, in their own dtypes.
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rulec.array.tree import flatten
 from rulec.errors import RulecError, TensorError
+from rulec.runtime.turns import Turns, in_turn, turn_of
 
 if TYPE_CHECKING:
     from rulec.array.optimizer import Optimizer
 
 
-class GradStore:
+class GradStore(Turns):
     """Gradients by the name of their array, from backward passes over parts of a network.
 
     Where two passes give one array a gradient, as with shared weights, the store has the sum: a rule that is not linear
@@ -31,6 +32,7 @@ class GradStore:
         if grads is not None:
             self.extend(grads)
 
+    @in_turn
     def extend(self, grads: Any, layer: str | int | None = None) -> None:
         """Adds gradients, or another store's, to what is there. `layer` says where in the parameters they belong.
 
@@ -56,17 +58,23 @@ class GradStore:
             self._held[name] = held + grad
             self._own.add(name)
 
+    @in_turn
     def pop(self, name: str) -> Any:
         """Takes one gradient out; None where there is none."""
         self._own.discard(name)
         return self._held.pop(name, None)
 
+    @in_turn
     def step(self, opt: Optimizer, layer: str | int | None = None) -> None:
         """Updates the arrays that have gradients here, of one layer or of all, and lets each gradient go.
 
         Inside `with opt.partial():` these are a part of that step, otherwise a step of their own. Errors are those of
         `Optimizer.update` and `Optimizer.step`; what they leave over stays in the store.
         """
+        with turn_of(opt):
+            self._step(opt, layer)
+
+    def _step(self, opt: Optimizer, layer: str | int | None) -> None:
         names = [name for name in self._held if layer is None or name == str(layer) or name.startswith(f"{layer}/")]
         if opt.in_partial:
             for name in names:

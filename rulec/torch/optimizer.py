@@ -18,6 +18,7 @@ from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.device import Scaling
+from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.assembly import Assembly
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
@@ -36,7 +37,7 @@ class _AsSaved:
         self.values = values
 
 
-class RuleOptimizer(Optimizer):
+class RuleOptimizer(Optimizer, Turns):
     """Runs a rule on parameter groups, as `torch.optim` runs its own.
 
     Groups, hooks, schedulers, closures and checkpoints are torch's. Beyond torch's keywords, `state_dtype` gives the
@@ -66,6 +67,7 @@ class RuleOptimizer(Optimizer):
         if self.interface.full_at_once:
             self._assemble()
 
+    @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
         try:
@@ -92,6 +94,7 @@ class RuleOptimizer(Optimizer):
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
         routes_of(self.interface, choices, self.param_groups)
 
+    @in_turn
     def routing(self) -> Routing:
         """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
         return routes_of(self.interface, choices_of(self.interface, self.param_groups), self.param_groups)
@@ -138,18 +141,20 @@ class RuleOptimizer(Optimizer):
     def _update(
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
-        self._check_trained()
         loss = None
         if closure is not None:
+            self._check_trained()
             with torch.enable_grad():
                 loss = closure()
         given = None
         if self.interface.inputs or inputs:
             params = [p for group in self.param_groups for p in group["params"]]
             given = Inputs(self.interface.inputs, inputs or {}, params, loss)
-        assembly, scaling = self._current(), self._scaling()
-        if not assembly.step(self.param_groups, given, scaling):
-            self._assemble().step(self.param_groups, given, scaling)
+        with self._turn:
+            self._check_trained()
+            assembly, scaling = self._current(), self._scaling()
+            if not assembly.step(self.param_groups, given, scaling):
+                self._assemble().step(self.param_groups, given, scaling)
         return loss
 
     def _check_trained(self) -> None:
@@ -158,6 +163,7 @@ class RuleOptimizer(Optimizer):
 
     # A step of some parameters after others
 
+    @in_turn
     def _open_step(self) -> None:
         """Opens a step in which parameters fire one after the other, with the numbers that groups have now."""
         self._check_trained()
@@ -166,17 +172,19 @@ class RuleOptimizer(Optimizer):
     def _fire(self, places: tuple[int, ...], grads: Sequence[torch.Tensor]) -> None:
         """Updates the parameters at these places among all groups'; nothing is written where anything is wrong."""
         assert self._assembly is not None
-        if self._assembly.fire(places, grads):
-            return
-        if self.interface.shared:
-            raise TensorError(
-                f"{self.interface.name} remembers numbers of groups, and a gradient has another dtype than before: "
-                f"it cannot be updated inside the backward pass"
-            )
-        made = self._assemble()
-        made.begin(self.param_groups)
-        made.fire(places, grads)
+        with self._turn:
+            if self._assembly.fire(places, grads):
+                return
+            if self.interface.shared:
+                raise TensorError(
+                    f"{self.interface.name} remembers numbers of groups, and a gradient has another dtype than before: "
+                    f"it cannot be updated inside the backward pass"
+                )
+            made = self._assemble()
+            made.begin(self.param_groups)
+            made.fire(places, grads)
 
+    @in_turn
     def _fire_part(
         self, places: tuple[int, ...], grads: Sequence[torch.Tensor], way: Callable[[Rule], Rule], counts: bool
     ) -> None:  # fmt: skip
@@ -189,6 +197,7 @@ class RuleOptimizer(Optimizer):
         assert self._assembly is not None
         return self._assembly.written_beside(place)
 
+    @in_turn
     def _close_step(self) -> None:
         """Closes the step."""
         assert self._assembly is not None
@@ -241,6 +250,7 @@ class RuleOptimizer(Optimizer):
 
     # Checkpoints
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies."""
         found = super().state_dict()
@@ -249,6 +259,7 @@ class RuleOptimizer(Optimizer):
             found["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
         return found
 
+    @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()`, of this class or of torch's of the same name.
 
@@ -261,6 +272,7 @@ class RuleOptimizer(Optimizer):
         finally:
             handle.remove()
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         found = super().__getstate__()
         states = self.state.plain() if isinstance(self.state, Store) else self.state
@@ -297,6 +309,7 @@ class EvaluatedOptimizer(RuleOptimizer):
         """Moves the parameters back to where they are trained; once there, does nothing."""
         self._move(to_training, training=True)
 
+    @in_turn
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
         if self.param_groups[0]["train_mode"] is training:
             return

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from rulec.errors import HyperError, PartialUpdate, StateMismatch, TensorError
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
+from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.classes import optimizer
 from rulec.torch.inputs import by_parameter
 from rulec.torch.lean import without_compiler
@@ -24,7 +25,7 @@ from rulec.torch.routes import Routing
 _add_param_group = without_compiler(Optimizer.add_param_group)
 
 
-class Partitioned(Optimizer):
+class Partitioned(Optimizer, Turns):
     """A `torch.optim.Optimizer` over the rules of a partition: one optimizer for each, and groups for each pattern.
 
     `named_parameters` is what `model.named_parameters()` gives; a name such as `layer.0.bias` is the path
@@ -74,6 +75,7 @@ class Partitioned(Optimizer):
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._groups = groups  # by torch's own class, which checks them one by one
 
+    @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds named parameters that one pattern takes, with hyper-parameters of their own."""
         if not self._complete:
@@ -133,8 +135,9 @@ class Partitioned(Optimizer):
         scaling: dict[str, Any] = {
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }
-        for place, each in enumerate(self.optimizers):
-            self._step_of(place, {name: given[name] for name in each.interface.inputs if name in given}, scaling)
+        with self._turn:
+            for place, each in enumerate(self.optimizers):
+                self._step_of(place, {name: given[name] for name in each.interface.inputs if name in given}, scaling)
         return loss
 
     def _given(self, inputs: Mapping[str, Any], loss: Any) -> dict[str, Any]:
@@ -167,12 +170,14 @@ class Partitioned(Optimizer):
         """What torch's GradScaler asks: see `RuleOptimizer`."""
         return all(each._step_supports_amp_scaling for each in self.optimizers)
 
+    @in_turn
     def eval(self) -> None:
         """Moves parameters to where they are to be evaluated, those of rules that say so; once there, does nothing."""
         for each in self.optimizers:
             if isinstance(each, EvaluatedOptimizer):
                 each.eval()
 
+    @in_turn
     def train(self) -> None:
         """Moves parameters back to where they are trained; once there, does nothing."""
         for each in self.optimizers:
@@ -181,11 +186,13 @@ class Partitioned(Optimizer):
 
     # Checkpoints
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state of all rules as torch.optim lays out that of one; its tensors are the optimizers' own."""
         found = super().state_dict()
         return {**found, "state": {k: dict(v) if isinstance(v, Mapping) else v for k, v in found["state"].items()}}
 
+    @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()` of the same partition and parameters.
 
@@ -221,6 +228,7 @@ class Partitioned(Optimizer):
             shares.append({"state": {i: states[i] for i in ids if i in states}, "param_groups": own})
         return shares
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         names = ("partition", "optimizers", "defaults", "_keywords", "_homes", "_complete")
         return {name: self.__dict__[name] for name in names}

@@ -25,9 +25,10 @@ from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.es.saved import saved, step_of
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
+from rulec.runtime.turns import Turns, in_turn, turn_of
 
 
-class Strategy:
+class Strategy(Turns):
     """Members of a network of NumPy or CuPy arrays, step after step.
 
         es = Strategy(params, Perturbation("lowrank", directions=64, sigma=0.05))
@@ -99,6 +100,7 @@ class Strategy:
         wide = array.astype(noise.dtype)
         return (wide + sign * family.change(noise, wide)).astype(array.dtype)
 
+    @in_turn
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
         """The fitness of every member, `function(params)` of each in turn: (members,) of float64, positive signs first.
 
@@ -167,9 +169,10 @@ class Strategy:
         "zscore", "ars_top" or a function of fitness (signs, directions)) the mean is the gradient of the smoothed
         fitness.
         """
-        weighed = self._weighed(fitness, loss, shaping)
-        found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
-        self._end(weighed, found)
+        with self._turn:
+            weighed = self._weighed(fitness, loss, shaping)
+            found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
+            self._end(weighed, found)
         return _rebuilt(self._params, found, None)
 
     def step(self, fitness: Any, opt: Optimizer, loss: Any = None, shaping: Shaping = None) -> Report:
@@ -179,12 +182,13 @@ class Strategy:
         TensorError where the optimizer is one of other arrays.
         """
         self._check_optimizer(opt)
-        weighed = self._weighed(fitness, loss, shaping)
-        fused: tuple[str, ...] = ()
-        if not weighed.empty:
-            noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
-            fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
-        return self._end(weighed, self._own.keys() - fused, fused)
+        with self._turn, turn_of(opt):
+            weighed = self._weighed(fitness, loss, shaping)
+            fused: tuple[str, ...] = ()
+            if not weighed.empty:
+                noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
+                fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
+            return self._end(weighed, self._own.keys() - fused, fused)
 
     def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
         if not self._rows:
@@ -235,10 +239,12 @@ class Strategy:
 
     # Checkpoints
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
         return saved(self.perturbation, self._step, self.names)
 
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
         self._begin(step_of(state, self.perturbation, self.names))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any, Literal
 
 from torch import nn
@@ -12,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from rulec.errors import HyperError, RulecError
+from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.eager.distributed import Processes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_launch import Way
@@ -27,7 +27,7 @@ from rulec.torch.eager.step import Step
 from rulec.torch.eager.window import Accumulating, Finishing, Firing, Folding, Window
 
 
-class EagerUpdate(Optimizer):
+class EagerUpdate(Optimizer, Turns):
     """Updates each parameter inside the backward pass, as soon as its gradient is complete, and frees the gradient.
 
         opt = rulec.torch.EagerUpdate(model, "adamw", lr=3e-4)
@@ -82,7 +82,6 @@ class EagerUpdate(Optimizer):
         self._ledger = Ledger(self._options["contributions"])
         self._step: Step | None = None
         self._window: Window | None = None
-        self._lock = RLock()
         self._epilogue = None
         self._last, self._closed, self._gave_up = Report(), False, False
         super().__init__(self.param_groups, self.inner.defaults)
@@ -121,6 +120,7 @@ class EagerUpdate(Optimizer):
         if self._complete:
             self.inner.state = state
 
+    @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; the next step is watched for how often its gradients arrive."""
         if not self._complete:
@@ -139,19 +139,26 @@ class EagerUpdate(Optimizer):
         With `last_microbatch=False` gradients are added up and nothing is updated; the last backward pass of the step
         updates with the sum. In one scope there may be several backward passes, of parts of the model or of the loss.
         """
+        step = self._begin_backward(last_microbatch)
+        yield from self._run()
+        if last_microbatch and step.factor is not None and not step.factor.finite:
+            self._last, self._step, self._gave_up = step.close(), None, True
+
+    @in_turn
+    def _begin_backward(self, last_microbatch: bool) -> Step:
+        """Opens the scope of a backward pass."""
         step = self._enter()
         if self.max_grad_norm is not None and step.factor is None:
             raise RulecError(
                 "max_grad_norm needs the norm of all gradients before the first update: run the backward pass in "
                 "`with opt.measure():` first, with retain_graph=True, and then in `with opt.backward():`"
             )
-        if not last_microbatch:
-            yield from self._run(Folding(step) if self._folds else Accumulating(step))
-            return
-        step.open()
-        yield from self._run((Finishing if self._folds else Firing)(step, self._ledger))
-        if step.factor is not None and not step.factor.finite:
-            self._last, self._step, self._gave_up = step.close(), None, True
+        if last_microbatch:
+            step.open()
+            self._window = (Finishing if self._folds else Firing)(step, self._ledger)
+        else:
+            self._window = Folding(step) if self._folds else Accumulating(step)
+        return step
 
     @contextmanager
     def measure(self, scaler: GradScaler | None = None) -> Iterator[Factor]:
@@ -169,6 +176,13 @@ class EagerUpdate(Optimizer):
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self.max_grad_norm is None and scaler is None:
             raise RulecError("there is nothing to measure: set max_grad_norm, or give a GradScaler that is enabled")
+        factor = Factor(self.max_grad_norm, scaler)
+        self._begin_measuring(factor)
+        yield from self._run(factor)
+        factor.all_taken(self)
+
+    @in_turn
+    def _begin_measuring(self, factor: Factor) -> None:
         step = self._enter()
         if step.factor is not None:
             raise RulecError("this step was measured already: run its second pass in opt.backward()")
@@ -177,9 +191,7 @@ class EagerUpdate(Optimizer):
                 "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
                 "accumulate with the sum of losses instead of micro-batches"
             )
-        factor = Factor(self.max_grad_norm, scaler)
-        yield from self._run(Measuring(step, self._ledger, factor), factor)
-        factor.all_taken(self)
+        self._window = Measuring(step, self._ledger, factor)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -212,13 +224,16 @@ class EagerUpdate(Optimizer):
             self._step = Step(self._inner, self._roster, self._options["journal"])
         return self._step
 
-    def _run(self, window: Window, shown: Any = None) -> Iterator[Any]:
-        self._window = window
+    def _run(self, shown: Any = None) -> Iterator[Any]:
+        """The scope that was opened."""
+        window = self._window
+        assert window is not None
         try:
             yield shown
             window.check_complete()
             self._processes.check_reduced(self._roster, window)
-            window.end()
+            with self._turn:
+                window.end()
         except BaseException:
             self._fail()
             raise
@@ -251,12 +266,13 @@ class EagerUpdate(Optimizer):
                 f"a gradient of {self._roster.names[place]} arrived outside of `with opt.backward():`, where it is not "
                 f"known whether it is complete: put loss.backward() inside, and call zero_grad() to be rid of this one"
             )
-        with self._lock:  # autograd has a thread for every device
+        with self._turn:  # autograd has a thread for every device
             if self._hooks.put_last(place):
                 self._window.postpone(place)
             if self._epilogue is None or not self._epilogue.arrived(self, place):
                 self._window.arrive(place)
 
+    @in_turn
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates the parameters that have a gradient still, and closes the step."""
         if closure is not None:
@@ -305,10 +321,12 @@ class EagerUpdate(Optimizer):
         self._hooks.outside = self._processes.outside(self._roster)
         self._hooks.set(self._roster.params)
 
+    @in_turn
     def relearn(self) -> None:
         """Has the next step watched for how often gradients arrive, and deferred, as the first one was."""
         self._ledger.forget()
 
+    @in_turn
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Takes the gradients away, or makes them zero, where a backward pass has updated nothing yet."""
         if self._window is not None:
@@ -346,6 +364,7 @@ class EagerUpdate(Optimizer):
                 f"{what} in the middle of a step, of which parameters are updated already: call step() first"
             )
 
+    @in_turn
     def rollback(self) -> None:
         """Puts parameters and states back to before the step that ended in its middle, and drops its gradients.
 
@@ -359,6 +378,7 @@ class EagerUpdate(Optimizer):
         step.journal.restore()
         self._end_partial()
 
+    @in_turn
     def accept_partial(self) -> None:
         """Goes on with the parameters as they are: some have taken the step, and the others never will."""
         step = self._partial_step("accept_partial()")
@@ -377,6 +397,7 @@ class EagerUpdate(Optimizer):
 
     # Checkpoints
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer inside, as that saves it, in the order of parameters."""
         self._check_between("state_dict()")
@@ -386,12 +407,14 @@ class EagerUpdate(Optimizer):
             return {**found, "state": {key: states[key] for key in sorted(states)}}
         return found
 
+    @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()`, of this or of the optimizer without eager updates."""
         self._check_between("load_state_dict()")
         self.inner.load_state_dict(state_dict)
         self._step = None
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         """What a copy is made of; it has hooks of its own, on its own parameters."""
         self._check_between("a copy")
@@ -410,6 +433,7 @@ class EagerUpdate(Optimizer):
 
     # The end
 
+    @in_turn
     def close(self) -> None:
         """Takes the hooks away: from here on this is the optimizer inside, stepped after the backward pass."""
         self._check_between("close()")

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
+from rulec.runtime.turns import Turns, in_turn, turn_of
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.optimizer import EagerUpdate
 from rulec.torch.eager.roster import Roster
@@ -26,7 +27,7 @@ Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 _BEGUN = "_rulec_begun"
 
 
-class GradStore:
+class GradStore(Turns):
     """Gradients by tensor, from backward passes over parts of a network.
 
         cut = body(x).detach().requires_grad_()
@@ -62,6 +63,7 @@ class GradStore:
         found = torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)
         self.extend(zip(trained, found, strict=True))
 
+    @in_turn
     def collect(self, params: Iterable[Tensor]) -> None:
         """Takes over what is in `.grad` of these tensors, which is None afterwards."""
         taken = list(dict.fromkeys(params))
@@ -69,6 +71,7 @@ class GradStore:
         for tensor in taken:
             tensor.grad = None
 
+    @in_turn
     def extend(self, grads: Gradients) -> None:
         """Adds gradients by tensor, or another store's, to what is there.
 
@@ -96,11 +99,13 @@ class GradStore:
 
     # Gradients go
 
+    @in_turn
     def pop(self, tensor: Tensor) -> Tensor | None:
         """Takes one gradient out; None where there is none."""
         self._own.discard(tensor)
         return self._held.pop(tensor, None)
 
+    @in_turn
     def step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None = None) -> None:
         """Updates `params`, or all that is left and then ends the step; gradients that were used are let go.
 
@@ -108,6 +113,10 @@ class GradStore:
         once, and `opt.step()` itself, with its hooks, is called at the end. RuleError where the rule needs all
         gradients at once; RulecError where a parameter is updated a second time, or has a gradient in `.grad` too.
         """
+        with turn_of(opt):
+            self._step(opt, params)
+
+    def _step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None) -> None:
         names = {id(p): name for p, name in zip(*_roll(opt), strict=True)}
         if params is None:
             self._finish(opt, [tensor for tensor in self._held if id(tensor) in names], names)
@@ -161,10 +170,11 @@ class GradStore:
     @staticmethod
     def accept_partial(opt: Optimizer) -> None:
         """Ends a step of which some parts never came: what was updated stays so."""
-        step = opt.__dict__.pop(_BEGUN, None)
-        if step is None:
-            raise RulecError("accept_partial() is for a step that was begun in parts and not ended, and none was")
-        step.close()
+        with turn_of(opt):
+            step = opt.__dict__.pop(_BEGUN, None)
+            if step is None:
+                raise RulecError("accept_partial() is for a step that was begun in parts and not ended, and none was")
+            step.close()
 
     # What is here
 

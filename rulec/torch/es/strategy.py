@@ -15,6 +15,7 @@ from rulec.es.layout import fitness_of, numbers, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.es.report import Report
 from rulec.es.saved import saved, step_of
+from rulec.runtime.turns import Turns, in_turn, turn_of
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
 from rulec.torch.es.members import Members
@@ -49,7 +50,7 @@ def perturb(model: nn.Module, perturbation: Perturbation) -> Strategy:
     return strategy
 
 
-class Strategy:
+class Strategy(Turns):
     """The members of a model under a perturbation, step after step: see `perturb`.
 
     Errors are RulecError, raised before anything is written.
@@ -89,6 +90,7 @@ class Strategy:
 
     # Forward
 
+    @in_turn
     def member_batch(self, x: Tensor, shared: bool = True) -> Tensor:
         """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
 
@@ -107,6 +109,7 @@ class Strategy:
         self._marked = [*(marked for marked in self._marked if marked.lives), Marked(batch)]
         return batch
 
+    @in_turn
     def __call__(self, batch: Tensor, *args: Any, **keywords: Any) -> Any:
         """The model's outputs for a batch of all members, in one forward without a graph.
 
@@ -135,6 +138,7 @@ class Strategy:
                 "members of spsa are evaluated one by one: call es.evaluate(closure), or take the family 'independent'"
             )
 
+    @in_turn
     def evaluate(self, closure: Callable[[], Any]) -> Tensor:
         """The fitness of every member, (members,) in float64, as `closure()` gives it, one member after the other.
 
@@ -156,6 +160,7 @@ class Strategy:
         self._rows.add(self.perturbation.members)
         return fitness.flatten()
 
+    @in_turn
     def check(self, x: Tensor, *args: Any, **keywords: Any) -> None:
         """RulecError where something in the model mixes members, as two forwards of `x`, a batch of them, show."""
         rows = set(self._rows)
@@ -178,10 +183,10 @@ class Strategy:
         A direction whose fitness is not finite counts for nothing. Where too few are left nothing is estimated:
         gradients are None, and a RuntimeWarning says so.
         """
-        estimating = self._estimating(fitness, loss, shaping)
-        report = estimating.update()
-        self._end()
-        return report
+        with self._turn:
+            report = self._estimating(fitness, loss, shaping).update()
+            self._end()
+            return report
 
     def step(self, fitness: Any, opt: Any, loss: Any = None, shaping: Shaping = None) -> Report:
         """`update` and `opt.step()`, without gradients where the optimizer's kernel can make the noise itself.
@@ -189,10 +194,10 @@ class Strategy:
         It can for elementwise rules of rulec. The report says which parameters were updated so. Gradients of the others
         are freed.
         """
-        estimating = self._estimating(fitness, loss, shaping)
-        report = estimating.step(opt)
-        self._end()
-        return report
+        with self._turn, turn_of(opt):
+            report = self._estimating(fitness, loss, shaping).step(opt)
+            self._end()
+            return report
 
     def _estimating(self, fitness: Any, loss: Any, shaping: Shaping) -> Estimating:
         if not self._rows:
@@ -212,22 +217,26 @@ class Strategy:
         own: int = sum(m.noise_bytes(self._owned.draw(m, self.perturbation, self._step)) for m in self._owned.modules)
         return self._noises.nbytes + own
 
+    @in_turn
     def free_memory(self) -> None:
         """Forgets what is kept of this step's noise; it is made again, the same, where it is needed."""
         self._noises.free()
         for module in self._owned.modules:
             module.free_memory()
 
+    @in_turn
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
         return saved(self.perturbation, self._step, list(self.parameters))
 
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
         step = step_of(state, self.perturbation, list(self.parameters))
         self.free_memory()
         self._begin(step)
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "perturbation": self.perturbation, "step": self._step}
 

@@ -1,0 +1,329 @@
+"""A step that comes while another is under way in another thread waits for it, whatever steps: none is inside twice."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rulec
+import rulec.array
+import rulec.array.es
+import rulec.torch
+from rulec.es import Perturbation
+from rulec.runtime import step as steps
+from rulec.runtime.turns import Turns, in_turn
+
+
+class Meeting:
+    """Brings a second thread while a first is inside, and sees whether the second comes in as well.
+
+    The first waits inside until the second has asked for the turn, or is inside too: no clock decides.
+    """
+
+    def __init__(self, shared: Any, second: Callable[[], Any]) -> None:
+        self._asked, self._thread = threading.Event(), threading.Thread(target=second, daemon=True)
+        self._inside, self.crowded, self.visits = 0, False, 0
+        shared._turn = _Asking(self)
+
+    def come_in(self) -> None:
+        self._inside += 1
+        self.visits += 1
+        self.crowded |= self._inside > 1
+        if threading.current_thread() is self._thread:
+            self._asked.set()
+        elif self.visits == 1:
+            self._thread.start()
+            assert self._asked.wait(60)
+
+    def go(self) -> None:
+        self._inside -= 1
+
+    def ask(self) -> None:
+        if threading.current_thread() is self._thread:
+            self._asked.set()
+
+    def end(self) -> None:
+        assert self.visits
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        assert not self.crowded
+
+
+class _Asking:
+    """A turn that says who asks for it."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting, self._lock = meeting, threading.RLock()
+
+    def __enter__(self) -> None:
+        self._meeting.ask()
+        self._lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
+
+
+def meet(monkeypatch: pytest.MonkeyPatch, shared: Any, first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    """Two calls of which the second comes while the first runs a kernel."""
+    meeting, written = Meeting(shared, second), steps._written
+
+    def watched(launch: Any) -> Iterator[Any]:
+        meeting.come_in()
+        yield from written(launch)
+        meeting.go()
+
+    monkeypatch.setattr(steps, "_written", watched)
+    first()
+    meeting.end()
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 4)]
+    for param in made:
+        param.grad = torch.linspace(1, 2, param.numel())
+    return made
+
+
+def momentum(params: Any) -> Any:
+    return rulec.torch.SGD(params, lr=0.1, momentum=0.9, backend="c")
+
+
+def test_two_steps_of_one_optimizer_are_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, others = parameters(), parameters()
+    opt, alone = momentum(params), momentum(others)
+    alone.step()
+    alone.step()
+    meet(monkeypatch, opt, opt.step, opt.step)
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(_states(opt), _states(alone), strict=True))
+
+
+def _states(opt: Any) -> list[torch.Tensor]:
+    return [opt.state[p]["momentum_buffer"] for p in opt.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["add_param_group", *(pytest.param(n, marks=pytest.mark.slow) for n in ("load_state_dict", "state_dict"))],
+)
+def test_what_looks_at_states_waits_for_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opt = momentum(parameters())
+    opt.step()
+    given: list[Any] = {"load_state_dict": [opt.state_dict()], "add_param_group": [{"params": parameters()}]}.get(
+        name, []
+    )
+    come: list[Meeting] = []
+
+    def second() -> None:
+        getattr(opt, name)(*given)
+        come[0].come_in()
+        come[0].go()
+
+    meeting, written = Meeting(opt, second), steps._written
+    come.append(meeting)
+
+    def watched(launch: Any) -> Iterator[Any]:
+        meeting.come_in()
+        yield from written(launch)
+        meeting.go()
+
+    monkeypatch.setattr(steps, "_written", watched)
+    opt.step()
+    meeting.end()
+
+
+def test_a_partition_steps_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    partition = rulec.partition({"weight": "momentum", "bias": "sgd"})
+    opt = rulec.torch.Partitioned(partition, model.named_parameters(), lr=0.1, backend="c")
+    meet(monkeypatch, opt, opt.step, opt.step)
+
+
+def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    eager = rulec.torch.EagerUpdate(model, "momentum", lr=0.1, backend="c")
+
+    def step() -> None:
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        eager.step()
+
+    meet(monkeypatch, eager, step, step)
+    monkeypatch.undo()
+    params = parameters()
+    opt = momentum(params)
+
+    for param in params:
+        param.grad = None
+    meet(monkeypatch, opt, lambda: rulec.torch.GradStore({p: torch.ones_like(p) for p in params}).step(opt), opt.step)
+
+
+class Visited(dict[Any, Any]):
+    """Gradients that somebody looks at."""
+
+    def __init__(self, values: Any, meeting: Meeting) -> None:
+        super().__init__(values)
+        self._meeting = meeting
+
+    def items(self) -> Any:
+        self._meeting.come_in()
+        found = [*super().items()]
+        self._meeting.go()
+        return found
+
+
+@pytest.mark.parametrize("kind", [rulec.torch.GradStore, rulec.array.GradStore])
+def test_a_store_takes_gradients_in_turns(kind: Any) -> None:
+    key: Any = torch.zeros(2) if kind is rulec.torch.GradStore else "w"
+    grad: Any = torch.ones(2) if kind is rulec.torch.GradStore else np.ones(2)
+    store = kind()
+    given: list[Visited] = []
+    meeting = Meeting(store, lambda: store.extend(given[0]))
+    given.append(Visited({key: grad}, meeting))
+    store.extend(given[0])
+    meeting.end()
+    assert store[key].tolist() == [2.0, 2.0]
+
+
+def arrays() -> tuple[dict[str, Any], rulec.array.Optimizer]:
+    params = {"a": np.ones(3), "b": np.ones((4, 3))}
+    return params, rulec.array.Optimizer("momentum", params, "numpy", lr=0.1)
+
+
+def test_arrays_are_stepped_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    (params, opt), (others, alone) = arrays(), arrays()
+    grads = {name: np.ones_like(array) for name, array in params.items()}
+    alone.step(grads)
+    alone.step(grads)
+    store = rulec.array.GradStore(grads)
+    meet(monkeypatch, opt, lambda: opt.step(grads), lambda: store.step(opt))
+    assert all((params[name] == others[name]).all() for name in params)
+    monkeypatch.undo()
+    with opt.partial():
+        meet(monkeypatch, opt, lambda: opt.update("a", np.ones(3)), lambda: opt.update("b", np.ones((4, 3))))
+    monkeypatch.undo()
+    alone.step(grads)
+    assert all((params[name] == others[name]).all() for name in params)
+
+
+PERTURBATION = Perturbation("independent", directions=2, sigma=0.1)
+
+
+def torch_strategy() -> tuple[Any, ...]:
+    model = torch.nn.Linear(3, 4)
+    es = rulec.torch.perturb(model, PERTURBATION)
+    opt = rulec.torch.SGD(es.parameters.values(), lr=0.1, backend="c")
+
+    def plain() -> None:
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        opt.step()
+
+    return es, opt, lambda: es.evaluate(lambda: model(torch.ones(1, 3)).sum()), plain
+
+
+def array_strategy() -> tuple[Any, ...]:
+    params, opt = arrays()
+    es = rulec.array.es.Strategy(params, PERTURBATION)
+    grads = {name: np.ones_like(array) for name, array in params.items()}
+    return es, opt, lambda: es.evaluate(lambda tree: 1.0), lambda: opt.step(grads)
+
+
+class Fitness:
+    """No member's is finite; somebody looks at it."""
+
+    def __init__(self, meeting: list[Meeting]) -> None:
+        self._meeting = meeting
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        self._meeting[0].come_in()
+        self._meeting[0].go()
+        return np.full(4, np.nan)
+
+
+@pytest.mark.parametrize("make", [torch_strategy, array_strategy])
+@pytest.mark.filterwarnings("ignore:step . was skipped:RuntimeWarning", "ignore:.*finite fitness:RuntimeWarning")
+def test_strategies_are_updated_in_turns(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    es = make()[0]
+    es._rows.add(4)  # as after a forward, in every step
+    monkeypatch.setattr(es, "_begin", lambda step: setattr(es, "_step", step))
+    come: list[Meeting] = []
+    come.append(Meeting(es, lambda: es.update(Fitness(come))))
+    es.update(Fitness(come))
+    come[0].end()
+    assert es.step_count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [torch_strategy, array_strategy])
+def test_strategies_go_to_a_new_step_one_at_a_time(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    es, opt, evaluate, plain = make()
+    evaluate()
+    shaped: list[Any] = []
+
+    def shaping(fitness: Any) -> Any:
+        shaped[0].come_in()
+        shaped[0].go()
+        return fitness
+
+    def second() -> None:
+        evaluate()
+        es.update(np.arange(4.0), shaping=shaping)
+
+    meeting = Meeting(es, second)
+    shaped.append(meeting)
+    es.update(np.arange(4.0), shaping=shaping)
+    meeting.end()
+    assert es.step_count == 2
+    evaluate()
+    with monkeypatch.context() as patch:
+        meet(patch, es, lambda: es.step(np.arange(4.0), opt), lambda: (evaluate(), es.step(np.arange(4.0), opt)))
+    assert es.step_count == 4
+    evaluate()
+    meet(monkeypatch, opt, lambda: es.step(np.arange(4.0), opt), plain)
+
+
+class Counter(Turns):
+    def __init__(self) -> None:
+        self.count = 0
+
+    @in_turn
+    def twice(self) -> None:
+        self.once()
+        self.once()
+
+    @in_turn
+    def once(self) -> None:
+        self.count += 1
+
+
+def test_a_thread_does_not_wait_for_itself_and_a_copy_has_a_turn_of_its_own() -> None:
+    counter = Counter()
+    counter.twice()
+    with counter._turn:
+        for other in (copy.deepcopy(counter), copy.copy(counter)):
+            waiting = threading.Thread(target=other.twice)
+            waiting.start()
+            waiting.join(60)
+            assert other.count == 4
+    assert counter.count == 2
+
+
+@pytest.mark.parametrize("make", [lambda: momentum(parameters()), lambda: arrays()[1]])
+def test_a_turn_that_failed_is_given_back(make: Callable[[], Any]) -> None:
+    opt = make()
+    with pytest.raises(rulec.RulecError):
+        opt.step(inputs={"none": 1.0}) if isinstance(opt, torch.optim.Optimizer) else opt.step({"none": 1.0})
+    free: list[bool] = []
+    other = threading.Thread(target=lambda: free.append(opt._turn.acquire(blocking=False)))
+    other.start()
+    other.join(60)
+    assert free == [True]
