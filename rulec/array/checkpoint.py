@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.array.checks import checked_hyper
 from rulec.array.optimizer import Optimizer
 from rulec.checkpoint import Checkpoint, Own, Parameter, Stored, matched, meaning, read, write
 from rulec.checkpoint.match import Axes, Names, group_numbers, group_steps
@@ -29,8 +30,9 @@ def save(optimizer: Optimizer, file: str | Path, *, parameters: bool = False) ->
     ]
     levels = _levels(rules)
     shared = {name: value.tolist() for name, value in saved["shared"].items()}
+    hyper = checked_hyper(optimizer.rule.name, optimizer._engine.hyper, saved["hyper"])
     checkpoint = Checkpoint(
-        described, [saved["hyper"]],
+        described, [hyper],
         {name: values for name, values in shared.items() if levels[name] == "group"},
         saved["counts"]["group"].astype(np.int64).tolist(),
         {name: values[0] for name, values in shared.items() if levels[name] == "model"},
@@ -45,7 +47,9 @@ def load(
 ) -> None:  # fmt: skip
     """Goes on from a file that `save` has written here, or in another framework; with `parameters` takes these too.
 
-    Values are copied into this optimizer's buffers, which keep their own dtypes; its hyper-parameters stay as they are.
+    Values are copied into this optimizer's own dtypes; its hyper-parameters stay as they are. A parameter that had not
+    been updated when the file was saved is as before its first update.
+
     `names` is a mapping of the file's names to those here, or a function; `axes` gives for parameters which axis of the
     file each of theirs is. StateMismatch, before anything is written, where the file belongs to other parameters or
     another rule (which `rule_may_differ` allows), or is damaged.
@@ -58,17 +62,14 @@ def load(
     checkpoint, places = matched(file, checkpoint, own, names, axes, rule_may_differ, optimizer._engine.seed)
     saved = dict(zip(optimizer.names, (checkpoint.parameters[place] for place in places), strict=True))
     values = {name: _value(file, p) for name, p in saved.items()} if parameters else {}
-    optimizer.load_state_dict(
-        {
-            **optimizer.state_dict(),
-            "state": {
-                name: {"step": np.float64(p.steps), **_states(p, rule)}
-                for (name, p), rule in zip(saved.items(), rules, strict=True)
-                if p.steps or p.states
-            },
-            **_shared(file, checkpoint, places, _levels(rules)),
-        }
-    )
+    states = {
+        name: {"step": np.float64(p.steps), **_states(p, rule)}
+        for (name, p), rule in zip(saved.items(), rules, strict=True)
+        if p.steps or p.states
+    }
+    shared = _shared(file, checkpoint, places, _levels(rules)) if states else {}
+    hyper = checked_hyper(optimizer.rule.name, optimizer._engine.hyper, optimizer.hyper)
+    optimizer.load_state_dict({"rule": optimizer.rule.name, "hyper": hyper, "state": states, **shared})
     with optimizer._arrays.here():
         for name, value in values.items():
             optimizer._arrays.fill(optimizer._params[name], value)

@@ -63,7 +63,9 @@ def check_states(own: Mapping[str, Any], saved: Mapping[str, Any], name: str) ->
     for key, value in saved.items():
         if np.shape(value) != own[key].shape:
             raise StateMismatch(f"{key} of {name} was saved with shape {np.shape(value)}, not {own[key].shape}")
-        if not hasattr(value, "dtype") and np.asarray(value).dtype.kind not in "biuf":
-            raise StateMismatch(f"{key} of {name} was saved as {value!r:.80}, which is no number")
+        dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+        if getattr(dtype, "kind", "f") not in "biuf" and dtype.name != "bfloat16":
+            found = f"an array of {dtype}" if np.ndim(value) else f"{value!r:.80}"
+            raise StateMismatch(f"{key} of {name} was saved as {found}, which is no number")
         if key == "step" and not is_count(value):
             raise StateMismatch(f"{key} of {name} was saved as {value}, which is no count of updates")

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rulec.array.checks import check_saved, check_states, checked_hyper, checked_tags
+from rulec.array.checks import checked_hyper, checked_tags
 from rulec.array.copies import contents, restore
 from rulec.array.kinds import arrays_for
+from rulec.array.loading import go_on
 from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
 from rulec.backend.protocol import Backend
-from rulec.errors import RulecError, RuleError, StateMismatch, TensorError
+from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
-from rulec.language.seed import checked_seed
 from rulec.runtime.engine import EPS, Engine, default_hyper, run
 from rulec.runtime.rows import Numbers
 from rulec.runtime.turns import Turns, in_turn
@@ -281,37 +281,13 @@ class Optimizer(Turns):
 
     @in_turn
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()`: values are copied into this optimizer's own buffers, in their own dtypes.
+        """Goes on from a `state_dict()`: values are copied into new buffers, in this optimizer's own dtypes.
 
-        Raises StateMismatch, before anything is written, where it belongs to another rule or other arrays.
+        An array that had not been updated when the state was saved is as before its first update. Raises StateMismatch,
+        before anything is changed, where it belongs to another rule or other arrays.
         """
         self._check_closed("load_state_dict()")
-        check_saved(saved, self.rule.name)
-        unknown = saved["state"].keys() - self._ids.keys()
-        if unknown:
-            raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
-        hyper = default_hyper(self.rule, dict(saved["hyper"]))
-        table = self._engine.hyper_table([hyper])
-        self._engine.check_hyper(table)
-        with self._arrays.here():
-            self._engine.prepare([self._ids[n] for n in saved["state"]], None, table)
-        pairs = [(self.state(name), states, name) for name, states in saved["state"].items()]
-        for own, states, name in pairs:
-            check_states(own, states, name)
-        seed = checked_seed(saved.get("seed", self._engine.seed))
-        shared = saved.get("shared", {})
-        check_states(self._engine.shared.values if shared else {}, shared, "all arrays")
-        with self._arrays.here():
-            for own, states, _ in pairs:
-                for key, value in states.items():
-                    self._arrays.fill(own[key], value)
-            for key, value in shared.items():
-                self._arrays.fill(self._engine.shared.values[key], value)
-            counts = saved.get("counts", {})
-            self._arrays.fill(self._engine.shared.group_t, counts.get("group", 0))
-            self._arrays.fill(self._engine.shared.model_t, counts.get("model", 0))
-        self._engine.seed, self.hyper = seed, hyper
-        self._training = bool(saved.get("training", True))
+        go_on(self, saved)
 
 
 def _inside(layer: str) -> str:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from rulec.checkpoint.content import Checkpoint, Parameter, read, write
+from rulec.checkpoint.content import Checkpoint, Parameter, write
 from rulec.checkpoint.match import Own, matched
 from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
 
 __all__ = ["Checkpoint", "Own", "Parameter", "Stored", "matched", "meaning", "read", "write"]

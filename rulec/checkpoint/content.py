@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import rulec
-from rulec.checkpoint.tensors import Stored, checksum, read_file, write_file
+from rulec.checkpoint.tensors import Stored, write_file
 from rulec.errors import StateMismatch
 
 FORMAT = "rulec checkpoint"
@@ -115,71 +115,3 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     }
     own = {"format": FORMAT, "version": str(VERSION), "rulec": rulec.__version__}
     return own | {key: json.dumps(value) for key, value in said.items() if value is not None}
-
-
-# Reading
-
-
-def read(file: str | Path) -> Checkpoint:
-    """A checkpoint with its arrays mapped into memory, everything in it checked.
-
-    StateMismatch for a file that is none, is damaged, or was written by a newer version.
-    """
-    file = Path(file)
-    tensors, metadata = read_file(file)
-    _check(file, tensors, metadata)
-    try:
-        return _content(tensors, {k: json.loads(metadata[k]) for k in _JSON if k in metadata})
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise StateMismatch(f"{file} is damaged: its parts do not fit together ({error})") from error
-
-
-_JSON = ("rules", "parameters", "hyper", "seed")
-
-
-def _check(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") != FORMAT:
-        raise StateMismatch(
-            f"{file} is a safetensors file, but no checkpoint of rulec: give one that rulec.torch.save, rulec.jax.save "
-            f"or rulec.array.save has written"
-        )
-    version = metadata.get("version", "unknown")
-    if not version.isdecimal() or int(version) > VERSION:
-        raise StateMismatch(
-            f"{file} is in version {version} of the format, written by rulec {metadata.get('rulec')}, and this is one "
-            f"that reads version {VERSION}: install a newer rulec"
-        )
-    if metadata.get("checksum") != checksum(tensors, metadata):
-        raise StateMismatch(f"{file} is damaged: its bytes are not those that were written, as its checksum says")
-
-
-def _content(tensors: dict[str, Stored], said: Mapping[str, Any]) -> Checkpoint:
-    steps = tensors["step"].bits
-    states: dict[str, dict[str, Stored]] = {}
-    for key, value in tensors.items():
-        kind, _, rest = key.partition("/")
-        if kind == "state":
-            owner, _, state = rest.rpartition("/")
-            states.setdefault(owner, {})[state] = value
-    parameters = [
-        Parameter(
-            p["name"], tuple(p["shape"]), p["dtype"], said["rules"][p["rule"]]["name"],
-            said["rules"][p["rule"]]["meaning"], p["number"], p["group"], int(steps[i]), states.pop(p["name"], {}),
-            tensors.get(f"parameter/{p['name']}"),
-        )
-        for i, p in enumerate(said["parameters"])
-    ]  # fmt: skip
-    if not isinstance(said["hyper"], list):
-        raise TypeError("hyper-parameters of no groups")
-    if states or len(steps) != len(parameters):
-        raise ValueError("states of parameters that it does not name" if states else "counts of other parameters")
-    counts = {key: tensors[key].bits for key in ("group_step", "model_step") if key in tensors}
-    return Checkpoint(
-        parameters, said["hyper"], {k: v.wide.tolist() for k, v in _under("group", tensors).items()},
-        counts.get("group_step", np.zeros(0)).tolist(), {k: v.number for k, v in _under("model", tensors).items()},
-        int(counts.get("model_step", 0)), said.get("seed"),
-    )  # fmt: skip
-
-
-def _under(kind: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    return {name.partition("/")[2]: value for name, value in tensors.items() if name.startswith(f"{kind}/")}

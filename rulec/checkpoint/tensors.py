@@ -96,7 +96,8 @@ def checksum(tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> str:
     """A CRC-32 of everything in a file, whatever the order it is written in."""
     crc = zlib.crc32(json.dumps(sorted((k, v) for k, v in metadata.items() if k != "checksum")).encode())
     for name, found in sorted(tensors.items()):
-        crc = zlib.crc32(f"{name} {found.dtype} {list(found.shape)}".encode(), crc)
+        # JSON may have halves of characters, which a name then has too.
+        crc = zlib.crc32(f"{name} {found.dtype} {list(found.shape)}".encode(errors="surrogatepass"), crc)
         crc = zlib.crc32(found.data.data, crc)
     return f"{crc:08x}"
 
@@ -162,7 +163,7 @@ def _stored(file: Path, name: str, entry: Any, data: Bytes) -> Stored:
     try:
         shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
         dtype = _NAMES.get(entry["dtype"])
-        whole = all(type(x) is int and x >= 0 for x in (*shape, begin, end)) and end >= begin
+        whole = all(type(x) is int and 0 <= x < 1 << 63 for x in (*shape, begin, end)) and end >= begin
     except (TypeError, ValueError, KeyError):
         whole = False
     if not whole:
@@ -173,7 +174,12 @@ def _stored(file: Path, name: str, entry: Any, data: Bytes) -> Stored:
         raise StateMismatch(f"{name!r} of {file} is damaged: it has {end - begin} bytes for shape {shape} of {dtype}")
     if end > data.size:
         raise StateMismatch(f"{file} is cut short: {name!r} ends {end - data.size} bytes after the end of the file")
-    return Stored(dtype, shape, data[begin:end])
+    stored = Stored(dtype, shape, data[begin:end])
+    try:
+        stored.bits  # noqa: B018 - of no elements, or in many dimensions, a shape may still be none
+    except ValueError:
+        raise StateMismatch(f"the header of {file} is damaged where it describes {name!r}") from None
+    return stored
 
 
 def _check_filled(file: Path, header: Mapping[str, Any], size: int) -> None:

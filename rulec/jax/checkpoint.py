@@ -61,7 +61,8 @@ def load(
     as `tx.init(params)`, it has that one's structure and dtypes. `names` is a mapping of the file's names to the paths
     here, or a function; `axes` gives for parameters, by their paths here, which axis of the file each of theirs is, as
     in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is that of
-    the steps to come. Arrays get the sharding of their parameters.
+    the steps to come. Arrays get the sharding of their parameters; those that had not been updated when the file was
+    saved are as `rulec.jax.init` makes them, whatever `like` has.
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
@@ -72,9 +73,11 @@ def load(
     ]
     checkpoint, found = matched(file, checkpoint, wanted, names, axes, rule_may_differ, checked_seed(seed))
     places = dict(zip(own.rules, found, strict=True))
-    whole = own.first(params) if like is None else like
+    first = own.first(params)
+    whole = first if like is None else like
     path, inner = _inner(whole)
-    loaded = _Loading(own, str(file), checkpoint, places).values(own.values_of(inner))
+    fresh = own.values_of(_inner(first)[1])
+    loaded = _Loading(own, str(file), checkpoint, places, fresh).values(own.values_of(inner))
     made = own.fields_of(inner).packed(loaded, own.tree)
     return path(packed(made) if any(isinstance(field, Packed) for field in inner) else made)
 
@@ -252,19 +255,23 @@ def _plain(group: Group) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Loading:
-    """A checkpoint's values for our leaves; `places` are theirs in the checkpoint, by those in the tree."""
+    """A checkpoint's values for our leaves; `places` are theirs in the checkpoint, by those in the tree.
+
+    `fresh` has what leaves that were never updated begin with.
+    """
 
     own: _Side
     file: str
     checkpoint: Checkpoint
     places: Mapping[int, int]
+    fresh: Values
 
-    def values(self, first: Values) -> Values:
-        """They in the structure, dtypes and shardings of a first state."""
-        found = Values(self._count(first.count))
-        for state, arrays in first.arrays.items():
+    def values(self, like: Values) -> Values:
+        """They in the structure, dtypes and shardings of a state."""
+        found = Values(self._count(like.count))
+        for state, arrays in like.arrays.items():
             found.arrays[state] = {place: self._state(place, state, array) for place, array in arrays.items()}
-        for state, numbers in first.numbers.items():
+        for state, numbers in like.numbers.items():
             found.numbers[state] = call(jnp.asarray, self._numbers(state, numbers).astype(numbers.dtype))
         return found
 
@@ -296,49 +303,46 @@ class _Loading:
             f"here has one count for all: save when all were updated equally often, and none but those that are trained"
         )
 
-    def _state(self, place: int, state: str, first: Any) -> Any:
+    def _state(self, place: int, state: str, like: Any) -> Any:
         saved, name = self._saved(place), self.own.names[place]
-        if state not in saved.states:
-            return self._missing(saved, state, first)
-        found = saved.states[state]
-        if found.shape != tuple(first.shape):
+        found = saved.states[state] if state in saved.states else self._missing(saved, state, place)
+        if found.shape != tuple(like.shape):
             raise StateMismatch(
-                f"{state} of {name} was saved with shape {found.shape}, where it has {tuple(first.shape)}: give the "
+                f"{state} of {name} was saved with shape {found.shape}, where it has {tuple(like.shape)}: give the "
                 f"hyper-parameters that decide it as they were"
             )
         param = self.own.tree.arrays[place]
-        return _array(found, first, param if found.shape == tuple(param.shape) else first)
+        return _array(found, like, param if found.shape == tuple(param.shape) else like)
 
-    def _missing(self, saved: Parameter, state: str, first: Any) -> Any:
+    def _missing(self, saved: Parameter, state: str, place: int) -> Stored:
         """The first value of what a parameter has no value of, which it needs none of before its first update."""
         if saved.steps or saved.states:
             known = ", ".join(saved.states) or "none"
             raise StateMismatch(f"{self.file} has no {state} of {saved.name} (it has {known}): it is of another rule")
-        return first
+        return _states(self.own.plan, self.fresh, place)[state]
 
-    def _numbers(self, state: str, first: Any) -> np.ndarray[Any, Any]:
+    def _numbers(self, state: str, like: Any) -> np.ndarray[Any, Any]:
         """A state that is a number for each leaf that has it, for each group or for the model."""
         plan, checkpoint, level = self.own.plan, self.checkpoint, self.own.plan.numbers[state]
         if level == "tensor":
-            each = zip(plan.having[state], np.asarray(first), strict=True)
-            return np.array([self._number(place, state, value) for place, value in each])
+            return np.array([self._number(place, state) for place in plan.having[state]])
         if all(p.steps == 0 and not p.states for p in checkpoint.parameters):
-            return np.asarray(first)
+            return np.asarray(self.fresh.numbers[state])
         saved = checkpoint.group_numbers if level == "group" else checkpoint.model_numbers
         if state not in saved:
             raise StateMismatch(f"{self.file} has no {state}, which is kept per {level}: it is of another rule")
         if level == "model":
             return np.array(checkpoint.model_numbers[state])
         made = group_numbers(self.file, checkpoint, [*self.places.values()], self.own.groups, plan.groups)
-        if np.shape(first) != (plan.groups,):
+        if np.shape(like) != (plan.groups,):
             raise StateMismatch(
-                f"{state} of the state has shape {np.shape(first)}, and the rule has {plan.groups} groups"
+                f"{state} of the state has shape {np.shape(like)}, and the rule has {plan.groups} groups"
             )
         return np.array(made[state])
 
-    def _number(self, place: int, state: str, first: Any) -> float:
+    def _number(self, place: int, state: str) -> float:
         saved = self._saved(place)
-        return saved.states[state].number if state in saved.states else float(self._missing(saved, state, first))
+        return (saved.states[state] if state in saved.states else self._missing(saved, state, place)).number
 
 
 def _array(stored: Stored, like: Any, placed_as: Any) -> Any:

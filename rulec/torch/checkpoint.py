@@ -185,7 +185,10 @@ def _state_dict(
 ) -> dict[str, Any]:
     """The saved states as torch lays them out, for this optimizer's own groups."""
     choices = choices_of(optimizer.interface, optimizer.param_groups)
-    groups = [{**group, **own} for group, own in zip(optimizer.state_dict()["param_groups"], shared, strict=True)]
+    # What groups remembered until now goes: where the file has nothing of it, nothing was updated when it was saved.
+    old = {*optimizer.interface.shared, *COUNTS.values()}
+    kept = [{k: v for k, v in g.items() if k not in old} for g in optimizer.state_dict()["param_groups"]]
+    groups = [{**group, **own} for group, own in zip(kept, shared, strict=True)]
     states = {i: _outside(choices[r.group], r, p) for i, (r, p) in enumerate(zip(routes, saved, strict=True))}
     return {"state": {i: found for i, found in states.items() if found}, "param_groups": groups}
 
