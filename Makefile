@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format docs refresh bench ci clean
+.PHONY: help setup demo test slow lint format docs refresh prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -20,6 +20,7 @@ help:
 	@echo 'make format  put the code into the house format'
 	@echo 'make docs    build the manual into site/'
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
+	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (half an hour)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
@@ -73,6 +74,13 @@ refresh: setup
 	@$(BIN)/python -m tests.docs.peers
 	@$(BIN)/python -m tests.docs.refresh
 	@$(BIN)/python -m pytest tests/golden --refresh-golden
+
+# The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
+prove: setup
+	@rm -rf .pytest_cache/d/proved tests/golden/proved.txt
+	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'not gpu' $(addprefix tests/backends/test_,\
+	  triton_assembly.py triton_epilogue.py noise_triton.py cuda_code.py noise_cupy.py) \
+	  -k 'kernel or machine_code or moved or architecture or wide_states'
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet

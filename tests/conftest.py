@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from rulec_backends.c.compile import processor
+from tests import ledger
 
 # The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
 # pytest --hypothesis-profile=explore.
@@ -20,6 +21,7 @@ settings.load_profile("fixed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write the sources kept in tests/golden anew")
+    parser.addoption("--prove", action="store_true", help="prove anew what the ledger has, and write it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,13 +37,24 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[name] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    if config.getoption("--prove"):
+        os.environ[ledger.ANEW] = "1"
 
 
 def kept_folders(root: Path) -> dict[str, Path]:
     """The environment's name of each cache and its folder. XLA's code holds for one processor; rulec's names it."""
     machine = hashlib.sha256(processor().encode()).hexdigest()[:16]
     kept = root / ".pytest_cache" / "d"
-    return {"RULEC_CACHE_DIR": kept / "kernels", "JAX_COMPILATION_CACHE_DIR": kept / f"xla-{machine}"}
+    return {
+        "RULEC_CACHE_DIR": kept / "kernels",
+        "JAX_COMPILATION_CACHE_DIR": kept / f"xla-{machine}",
+        ledger.FOLDER: kept / "proved",
+    }
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--prove") and not hasattr(session.config, "workerinput"):
+        ledger.write()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 from rulec_backends.cupy.nvrtc import OPTIONS
 
+ROOT = Path(__file__).parent.parent.parent
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+#: The files that say what a kernel should move, that read its machine code, and the compiler's options.
+CHECKERS = (
+    Path(__file__), *(ROOT / "backends" / name for name in ("plan.py", "cupy/plan.py", "cupy/nvrtc.py"))
+)  # fmt: skip
 
 #: An instruction of SASS with its address, and the one that it may jump to.
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(?:.*?(0x[0-9a-f]+))?")

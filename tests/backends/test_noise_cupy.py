@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.backend.layout import Layout, layout_for
 from rulec.backend.noise import Values
+from rulec.compiler.ir import Program
 from rulec.errors import TensorError
 from rulec.es.streams import COLUMNS, Stream
 from rulec.testing.kinds import CupyKind
 from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.noise import estimate_source, words_source
 from rulec_backends.cupy.plan import pack_width
+from tests import ledger
 from tests.backends import cuda_stand_in
-from tests.backends.cuda_assembly import ARCHITECTURES, kernels, missing
+from tests.backends.cuda_assembly import ARCHITECTURES, CHECKERS, kernels, missing
 from tests.backends.noises import VALUES, fused_as_filled, noise_of, summed, worst_fills
 from tests.backends.test_cuda_code import moved
 
@@ -103,10 +106,16 @@ def test_words_are_those_of_the_definition(cupy: Any) -> None:
 
 
 def check(rule: str, dtype: str, values: Values, architecture: str, grad: str | None = None) -> None:
-    """Asserts that a kernel keeps nothing in local memory and moves what its program moves, but for the gradient."""
+    """Proves that a kernel keeps nothing in local memory and moves what its program moves, but for the gradient."""
     program = rulec.compile(rulec.load(rule))
     layout = layout_for(program, dtype, grad=grad)
-    code = kernels(estimate_source(program, layout, values), architecture, ["step"])["step"]
+    source = estimate_source(program, layout, values)
+    claim = ledger.digest(ledger.checker(Path(__file__), *CHECKERS), architecture, source)
+    ledger.prove({rule: claim}, lambda _: check_code(source, architecture, program, layout, values))
+
+
+def check_code(source: str, architecture: str, program: Program, layout: Layout, values: Values) -> None:
+    code = kernels(source, architecture, ["step"])["step"]
     assert (code.local(), code.stack) == ([], 0)
     stage = program.stages[0]
     read, written = moved(program, layout, stage)

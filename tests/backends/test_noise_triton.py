@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 import rulec
 from rulec.backend.layout import layout_for
 from rulec_backends.triton import TritonBackend
+from tests import ledger
+from tests.backends import triton_noise
 from tests.backends.noises import VALUES
 from tests.backends.test_noise_streams import STREAMS
+from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_noise import Facts, compiled_noise
 from tests.backends.triton_process import in_the_interpreter
 
@@ -125,10 +129,18 @@ def check(facts: Facts) -> None:
     ],
 )
 def test_kernels_for_every_target(target: str, dtype: str, values: Sequence[str]) -> None:
-    found = compiled_noise(target, dtype, "adamw", values)
-    assert len(found) == len(values)
-    for facts in found:
-        check(facts)
+    known = ledger.checker(Path(__file__), Path(triton_noise.__file__), *CHECKERS)
+    program = rulec.compile(rulec.load("adamw"))
+    layout = layout_for(program, dtype)
+    sources = {kind: TritonBackend().emit_estimate(program, layout, kind) for kind in values}
+
+    def compile_and_check(changed: list[str]) -> None:
+        kernels = compiled_noise(target, dtype, "adamw", changed)
+        assert len(kernels) == len(changed)
+        for facts in kernels:
+            check(facts)
+
+    ledger.prove({kind: ledger.digest(known, target, text) for kind, text in sources.items()}, compile_and_check)
 
 
 # As text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 import rulec
@@ -10,8 +13,11 @@ from rulec.errors import BackendUnsupported
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.epilogue import EpilogueStage
 from rulec_backends.triton.product import Tile, tile_for, tiles_for
+from tests import ledger
+from tests.backends import triton_products
+from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_process import in_the_interpreter
-from tests.backends.triton_products import Product, compiled_products
+from tests.backends.triton_products import Product, compiled_products, product_source
 
 # In the interpreter
 
@@ -101,21 +107,33 @@ def check(found: Product) -> None:
     assert found.approximate == [], found.kernel
 
 
+def check_products(target: str, rules: Sequence[str], states: str = "", most: int = 9) -> None:
+    """Proves the kernels of the rules whose text, compiler or check changed since they were proved."""
+    known = ledger.checker(Path(__file__), Path(triton_products.__file__), *CHECKERS)
+    tiles = len(tiles_for("bfloat16", None if target.startswith("hip") else int(target[5:-1]))[:most])
+    instruction = {"cuda:90": {"wgmma"}, "hip:gfx942": {"mfma"}}.get(target)
+
+    def compile_and_check(changed: list[str]) -> None:
+        kernels = compiled_products(target, "bfloat16", changed, states=states, most=most)
+        assert len(kernels) == len(changed) * tiles
+        for one in kernels:
+            check(one)
+        assert instruction is None or {one.instruction for one in kernels} == instruction
+
+    claims = {rule: ledger.digest(known, target, str(most), product_source(rule, "bfloat16", states)) for rule in rules}
+    ledger.prove(claims, compile_and_check)
+
+
 @pytest.mark.parametrize("target", ["cuda:90", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
 def test_the_kernel_of_adamw_uses_tensor_cores_and_spills_nothing(target: str) -> None:
-    (found,) = compiled_products(target, "bfloat16", ["adamw"], most=1)
-    check(found)
-    assert found.instruction == {"cuda:90": "wgmma", "hip:gfx942": "mfma"}[target]
+    check_products(target, ["adamw"], most=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
 @pytest.mark.parametrize("states", ["", "float32"])
 def test_the_kernels_of_other_rules(target: str, states: str) -> None:
-    found = compiled_products(target, "bfloat16", ["adamw", "sgd", "lion"], states=states)
-    assert len(found) == 3 * len(tiles_for("bfloat16", None if target.startswith("hip") else int(target[5:-1])))
-    for one in found:
-        check(one)
+    check_products(target, ["adamw", "sgd", "lion"], states=states)
 
 
 # Tiles

@@ -6,6 +6,7 @@ process of its own, because Triton must not have been imported for its interpret
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -31,6 +32,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 #: What is compiled for: Ampere, Hopper, Blackwell, and CDNA 3.
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
+
+#: The files that say what a kernel should move, and that read its assembly.
+CHECKERS = (
+    Path(__file__), *(ROOT / "backends" / name for name in ("plan.py", "triton/plan.py", "triton/blocks.py"))
+)  # fmt: skip
 
 #: Of one matrix, so that it is the program for matrices that is compiled, where there are two.
 SHAPES = ((64, 48),)
@@ -84,13 +90,23 @@ def compiled(target: str, dtype: str, rules: Sequence[str], states: str = "") ->
     return [Facts(**{**f, "loops": [Loop(**loop) for loop in f["loops"]]}) for f in found]
 
 
+def programs(rule: str, dtype: str, states: str = "") -> Iterator[tuple[Program, Layout]]:
+    """The program of a rule, as it is compiled here."""
+    for bucket in buckets_of(loaded(rule), SHAPES)[:1]:
+        stored = {b.name: states or dtype for b in bucket.program.states}
+        yield scheduled(bucket.program, layout_for(bucket.program, dtype, states=stored, transposed=bucket.transposed))
+
+
+@functools.lru_cache(maxsize=1024)
+def sources(rule: str, dtype: str, states: str = "") -> tuple[str, ...]:
+    """The text of a rule's kernels."""
+    return tuple(TritonBackend().emit(program, layout) for program, layout in programs(rule, dtype, states))
+
+
 def _compile(target: str, dtypes: str, rules: Sequence[str]) -> Iterator[Facts]:
     dtype, states = dtypes.split(",")
     for rule in rules:
-        for bucket in buckets_of(loaded(rule), SHAPES)[:1]:
-            stored = {b.name: states or dtype for b in bucket.program.states}
-            layout = layout_for(bucket.program, dtype, states=stored, transposed=bucket.transposed)
-            program, layout = scheduled(bucket.program, layout)
+        for program, layout in programs(rule, dtype, states):
             backend = TritonBackend()
             kernels = backend.build(program, layout, backend.emit(program, layout)).kernels
             for index, stage in enumerate(program.stages):

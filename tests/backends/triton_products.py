@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rulec.backend.layout import Layout, layout_for
+from rulec.compiler.ir import Program
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for
@@ -55,15 +56,24 @@ def compiled_products(target: str, dtype: str, rules: Sequence[str], states: str
     return [Product(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+def _program(rule: str, dtype: str, states: str) -> tuple[Program, Layout]:
+    (bucket,) = buckets_of(loaded(rule), [(64, 48)])
+    stored = {b.name: states or dtype for b in bucket.program.states}
+    return bucket.program, layout_for(bucket.program, dtype, states=stored)
+
+
+def product_source(rule: str, dtype: str, states: str) -> str:
+    """The text of a rule's kernel."""
+    return TritonBackend().emit_epilogue(*_program(rule, dtype, states), dtype)
+
+
 def _compile(target: str, given: str, rules: Sequence[str]) -> Iterator[Product]:
     dtype, states, most = given.split(",")
     capability = int(target[5:-1]) if target.startswith("cuda") else None
     for rule in rules:
-        (bucket,) = buckets_of(loaded(rule), [(64, 48)])
-        layout = layout_for(bucket.program, dtype, states={b.name: states or dtype for b in bucket.program.states})
-        backend = TritonBackend()
-        source = backend.emit_epilogue(bucket.program, layout, dtype)
-        kernel = backend.build_epilogue(bucket.program, layout, dtype, source).kernel
+        program, layout = _program(rule, dtype, states)
+        source = product_source(rule, dtype, states)
+        kernel = TritonBackend().build_epilogue(program, layout, dtype, source).kernel
         for tile in tiles_for(dtype, capability)[: int(most)]:
             yield _facts(f"{target} {rule} {layout.text()} {tile}", _made(target, kernel, layout, dtype, tile))
 

@@ -1,0 +1,80 @@
+"""What was proved of a text before, by the digest of all that the proof depends on: unchanged, it is not proved again.
+
+Machine code depends on the text that is compiled, the compiler, and what reads its assembly; looking at all of it takes
+half an hour. `proved.txt` holds the digests that passed. `make prove` proves all anew and writes that file; a text
+that is not in it is proved where it is met, and kept for this checkout.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+LEDGER = Path(__file__).parent / "golden" / "proved.txt"
+
+#: The environment's names of the folder of this checkout's own digests, and of whether everything is proved anew.
+FOLDER, ANEW = "RULEC_PROVED_DIR", "RULEC_PROVE_ANEW"
+
+
+def digest(*parts: str) -> str:
+    """The name of a proof."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def checker(*files: Path) -> str:
+    """The tools that compile and take apart, by their versions, and the files that judge, by their contents."""
+    packages = ("triton", "nvidia-cuda-nvrtc")
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages if _is_installed(name)]
+    return digest(*versions, *(file.read_text() for file in files))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def prove(claims: Mapping[str, str], check: Callable[[list[str]], None]) -> None:
+    """Has `check` prove the claims that are not proved yet, by name; `claims` has the digest of each.
+
+    Those that `check` did not raise for are recorded.
+    """
+    open_claims = [name for name, claim in claims.items() if not is_proved(claim)]
+    if open_claims:
+        check(open_claims)
+        record(claims[name] for name in open_claims)
+
+
+def is_proved(claim: str) -> bool:
+    """Whether the digest is in the ledger, or was recorded here."""
+    if os.environ.get(ANEW):
+        return False
+    return claim in _committed() or (_folder() / claim).exists()
+
+
+def record(claims: Iterable[str]) -> None:
+    """Keeps digests for this checkout."""
+    for claim in claims:
+        (_folder() / claim).touch()
+
+
+def write() -> None:
+    """Writes the ledger: what it held, and what was recorded here."""
+    recorded = {file.name for file in _folder().iterdir()}
+    LEDGER.write_text("".join(f"{claim}\n" for claim in sorted(recorded | _committed())))
+
+
+@functools.cache
+def _committed() -> frozenset[str]:
+    return frozenset(LEDGER.read_text().split() if LEDGER.exists() else ())
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
