@@ -28,10 +28,14 @@ WHOLE = 128
 
 
 def require_estimate(backend: str, program: Program, values: str) -> None:
-    """BackendUnsupported but for a rule of one elementwise stage that reads its gradient, and values that there are."""
+    """BackendUnsupported but for a rule of one elementwise stage that reads its gradient and no input, and values that
+    there are."""
     stage = require_elementwise(backend, program)
     if values not in ELEMENTS:
         raise BackendUnsupported(backend, f"noise of {values!r}", program.name)
+    for buffer in program.buffers:
+        if buffer.role == "input":
+            raise BackendUnsupported(backend, f"the input {buffer.name!r} beside noise", program.name)
     if not any(n.op is Op.LOAD and n.arg == "g" for n in walk(stage.roots)):
         raise BackendUnsupported(backend, "noise in the place of a gradient that is not read", program.name)
 

@@ -5,6 +5,9 @@ Every backend whose kernels are given addresses shares this.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rulec.backend.layout import Layout, kernel_buffers
 from rulec.compiler.ir import Axes, Program, Result, Stage
 from rulec.language.node import Op, walk
@@ -20,6 +23,17 @@ def address_lines(program: Program) -> list[str]:
     """
     reduced = [r.name for stage in program.stages for r in stage.reduces]
     return [b.name for b in kernel_buffers(program)] + [v.name for v in program.vectors] + reduced
+
+
+def bound_arrays(
+    program: Program, params: Sequence[Any], states: Sequence[Mapping[str, Any]]
+) -> dict[str, Sequence[Any]]:
+    """The arrays that kernels find where they are bound, of each tensor: parameters, and states of their shape."""
+    found: dict[str, Sequence[Any]] = {}
+    for buffer in kernel_buffers(program):
+        if buffer.role in ("param", "state"):
+            found[buffer.name] = params if buffer.role == "param" else [s[buffer.name] for s in states]
+    return found
 
 
 def place(axes: Axes, layout: Layout) -> str:

@@ -46,6 +46,8 @@ class OneFile:
             self.cannot("its step depends on the shape of a tensor")
         if not program.elementwise or program.skip is not None:
             self.cannot("it reduces over a tensor, and only rules that update each element by itself are written so")
+        if not program.stages[0].stores:
+            self.cannot("its step changes no element of a tensor")
         if self.rule.inputs:
             self.cannot(f"it needs the input {next(iter(self.rule.inputs))}")
         if self.rule.evaluate is not None:

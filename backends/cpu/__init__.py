@@ -21,7 +21,7 @@ from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 
-from ..plan import address_lines, moving_lines
+from ..plan import moving_lines
 from .call import ElementwiseCall
 from .machine import ENTRY, Machine, architecture, compile_text, emit_object
 from .print import kernel_source
@@ -169,7 +169,7 @@ class CpuKernel:
         another, nor a gradient, nor what comes with a call.
         """
         if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
-            return ElementwiseCall(self.machine, address_lines(self.program), params, states)
+            return ElementwiseCall(self.machine, self.program, params, states)
         # Imported by who needs it: most programs are elementwise, and a process should start soon.
         from .staged import StagedCall
 

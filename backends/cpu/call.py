@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
 
+from ..plan import address_lines, bound_arrays
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
 from .chunks import flat_chunks
@@ -20,16 +22,16 @@ class ElementwiseCall:
     """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
 
     def __init__(
-        self, machine: Machine, buffers: Sequence[str], params: Sequence[Any], states: Sequence[dict[str, Any]]
+        self, machine: Machine, program: Program, params: Sequence[Any], states: Sequence[dict[str, Any]]
     ) -> None:
         self._machine = machine
         self._written = Written(params, states)
         self._address = address_of(params)
-        self._pointers = np.zeros((len(buffers), len(params)), np.int64)
-        for line, name in zip(self._pointers, buffers, strict=True):
-            if name != "g":
-                line[:] = [self._address(x) for x in (params if name == "p" else [s[name] for s in states])]
-        self._gradients = self._pointers[buffers.index("g")]
+        lines = address_lines(program)
+        self._pointers = np.zeros((len(lines), len(params)), np.int64)
+        for name, arrays in bound_arrays(program, params, states).items():
+            self._pointers[lines.index(name)] = [*map(self._address, arrays)]
+        self._gradients = self._pointers[lines.index("g")]
         self._chunks = flat_chunks([element_count(p) for p in params])
         everything = tuple(range(len(params)))
         self._spans = self._chunks.spans(everything)

@@ -15,7 +15,6 @@ from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import TensorError
 
-from ..plan import address_lines
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
 from .call import ElementwiseCall
@@ -36,16 +35,16 @@ class EstimateKernel:
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> EstimateCall:
         """A call over these tensors, whose addresses are read now; no tensor may overlap another."""
-        return EstimateCall(self.machine, address_lines(self.program), params, states)
+        return EstimateCall(self.machine, self.program, params, states)
 
 
 class EstimateCall(ElementwiseCall):
     """A kernel whose gradients are noise, bound to the parameters and states of one bucket."""
 
     def __init__(
-        self, machine: Machine, buffers: Sequence[str], params: Sequence[Any], states: Sequence[dict[str, Any]]
+        self, machine: Machine, program: Program, params: Sequence[Any], states: Sequence[dict[str, Any]]
     ) -> None:
-        super().__init__(machine, buffers, params, states)
+        super().__init__(machine, program, params, states)
         self._address = array_address  # of gradients, from here on: they are records
 
     def __call__(

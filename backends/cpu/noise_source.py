@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.backend.noise import Values
-from rulec.backend.printer import elementwise_buffers
 from rulec.compiler.ir import Program
 
+from ..noise import require_estimate
 from .noise_record import BATCH, BATCH_WORDS, COUNT, DIRECTIONS, OFFSET, TILE
 from .noise_words import ADDED
 from .noise_words import NAMES as NOISE_NAMES
@@ -52,8 +52,8 @@ def words_source() -> str:
 
 
 def estimate_source(program: Program, layout: Layout, values: Values) -> str:
-    """The source of a rule's kernel whose gradient is noise; BackendUnsupported where it has other stages or inputs."""
-    elementwise_buffers("cpu", program)
+    """The source of a rule's kernel whose gradient is noise; BackendUnsupported as `require_estimate` says."""
+    require_estimate("cpu", program, values)
     write = _TileWriter(program, layout, program.stages[0], NOISE_NAMES | _LOCALS)
     body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
     lines = [

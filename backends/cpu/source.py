@@ -83,7 +83,9 @@ def stages_source(title: str, stages: Sequence[Sequence[str]], chunk_bytes: int,
 
 
 def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
-    """The lines of a loop over whole numbers."""
+    """The lines of a loop over whole numbers; none where nothing is done in it."""
+    if not body:
+        return []
     return [f"for {name} in range({start}, {stop}):", *_indented(body)]
 
 

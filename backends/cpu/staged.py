@@ -14,6 +14,7 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 
+from ..plan import bound_arrays
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
 from .machine import Machine
@@ -40,10 +41,8 @@ class PlannedCall(ABC):
         self._address = address_of(params)
         self._last: tuple[int, tuple[int, ...] | None] = (0, None)
         self._first: Callable[[], Any] = _nothing
-        for buffer in program.buffers:
-            if buffer.name in plan.lines and buffer.role in ("param", "state"):
-                arrays = params if buffer.role == "param" else [s[buffer.name] for s in states]
-                self._pointers[plan.lines.index(buffer.name)] = [*map(self._address, arrays)]
+        for name, arrays in bound_arrays(program, params, states).items():
+            self._pointers[plan.lines.index(name)] = [*map(self._address, arrays)]
         for work in filter(None, self._works):
             for name, slots in work.slots.items():
                 self._pointers[plan.lines.index(name)] = [*map(array_address, slots.arrays())]

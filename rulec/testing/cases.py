@@ -127,7 +127,8 @@ def operation_rules() -> list[Rule]:
 
 
 def hostile_rules() -> list[Rule]:
-    """Rules with values that another store overwrites, and with names that a printed source may use for itself."""
+    """Rules with values that another store overwrites, with names that a printed source may use for itself, and with
+    steps that store nothing."""
     exchange = "name: Exchange\nstate: {a: p, b: 2}\nstep: |\n  old = p\n  p = p - 0.1*g*a\n  a = b\n  b = old\n"
     names = (
         "name: Names\nhyper: {lr: 0.1, step: 0.5, real: 0.3}\nstate: {i: 0, row: 0, xp: 0, p_stored: 0}\nstep: |\n"
@@ -135,11 +136,14 @@ def hostile_rules() -> list[Rule]:
         "  jnp = i/(sqrt(row) + real)\n  p_stored = p_stored*real + jnp\n  float32 = jnp*g\n  m_ = tl + float32\n"
         "  start = m_ - xp\n  self = start*0.5\n  out = self + p_stored\n  direction = self*out\n"
     )
-    return [rulec.parse(exchange), rulec.parse(names)]
+    sometimes = "name: Sometimes\nstate: {m: 0}\nstep: |\n  if t % 2 == 0:\n    m = 0.5*m + g\n    p = p - 0.1*m\n"
+    nothing = "name: Nothing\nstep: |\n  p = p\n"
+    return [rulec.parse(text) for text in (exchange, names, sometimes, nothing)]
 
 
 #: Steps with reductions at every level, of every kind, of what is stored too; vectors of numbers and of truth; memory
-#: for matrix functions; inputs; and names that a printed source may use for itself.
+#: for matrix functions; inputs, one that a branch alone reads among them; and names that a printed source may use for
+#: itself.
 _STAGED = {
     "Tensors": """\
 state: {m: 0, low: {init: 0, per: tensor}}
@@ -192,15 +196,26 @@ step: |
   least = least + keepdims*g
   direction = least - axis
 """,
+    "Seldom": """\
+state: {h: 0}
+inputs: {c: like p}
+step: |
+  if t % 2 == 0:
+    h = 0.5*h + c
+  direction = g/(1 + h*h)
+""",
 }
+
+#: Those that see no matrices: of tensors as they lie.
+_PLAIN = ("Tensors", "Words", "Seldom")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 
 
 def staged_rules() -> list[Rule]:
     """Rules of several stages, those that see matrices under every view."""
-    viewed = [name for name in _STAGED if name not in ("Tensors", "Words")]
-    texts = [f"name: {name}\n{_STAGED[name]}" for name in ("Tensors", "Words")]
+    viewed = [name for name in _STAGED if name not in _PLAIN]
+    texts = [f"name: {name}\n{_STAGED[name]}" for name in _PLAIN]
     texts += [f"name: {name}{i}\n{view}{_STAGED[name]}" for name in viewed for i, view in enumerate(_VIEWS)]
     return [rulec.parse(text) for text in texts]
 

@@ -9,7 +9,8 @@ A backend MUST
   infinities, NaN and the ends of the formats too;
 - compute every rule it prints, in every dtype, for tensors of any shape, empty and 0-d ones included, wherever their
   elements begin in memory, each with the row of the scalar table that the index gives it;
-- compute every value of a step before it stores one, and let a rule use any names;
+- compute every value of a step before it stores one, let a rule use any names, and run a program that stores nothing,
+  or that reads none of an input;
 - do a stage for all tensors, or for those named by `tensors` in that order, and leave every bit of the others, of the
   gradients, and of whatever the stage does not store, as it was;
 - reduce per tensor, row and column as the rule sees its matrices, in float64, and give 0 for a sum of nothing and

@@ -99,7 +99,7 @@ def test_the_code_reads_like_the_rule() -> None:
         assert line in lines, line
 
 
-@pytest.mark.parametrize("backend", ["c", "cupy", "triton"])
+@pytest.mark.parametrize("backend", ["cpu", "c", "cupy", "triton"])
 def test_what_has_no_estimate_is_refused_in_one_sentence(backend: str) -> None:
     lamb = rulec.compile(rulec.load("lamb"))
     made: Any = registry.get(backend)
@@ -111,6 +111,9 @@ def test_what_has_no_estimate_is_refused_in_one_sentence(backend: str) -> None:
     still = rulec.compile(rulec.parse("name: Still\nstep: p = 0.5*p\n"))
     with pytest.raises(BackendUnsupported, match="a gradient that is not read of rule 'Still'"):
         made.emit_estimate(still, layout_for(still, "float32"), "normal")
+    fed = rulec.compile(rulec.parse("name: Fed\ninputs: {c: like p}\nstep: direction = g*c\n"))
+    with pytest.raises(BackendUnsupported, match="the input 'c' beside noise of rule 'Fed'"):
+        made.emit_estimate(fed, layout_for(fed, "float32"), "normal")
 
 
 def test_blocks_serve_as_many_elements_as_the_definition_says() -> None:

@@ -208,6 +208,12 @@ def test_what_has_no_such_form(backend: str, rule: str, why: str) -> None:
         written(rulec.load(rule), backend)
 
 
+@pytest.mark.parametrize("backend", PROGRAMS)
+def test_a_step_that_changes_nothing_has_no_such_form(backend: str) -> None:
+    with pytest.raises(CannotBuild, match="its step changes no element of a tensor"):
+        written(rulec.parse("name: Still\nstep: p = p\n"), backend)
+
+
 def test_dtypes_that_numpy_lacks() -> None:
     with pytest.raises(CannotBuild, match="NumPy has no arithmetic of its own for bfloat16"):
         written(rulec.load("adamw"), "numpy", dtype="bfloat16")

@@ -135,6 +135,11 @@ def test_what_remembers_a_group_or_counts_for_itself_goes_on() -> None:
     compare(lambda params: rulec.torch.NAdam(params, lr=1e-2), by_noise("popcount"))
 
 
+def test_a_gradient_that_is_not_read_is_none_to_be_made_in_the_update() -> None:
+    still = rulec.parse("name: Still\nstep: p = 0.5*p\n")
+    compare(lambda params: rulec.torch.optimizer(still)(params), by_noise("popcount"), by_gradient=range(5))
+
+
 def test_hooks_and_schedulers_see_a_step() -> None:
     params, seen = params_of(), []
     opt = adamw(params)
