@@ -57,6 +57,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         ledger.write()
 
 
+@pytest.fixture(autouse=True)
+def first_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's strategies have the seeds that they would have in a process of its own."""
+    monkeypatch.setattr("rulec.es.seeds._used", set())
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None:
         torch = pytest.importorskip("torch")

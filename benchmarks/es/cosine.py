@@ -124,7 +124,7 @@ def _descend(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
 
 
 def _perturbation(given: Mapping[str, Any], members: int) -> Perturbation:
-    return Perturbation(**given, directions=members // 2, sigma=SIGMA)
+    return Perturbation(**given, directions=members // 2, sigma=SIGMA, seed=0)
 
 
 def cosines(at_hand: Task, perturbation: Perturbation, steps: int) -> list[float]:

@@ -106,7 +106,7 @@ def rows(layer: Layer, name: str, quick: bool) -> Iterator[Row]:
 
     members = QUICK_MEMBERS if quick else MEMBERS
     model, batch = layer.module(), layer.batch(members)
-    perturbation = Perturbation(**families(layer)[name], directions=members // 2, sigma=0.01)
+    perturbation = Perturbation(**families(layer)[name], directions=members // 2, sigma=0.01, seed=0)
     es = rulec.torch.perturb(model, perturbation)
     contenders = {
         "base": Turn(lambda: _plain(model, batch)),

@@ -75,7 +75,7 @@ def our_step(of: Trained, values: str) -> Callable[[], None]:
     """A step of the spsa family, updated by rulec's sgd in the kernel that makes the noise again."""
     import rulec.torch
 
-    perturbation = Perturbation("spsa", directions=1, sigma=1e-3, values=values)  # type: ignore[arg-type]
+    perturbation = Perturbation("spsa", directions=1, sigma=1e-3, seed=0, values=values)  # type: ignore[arg-type]
     es = rulec.torch.perturb(of.model, perturbation)
     opt = rulec.torch.SGD(of.params, lr=1e-3)
 
@@ -136,7 +136,7 @@ def _kept(quick: bool) -> Row:
     import rulec.torch
 
     of = trained(quick)
-    es = rulec.torch.perturb(of.model, Perturbation("spsa", directions=1, sigma=1e-3))
+    es = rulec.torch.perturb(of.model, Perturbation("spsa", directions=1, sigma=1e-3, seed=0))
     fitness: Any = es.evaluate(lambda: -of.loss())
     kept = kept_bytes(lambda: es.evaluate(lambda: -of.loss()))
     es.update(fitness)

@@ -22,7 +22,7 @@ RULE = "adam"
 LR = 1e-2
 
 #: Members share a batch: 64 antithetic pairs of noise of rank 1.
-PERTURBATION = Perturbation("lowrank", directions=64, sigma=0.05)
+PERTURBATION = Perturbation("lowrank", directions=64, sigma=0.05, seed=0)
 SHAPING = "centered_rank"
 
 

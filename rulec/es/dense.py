@@ -19,7 +19,7 @@ def noise(perturbation: Perturbation, shape: tuple[int, ...], layer: int, step: 
     Of dropout: what inputs are multiplied by, less 1. Arrays of fewer than two dimensions have independent noise (of
     dropout: none).
     """
-    stream = Stream(perturbation.seed, layer, step)
+    stream = Stream(perturbation.seed_or_0, layer, step)
     if len(shape) < 2:
         return np.zeros(shape) if perturbation.family == "dropout" else _plain(perturbation, stream, shape, direction)
     return _FAMILIES[perturbation.family](perturbation, stream, shape, direction)

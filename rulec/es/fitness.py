@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,23 @@ TOP = 0.5
 class Weights:
     """What each direction's noise is multiplied by: (directions,) in float64, 0 for those that count for nothing.
 
-    `counted` directions do; `dropped` members had no finite fitness. The weighted sum of noise is the gradient of
-    minus the fitness.
+    `scores` are how much worse each did; `counted` directions count, `dropped` members had no finite fitness. The
+    weighted sum of noise is the gradient of minus the fitness. `values` are the weights for the perturbation asked of.
     """
 
-    values: Floats
+    perturbation: Perturbation
+    scores: Floats
     counted: int
     dropped: int
+
+    @property
+    def values(self) -> Floats:
+        """The weights."""
+        return self.of(self.perturbation)
+
+    def of(self, perturbation: Perturbation) -> Floats:
+        """The weights for another perturbation of the same members."""
+        return np.asarray(self.scores / (max(1, self.counted) * perturbation.size))
 
     @property
     def empty(self) -> bool:
@@ -39,27 +49,29 @@ class Weights:
         return self.counted == 0
 
 
-def weights(fitness: Floats, perturbation: Perturbation, shaping: Shaping = None) -> Weights:
+def weights(
+    fitness: Floats, perturbation: Perturbation, shaping: Shaping = None, others: Iterable[Perturbation] = ()
+) -> Weights:
     """Weights of directions from fitness by (sign, direction), which is to be maximised.
 
     Without shaping the weighted sum of noise has the gradient of minus the smoothed fitness as its mean. A direction
     with a member whose fitness is not finite counts for nothing. TensorError where what counts has weights that are not
-    finite in float32.
+    finite in float32, for this perturbation or one of the `others` of the same members.
     """
     finite = np.isfinite(fitness)
     whole = np.asarray(finite.all(axis=0))
     counted = int(whole.sum())
     dropped = int(finite.size - finite.sum())
     if counted < (1 if perturbation.antithetic else 2):
-        return Weights(np.zeros(perturbation.directions), 0, dropped)
+        return Weights(perturbation, np.zeros(perturbation.directions), 0, dropped)
     shaped = shape_fitness(np.where(whole, fitness, np.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
-    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
-    found = np.where(whole, -score / (counted * sigma), 0.0)
-    if not (np.abs(found) <= np.finfo(np.float32).max).all():
+    found = Weights(perturbation, np.where(whole, -score, 0.0), counted, dropped)
+    most = np.finfo(np.float32).max
+    if not all((np.abs(found.of(each)) <= most).all() for each in (perturbation, *others)):
         made = "fitness" if shaping is None else f"what shaping={shaping!r} makes of it"
         raise TensorError(f"{made} is not a number or too large for an estimate in float32: scale it down")
-    return Weights(found, counted, dropped)
+    return found
 
 
 def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antithetic: bool) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from rulec.errors import HyperError
@@ -27,7 +27,8 @@ class Perturbation:
 
     `directions` draws of noise are made in each step; where `antithetic`, each is taken with both signs. The noise of
     an element has mean 0 and variance 1 and is multiplied by `sigma`. What it is a function of, and of nothing else:
-    `seed`, layer, direction, step and element.
+    `seed`, layer, direction, step and element. Without a seed each strategy has one of its own, which its
+    `perturbation` then shows; the functions of `rulec.jax.es` take 0.
 
     Families, by what a direction's noise of a weight with `rows` outputs and `columns` inputs is:
 
@@ -50,7 +51,7 @@ class Perturbation:
     directions: int
     sigma: float = 0.01
     antithetic: bool = True
-    seed: int = 0
+    seed: int | None = None
     rank: int = 1
     sparsity: int | None = None
     values: Values = "normal"
@@ -65,7 +66,8 @@ class Perturbation:
         _check_word("sides", self.sides, get_args(Sides))
         _check_count("directions", self.directions)
         _check_count("rank", self.rank)
-        object.__setattr__(self, "seed", checked_seed(self.seed))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", checked_seed(self.seed))
         if not _is_number(self.sigma) or not 0.0 < self.sigma < math.inf:
             raise HyperError(f"sigma={self.sigma!r} must be a finite number above 0: without noise nothing is learnt")
         if not _is_number(self.keep) or not 0.0 < self.keep < 1.0:
@@ -104,6 +106,22 @@ class Perturbation:
         for name, families in _BELONGS.items():
             if self.family not in families and getattr(self, name) != default[name]:
                 raise HyperError(f"{name}= is for the families {' and '.join(families)}, not for {self.family!r}")
+
+    @property
+    def seed_or_0(self) -> int:
+        """The seed, and 0 where none is given."""
+        return self.seed or 0
+
+    @property
+    def size(self) -> float:
+        """What noise is multiplied by under the positive sign: `sigma`, and 1 for dropout."""
+        return 1.0 if self.family == "dropout" else self.sigma
+
+    def with_sigma(self, sigma: float) -> Perturbation:
+        """The same with more or less noise; HyperError for what is no sigma, and for dropout, which has none."""
+        if self.family == "dropout":
+            raise HyperError("sigma means nothing to dropout: change keep, in a perturbation of its own")
+        return replace(self, sigma=sigma)
 
     @property
     def members(self) -> int:

@@ -42,7 +42,7 @@ def warn_of_lost_noise(perturbation: Perturbation, samples: Sequence[tuple[Float
     """
     if perturbation.family == "dropout":
         return
-    noise = Stream(perturbation.seed, 0, 0, 0).values(perturbation.values, SAMPLE)
+    noise = Stream(perturbation.seed_or_0, 0, 0, 0).values(perturbation.values, SAMPLE)
     lost = [(_lost(sample, perturbation.sigma * noise, dtype), dtype) for sample, dtype in samples if dtype in _BITS]
     share = sum(found.sum() for found, _ in lost) / max(1, sum(found.size for found, _ in lost))
     if share > _SHARE:

@@ -18,7 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A population that trains in a moment."""
     from rulec.demo import es_arrays, es_torch
 
-    few = Perturbation("lowrank", directions=8, sigma=0.05)
+    few = Perturbation("lowrank", directions=8, sigma=0.05, seed=0)
     monkeypatch.setattr(es, "WIDTHS", (64, 8, 10))
     for module in (es, es_arrays, es_torch):
         monkeypatch.setattr(module, "PERTURBATION", few)

@@ -59,6 +59,8 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_no_seed_is_refused(way: str) -> None:
     for seed in (-1, 2**32, 2**40, 1.5, "a", None, True, np.int64(-1)):
+        if seed is None and way == "perturbations":
+            continue  # each strategy then has one of its own
         with pytest.raises(HyperError) as found:
             WAYS[way](seed)
         assert str(found.value) == f"seed={seed!r} must be a whole number from 0 to 2**32 - 1"

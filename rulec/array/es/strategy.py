@@ -20,9 +20,10 @@ from rulec.es.arithmetic import Family, family, is_plain
 from rulec.es.fitness import Shaping, Weights, weights
 from rulec.es.layout import fitness_of, repeats_of, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report, skipped
 from rulec.es.rounding import places, warn_of_lost_noise
-from rulec.es.saved import saved, step_of
+from rulec.es.saved import restored, saved
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
 from rulec.runtime.turns import Turns, in_turn, turn_of
@@ -42,10 +43,10 @@ class Strategy(Turns):
     few bits for noise to move them a RuntimeWarning says so.
     """
 
-    def __init__(self, params: Any, perturbation: Perturbation, left_alone: Collection[str] = ()) -> None:
-        if not isinstance(perturbation, Perturbation):
-            raise HyperError(f"perturbation={perturbation!r} must be a rulec.es.Perturbation")
-        self.perturbation, self._params = perturbation, params
+    def __init__(
+        self, params: Any, perturbation: Perturbation | Mapping[str, Perturbation], left_alone: Collection[str] = ()
+    ) -> None:
+        self._perturbations, self._params = Perturbations(perturbation), params
         leaves = flatten(params)
         self._arrays = arrays_for(leaves)
         for name, array in leaves.items():
@@ -53,8 +54,18 @@ class Strategy(Turns):
         for name in left_alone:
             if name not in leaves:
                 raise TensorError(f"left_alone has {name!r}, which is no parameter{did_you_mean(name, leaves)}")
-        least = 2 if perturbation.family == "dropout" else 1
-        self._own = {n: a for n, a in leaves.items() if a.ndim >= least and n not in left_alone}
+        self._patterns: dict[str, str] = {}
+        reasons: dict[str, str] = dict.fromkeys(left_alone, "it is in left_alone")
+        for name, array in leaves.items():
+            pattern = self._perturbations.pattern_of(name, "/")
+            if pattern is None or name in left_alone:
+                continue
+            if array.ndim >= (2 if self._perturbations[pattern].family == "dropout" else 1):
+                self._patterns[name] = pattern
+            else:
+                reasons[name] = f"it has {array.ndim} dimensions"
+        self._perturbations.check_used(self._patterns.values(), reasons, "/")
+        self._own = {name: leaves[name] for name in self._patterns}
         if not self._own:
             raise TensorError("no array is perturbed: give one of a dimension or more that is not left alone")
         self._numbers = {name: number for number, name in enumerate(self._own)}
@@ -63,12 +74,41 @@ class Strategy(Turns):
         self._begin(0)
         for name in self._own:
             self._noise(name)
+        self._warn_of_lost_noise()
+
+    def _warn_of_lost_noise(self) -> None:
+        samples: dict[str, list[Any]] = {}
         with self._arrays.here():
-            samples = [(_sample(array), self._arrays.dtype(array)) for array in self._own.values()]
-        warn_of_lost_noise(perturbation, samples)
+            for name, array in self._own.items():
+                samples.setdefault(self._patterns[name], []).append((_sample(array), self._arrays.dtype(array)))
+        for pattern, some in samples.items():
+            warn_of_lost_noise(self._perturbations[pattern], some, stacklevel=3)
 
     def _begin(self, step: int) -> None:
         self._step, self._rows = step, set[int]()
+
+    @property
+    def perturbation(self) -> Any:
+        """The perturbation as it is now, or those by patterns as a mapping: with its seed and its sigma."""
+        return self._perturbations.as_given
+
+    @property
+    def _population(self) -> Perturbation:
+        return self._perturbations.population
+
+    def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
+        """Changes `sigma` from the next members on: of all arrays, or of those of some patterns; in `state_dict()`.
+
+        HyperError for what is no sigma, and RulecError between members and their update, whose estimate would be of
+        another size.
+        """
+        with self._turn:
+            if self._rows:
+                raise RulecError(
+                    f"step {self._step} has had members, with the sigma there was: call update before set_sigma"
+                )
+            self._perturbations = self._perturbations.with_sigma(sigma)
+        self._warn_of_lost_noise()
 
     @property
     def step_count(self) -> int:
@@ -85,11 +125,11 @@ class Strategy(Turns):
     @contextmanager
     def member(self, direction: int, sign: int = 1) -> Iterator[Any]:
         """The parameters of one member, in new arrays in the structure of the others: `with es.member(3, -1) as p:`."""
-        if not 0 <= direction < self.perturbation.directions:
-            raise HyperError(f"there is no direction {direction}: there are {self.perturbation.directions}, from 0")
-        if sign not in ((1, -1) if self.perturbation.antithetic else (1,)):
+        if not 0 <= direction < self._population.directions:
+            raise HyperError(f"there is no direction {direction}: there are {self._population.directions}, from 0")
+        if sign not in ((1, -1) if self._population.antithetic else (1,)):
             raise HyperError(f"sign={sign!r} must be 1, or -1 where pairs are antithetic")
-        self._rows.add(self.perturbation.members)
+        self._rows.add(self._population.members)
         with self._arrays.here():
             moved = {name: self._moved(name, array, direction, sign) for name, array in self._own.items()}
             yield _rebuilt(self._params, moved)
@@ -106,9 +146,9 @@ class Strategy(Turns):
 
         TensorError where it is not one number.
         """
-        found = np.empty((self.perturbation.signs, self.perturbation.directions))
-        for direction in range(self.perturbation.directions):
-            for place, sign in enumerate((1, -1)[: self.perturbation.signs]):
+        found = np.empty((self._population.signs, self._population.directions))
+        for direction in range(self._population.directions):
+            for place, sign in enumerate((1, -1)[: self._population.signs]):
                 with self.member(direction, sign) as params:
                     found[place, direction] = _number(function(params))
         return found.reshape(-1)
@@ -121,9 +161,9 @@ class Strategy(Turns):
         TensorError where rows that are not shared cannot be dealt evenly.
         """
         if not shared:
-            repeats_of(x.shape[0], self.perturbation)
+            repeats_of(x.shape[0], self._population)
             return x
-        return x[tiled(x.shape[0], self.perturbation)]
+        return x[tiled(x.shape[0], self._population)]
 
     def product(self, x: Any, name: str) -> Any:
         """`x @ params[name]` of rows (rows, ..., inputs), each with the matrix (inputs, outputs) of its member.
@@ -134,7 +174,7 @@ class Strategy(Turns):
         array = self._named(name)
         if array.ndim != 2 or x.shape[-1] != array.shape[0]:
             raise TensorError(f"{name} {list(array.shape)} is no matrix for rows of {x.shape[-1]} inputs")
-        rows = x.reshape(self._repeats(x), self.perturbation.directions, *x.shape[1:])
+        rows = x.reshape(self._repeats(x), self._population.directions, *x.shape[1:])
         with self._arrays.here():
             found = self._noise(name, x.dtype).product(rows, array, lambda rows, kernel: rows @ kernel)
         self._rows.add(x.shape[0])
@@ -148,6 +188,7 @@ class Strategy(Turns):
         repeats = self._repeats(like)
         with self._arrays.here():
             found = self._noise(name).vectors(array, repeats)
+        self._rows.add(like.shape[0])
         return found.reshape(-1, *(1,) * (like.ndim - 2), array.size)
 
     def _named(self, name: str) -> Any:
@@ -156,7 +197,7 @@ class Strategy(Turns):
         return self._own[name]
 
     def _repeats(self, x: Any) -> int:
-        return repeats_of(x.shape[0], self.perturbation)
+        return repeats_of(x.shape[0], self._population)
 
     # Updates
 
@@ -186,20 +227,21 @@ class Strategy(Turns):
             weighed = self._weighed(fitness, loss, shaping)
             fused: tuple[str, ...] = ()
             if not weighed.empty:
-                noises = {n: self._draws(n).noise(weighed.values) for n, a in self._own.items() if self._is_plain(a)}
+                plain = [name for name in self._own if self._is_plain(name)]
+                noises = {name: self._draws(name).noise(self._values(name, weighed)) for name in plain}
                 fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
             return self._end(weighed, self._own.keys() - fused, fused)
 
     def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call evaluate, member or product before an update")
-        given = fitness_of(_on_host(fitness), _on_host(loss), self.perturbation, self._rows)
-        return weights(given, self.perturbation, shaping)
+        given = fitness_of(_on_host(fitness), _on_host(loss), self._population, self._rows)
+        return weights(given, self._population, shaping, self._perturbations)
 
     def _end(self, weighed: Weights, others: Collection[str], fused: tuple[str, ...] = ()) -> Report:
         """Closes the step, in which `others` had gradients."""
         if weighed.empty:
-            self.report = skipped(self._step, weighed.dropped, self.perturbation.members, stacklevel=3)
+            self.report = skipped(self._step, weighed.dropped, self._population.members, stacklevel=3)
         else:
             nbytes = sum(self._own[name].nbytes for name in others)
             self.report = Report(self._step, weighed.counted, weighed.dropped, fused=fused, gradient_bytes=nbytes)
@@ -210,13 +252,20 @@ class Strategy(Turns):
         array = self._own[name]
         with self._arrays.here():
             noise = self._noise(name)
-            found = noise.estimate(noise.xp.asarray(weighed.values, noise.draws.dtype), array)
+            found = noise.estimate(noise.xp.asarray(self._values(name, weighed), noise.draws.dtype), array)
             order = "C" if array.flags.c_contiguous else "F"
             return noise.xp.asarray(found.astype(array.dtype), order=order)
 
-    def _is_plain(self, array: Any) -> bool:
+    def _values(self, name: str, weighed: Weights) -> Any:
+        return weighed.of(self._of(name))
+
+    def _of(self, name: str) -> Perturbation:
+        return self._perturbations[self._patterns[name]]
+
+    def _is_plain(self, name: str) -> bool:
         """Whether a gradient is noise that is counted along an array's memory."""
-        return is_plain(self.perturbation, array.shape) and bool(array.flags.c_contiguous)
+        array = self._own[name]
+        return is_plain(self._of(name), array.shape) and bool(array.flags.c_contiguous)
 
     def _check_optimizer(self, opt: Any) -> None:
         if not isinstance(opt, Optimizer):
@@ -226,32 +275,37 @@ class Strategy(Turns):
                 raise TensorError(f"the optimizer's {name} is not the array that is perturbed: make both of the same")
 
     def _noise(self, name: str, dtype: Any = None) -> Family:
-        return family(self.perturbation, tuple(self._own[name].shape), self._draws(name, dtype))
+        return family(self._of(name), tuple(self._own[name].shape), self._draws(name, dtype))
 
     def _draws(self, name: str, dtype: Any = None) -> ArrayDraws:
         """An array's random numbers, by default in the dtype that they are summed in."""
         array = self._own[name]
         if dtype is None:
             dtype = np.float64 if array.dtype == np.float64 else np.float32
-        stream = Stream(self.perturbation.seed, self._numbers[name], self._step)
+        own = self._of(name)
+        stream = Stream(own.seed_or_0, self._numbers[name], self._step)
         backend: Any = registry.get(self._arrays.backend(self._arrays.device(array)))
-        return ArrayDraws(namespace(array), backend.fill_noise, self.perturbation.values, stream, np.dtype(dtype))
+        return ArrayDraws(namespace(array), backend.fill_noise, own.values, stream, np.dtype(dtype))
 
     # Checkpoints
 
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
-        return saved(self.perturbation, self._step, self.names)
+        return saved(self._perturbations, self._step, self.names)
 
     @in_turn
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
-        self._begin(step_of(state, self.perturbation, self.names))
+        """Goes on from a `state_dict()`: with its step and sigma, and with its seed where none was given.
+
+        StateMismatch where it is of another perturbation or of other parameters.
+        """
+        self._perturbations, step = restored(state, self._perturbations, self.names)
+        self._begin(step)
 
     def __repr__(self) -> str:
         count = sum(math.prod(array.shape) for array in self._own.values())
-        return f"Strategy({self.perturbation}, {count} parameters of {len(self._own)} arrays, step {self._step})"
+        return f"Strategy({self._perturbations}, {count} parameters of {len(self._own)} arrays, step {self._step})"
 
 
 def _sample(array: Any) -> Any:

@@ -9,6 +9,8 @@ Rows of a batch are (repeats, directions, ..., inputs), the first half of the re
 
 from __future__ import annotations
 
+from typing import Any
+
 from rulec.es.arithmetic.draws import Draws
 from rulec.es.arithmetic.dropout import Dropout
 from rulec.es.arithmetic.family import Family
@@ -27,9 +29,15 @@ _FAMILIES: dict[str, type[Family]] = {
 }  # fmt: skip
 
 
-def family(perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> Family:
-    """The noise of a weight (*window, inputs, outputs); that of a vector is of its own for each element."""
-    return _kind(perturbation, shape)(perturbation, shape, draws)
+def family(perturbation: Perturbation, shape: tuple[int, ...], draws: Draws, size: Any = None) -> Family:
+    """The noise of a weight (*window, inputs, outputs); that of a vector is of its own for each element.
+
+    It is multiplied by `size`, which may be an array of one number, and by default by the perturbation's.
+    """
+    found = _kind(perturbation, shape)(perturbation, shape, draws)
+    if size is not None:
+        found.size = size
+    return found
 
 
 def is_plain(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:

@@ -19,6 +19,8 @@ class Family(ABC):
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
         self.perturbation, self.shape, self.draws, self.xp = perturbation, shape, draws, draws.xp
+        #: What noise is multiplied by.
+        self.size: Any = perturbation.size
         *window, self.inputs, self.outputs = (1,) * (2 - len(shape)) + shape
         self.window = tuple(window)
 
@@ -41,7 +43,7 @@ class Family(ABC):
 
     def change(self, noise: Any, weight: Any) -> Any:
         """What noise adds to weights under the positive sign."""
-        return noise * self.perturbation.sigma
+        return noise * self.size
 
     def taken(self, indices: Any, weight: Any) -> Any:
         """Lines of a perturbed table (inputs, outputs) at indices (repeats, directions, ...): (..., outputs)."""
@@ -53,7 +55,7 @@ class Family(ABC):
     def vectors(self, weight: Any, repeats: int) -> Any:
         """A vector as the member of each row has it, in its dtype: (repeats, directions, elements)."""
         noise = self.draws.batched(self.dense, self.directions)[None]
-        step = self.by_sign(repeats, noise) * self.perturbation.sigma * noise
+        step = self.by_sign(repeats, noise) * self.size * noise
         return (weight + step).astype(weight.dtype)
 
     def each(self, function: Callable[..., Any], x: Any) -> Any:
@@ -92,7 +94,7 @@ class SecondProduct(Family):
     def product(self, x: Any, weight: Any, apply: Apply) -> Any:
         """The sum of both products."""
         moved = self.moved(x, apply)
-        scale = self.by_sign(x.shape[0], moved) * self.perturbation.sigma
+        scale = self.by_sign(x.shape[0], moved) * self.size
         return self.together(x, weight, apply) + scale.astype(moved.dtype) * moved
 
     def together(self, x: Any, kernel: Any, apply: Apply) -> Any:

@@ -17,7 +17,7 @@ from rulec.jax.es.estimate import estimate
 from rulec.jax.es.forward import Perturbed, batched, conv, dot, member_batch, take
 from rulec.jax.es.member import evaluate, member
 from rulec.jax.es.report import Report, report
-from rulec.jax.es.state import State, init
+from rulec.jax.es.state import State, init, set_sigma
 from rulec.jax.es.update import update
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "member",
     "member_batch",
     "report",
+    "set_sigma",
     "take",
     "update",
 ]

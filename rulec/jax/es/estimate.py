@@ -23,8 +23,8 @@ def estimate(
     count for nothing; where too few are left the gradient is zero and the second result False. TensorError for fitness
     of another length.
     """
-    weighed, ok = weights(fitness, perturbation, shaping)
-    found = [gradient(leaf, layer, state, perturbation, weighed) for leaf, layer in leaves(params, state)]
+    weighed, ok = weights(fitness, perturbation, shaping, state.sigma)
+    found = [gradient(leaf, layer, state, perturbation, weighed) for leaf, layer in leaves(params, state, perturbation)]
     return jax.tree.unflatten(jax.tree.structure(params), found), ok
 
 

@@ -29,16 +29,19 @@ def by_member(fitness: Any, perturbation: Perturbation) -> Any:
     return found.reshape(shape[0], -1, shape[1]).mean(axis=1)
 
 
-def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None) -> tuple[Any, Any]:
-    """What each direction's noise is multiplied by, (directions,), and whether enough count and all are finite."""
+def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None, sigma: Any = None) -> tuple[Any, Any]:
+    """What each direction's noise is multiplied by, (directions,), and whether enough count and all are finite.
+
+    `sigma` is what members' noise was multiplied by, by default as the perturbation has it.
+    """
     fitness = by_member(fitness, perturbation)
     whole = jnp.isfinite(fitness).all(axis=0)
     counted = whole.sum()
     ok = counted >= (1 if perturbation.antithetic else 2)
     shaped = _shaped(jnp.where(whole, fitness, jnp.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
-    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
-    found = jnp.where(whole & ok, -score / (counted * sigma), 0.0)
+    size = perturbation.size if sigma is None else sigma.astype(score.dtype)
+    found = jnp.where(whole & ok, -score / (counted * size), 0.0)
     ok = ok & jnp.isfinite(found).all()
     return jnp.where(ok, found, 0.0), ok
 

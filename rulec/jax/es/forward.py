@@ -34,7 +34,8 @@ def batched(params: Any, state: State, perturbation: Perturbation) -> Any:
     antithetic, of positive sign in the first half of the rows.
     """
     found = [
-        leaf if layer is None else Perturbed(leaf, state, layer, perturbation) for leaf, layer in leaves(params, state)
+        leaf if layer is None else Perturbed(leaf, state, layer, perturbation)
+        for leaf, layer in leaves(params, state, perturbation)
     ]
     return jax.tree.unflatten(jax.tree.structure(params), found)
 

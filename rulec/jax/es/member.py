@@ -22,7 +22,7 @@ def member(params: Any, state: State, perturbation: Perturbation, index: Any) ->
         raise HyperError(f"there is no member {index}: give a number from 0 to {perturbation.members - 1}")
     found = [
         leaf if layer is None else _moved(leaf, layer, state, perturbation, index)
-        for leaf, layer in leaves(params, state)
+        for leaf, layer in leaves(params, state, perturbation)
     ]
     return jax.tree.unflatten(jax.tree.structure(params), found)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rulec.es.perturbation import Perturbation
 from rulec.jax.es.fitness import Shaping, by_member, weights
-from rulec.jax.es.state import State
+from rulec.jax.es.state import State, check
 
 
 class Report(NamedTuple):
@@ -29,6 +29,7 @@ def report(state: State, perturbation: Perturbation, fitness: Any, shaping: Shap
 
     Errors are those of `estimate`.
     """
-    found, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping)
+    check(state, perturbation)
+    found, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping, state.sigma)
     finite = jnp.isfinite(found)
     return Report(state.step, jnp.where(ok, finite.all(axis=0).sum(), 0), (~finite).sum(), ~ok)

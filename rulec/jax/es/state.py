@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.errors import TensorError
+from rulec.errors import HyperError, TensorError
 from rulec.es.arithmetic import Family, family
 from rulec.es.perturbation import Perturbation
 from rulec.es.rounding import places, warn_of_lost_noise
@@ -30,16 +30,21 @@ class Layer:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """How many updates were done, and the seed: two arrays. What is perturbed belongs to the tree's structure."""
+    """How many updates were done, the seed and sigma: three arrays. What is perturbed belongs to the tree's structure.
+
+    `sigma` is what noise is multiplied by in the step that is next (and 1 for dropout), whatever the perturbation has.
+    """
 
     step: Any
     seed: Any
+    sigma: Any
     layers: tuple[Layer | None, ...] = field(metadata={"static": True})
+    perturbation: Perturbation = field(metadata={"static": True})
 
     @property
     def next(self) -> State:
         """The state after an update."""
-        return State(self.step + 1, self.seed, self.layers)
+        return replace(self, step=self.step + 1)
 
 
 def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
@@ -60,7 +65,23 @@ def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
         raise TensorError("no leaf of the parameters is perturbed: give floating-point arrays that the mask leaves")
     own = [leaf for leaf, layer in zip(jax.tree.leaves(params), layers, strict=True) if layer]
     warn_of_lost_noise(perturbation, [(_sample(leaf), str(leaf.dtype)) for leaf in own if _is_there(leaf)])
-    return State(jnp.zeros((), jnp.uint32), jnp.asarray(perturbation.seed, jnp.uint32), tuple(layers))
+    seed, sigma = jnp.asarray(perturbation.seed_or_0, jnp.uint32), jnp.asarray(perturbation.size, float)
+    return State(jnp.zeros((), jnp.uint32), seed, sigma, tuple(layers), _without_sigma(perturbation))
+
+
+def set_sigma(state: State, perturbation: Perturbation, sigma: Any) -> State:
+    """The state with another scale of noise, a number or an array of one, for the members of the step that is next.
+
+    `estimate` and `update` are of members of the same state: give it to all functions of a step, or to none of them.
+    HyperError for a number that is no sigma, and for dropout, which has none.
+    """
+    if perturbation.family == "dropout" or not isinstance(sigma, jax.Array | np.ndarray):
+        perturbation.with_sigma(sigma)
+    elif jnp.shape(sigma) != ():
+        raise HyperError(f"sigma has shape {jnp.shape(sigma)}: it must be one number")
+    elif not isinstance(sigma, jax.core.Tracer):
+        perturbation.with_sigma(float(sigma))
+    return replace(state, sigma=jnp.asarray(sigma, state.sigma.dtype))
 
 
 def _chosen(params: Any, mask: Any) -> list[bool]:
@@ -97,8 +118,30 @@ def _sample(leaf: Any) -> Any:
         return jax.device_get(leaf[np.unravel_index(places(leaf.size), leaf.shape)]).astype(np.float64)
 
 
-def leaves(params: Any, state: State, what: str = "the parameter") -> list[tuple[Any, Layer | None]]:
-    """The leaves of a tree with their layers; TensorError where it is not the tree that the state is of."""
+def _without_sigma(perturbation: Perturbation) -> Perturbation:
+    """What of a perturbation belongs to a tree's structure: all but what the state has as an array."""
+    return replace(perturbation, sigma=1.0)
+
+
+def check(state: State, perturbation: Perturbation) -> None:
+    """HyperError where the perturbation is not that of `init`, but for its sigma."""
+    before, now = state.perturbation.as_dict(), _without_sigma(perturbation).as_dict()
+    for name in before:
+        if before[name] != now[name]:
+            raise HyperError(
+                f"the perturbation has {name}={now[name]!r}, and had {before[name]!r} when es.init was called: give "
+                f"the same to all functions"
+            )
+
+
+def leaves(
+    params: Any, state: State, perturbation: Perturbation, what: str = "the parameter"
+) -> list[tuple[Any, Layer | None]]:
+    """The leaves of a tree with their layers.
+
+    TensorError where it is not the tree that the state is of, HyperError for another perturbation.
+    """
+    check(state, perturbation)
     found = jax.tree.leaves(params)
     if len(found) != len(state.layers):
         raise TensorError(
@@ -127,4 +170,4 @@ def draws(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = N
 def noise_of(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = None) -> Family:
     """The noise of a layer: its family's, or of a vector's own elements."""
     own = draws(perturbation, state, layer, dtype)
-    return family(perturbation, layer.shape, own)
+    return family(perturbation, layer.shape, own, state.sigma.astype(own.dtype))

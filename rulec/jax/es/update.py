@@ -34,8 +34,8 @@ def update(
     all, so that no gradient of them exists; under jit their arrays must be donated for that to be in place. With
     `fused=False`, which is for leaves that are sharded, gradients are made first.
     """
-    weighed, ok = weights(fitness, perturbation, shaping)
-    own = leaves(params, state)
+    weighed, ok = weights(fitness, perturbation, shaping, state.sigma)
+    own = leaves(params, state, perturbation)
     whole = _Whole(tx, jax.tree.structure(params), jax.tree.structure((params, opt_state, ok, extra)))
     given = jax.tree.leaves((params, opt_state, ok, extra))
     parts = fused and [_is_large(layer, perturbation) for _, layer in own]

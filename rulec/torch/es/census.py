@@ -10,11 +10,15 @@ from torch.nn.parameter import UninitializedParameter
 
 from rulec.errors import HyperError, TensorError
 from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.torch.es.own import OwnEstimator
 from rulec.torch.tensors import DTYPES
 
 #: Layers whose parameters are perturbed for all members at once.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+
+#: The reason of parameters that no pattern is for.
+NO_PATTERN = "no pattern matches it"
 
 _KNOWN = "Linear, Conv1d, Conv2d and Embedding"
 
@@ -31,12 +35,13 @@ class Use:
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A perturbed parameter: its name in the model, its number, and the modules that have it."""
+    """A perturbed parameter: its name in the model, its number, the modules that have it, and the pattern it is of."""
 
     name: str
     number: int
     param: Tensor
     uses: tuple[Use, ...]
+    pattern: str
 
     @property
     def is_own(self) -> bool:
@@ -58,20 +63,26 @@ class Perturbed:
 class Census:
     """The parameters of a model in its order: `perturbed`, and the names of those `left_alone` with the reason."""
 
-    def __init__(self, model: nn.Module, perturbation: Perturbation) -> None:
+    def __init__(self, model: nn.Module, perturbations: Perturbations) -> None:
         self.perturbed: list[Perturbed] = []
         self.left_alone: dict[str, str] = {}
         uses = _uses(model)
         readers = _read_without_call(model)
         for name, param in model.named_parameters():
-            reason = _reason(uses[id(param)], perturbation, readers)
+            pattern = perturbations.pattern_of(name, ".")
+            if pattern is None:
+                self.left_alone[name] = NO_PATTERN
+                continue
+            reason = _reason(uses[id(param)], perturbations[pattern], readers)
             if reason is None:
-                self.perturbed.append(Perturbed(name, len(self.perturbed), param, tuple(uses[id(param)])))
+                self.perturbed.append(Perturbed(name, len(self.perturbed), param, tuple(uses[id(param)]), pattern))
             else:
                 self.left_alone[name] = reason
+        perturbations.check_used({entry.pattern for entry in self.perturbed}, self.left_alone, ".")
         if not self.perturbed:
             why = "; ".join(f"{name}: {reason}" for name, reason in self.left_alone.items()) or "it has no parameters"
-            raise HyperError(f"nothing of {type(model).__name__} can be perturbed by {perturbation.family!r} ({why})")
+            family = perturbations.population.family
+            raise HyperError(f"nothing of {type(model).__name__} can be perturbed by {family!r} ({why})")
         self._seen = _signature(model)
 
     @property

@@ -15,7 +15,7 @@ from rulec.backend.product import Product, RowsSource
 from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
-from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report, skipped
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.fused import fused_step
@@ -32,13 +32,13 @@ class Estimating:
     """
 
     def __init__(
-        self, perturbation: Perturbation, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
+        self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
         shaping: Shaping,
     ) -> None:  # fmt: skip
-        self._perturbation, self._perturbed, self._noises, self._owned = perturbation, perturbed, noises, owned
+        self._perturbations, self._perturbed, self._noises, self._owned = perturbations, perturbed, noises, owned
         self._shaping = shaping
         self._fitness = given
-        self._weights: Weights = weights(given, perturbation, shaping)
+        self._weights: Weights = weights(given, perturbations.population, shaping, perturbations)
 
     def update(self) -> Report:
         """Sets gradients."""
@@ -90,7 +90,8 @@ class Estimating:
             param = entry.param
             if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():
                 continue
-            one = self._noises.of(entry).made(self._weights.values)
+            noise = self._noises.of(entry)
+            one = noise.made(self._weights.of(noise.perturbation))
             if one is not None:
                 found[param] = one
         return found
@@ -106,7 +107,7 @@ class Estimating:
         if not self._owned.modules:
             return {}
         mine = member_weights(self._fitness, self._shaping)
-        return self._owned.gradients(self._perturbation, self._noises.step, mine)
+        return self._owned.gradients(self._perturbations, self._noises.step, mine)
 
     @torch.no_grad()
     def _gradient(self, entry: Perturbed, own: dict[int, Tensor]) -> Tensor | None:
@@ -116,7 +117,8 @@ class Estimating:
             return own[id(param)].to(param.dtype)
         if not self._noises.used(param):
             return None
-        found = self._noises.of(entry).gradient(self._weights.values, param)
+        noise = self._noises.of(entry)
+        found = noise.gradient(self._weights.of(noise.perturbation), param)
         if entry.fixed is not None:
             found[entry.fixed] = 0.0
         return found.to(param.dtype)

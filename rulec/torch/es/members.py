@@ -85,7 +85,8 @@ class Members(TorchFunctionMode):
             if of_weight is None:
                 out = way.product(lines, weight, plain)
             else:
-                out = self._noises.of(of_weight).apply(lines, weight, plain, way, self._who)
+                noise = self._noises.of(of_weight)
+                out = noise.apply(lines, weight, plain, way, self._who.under(noise.perturbation))
             if of_bias is not None and bias is not None:
                 out = added(out, way.spread(self._biases(of_bias, bias), out), self._who)
             return whole(out, self._who).flatten(0, 2)
@@ -94,8 +95,8 @@ class Members(TorchFunctionMode):
         """Every member's bias, (signs, 1, directions, outputs)."""
         noise = self._noises.of(entry)
         assert isinstance(noise, Independent)
-        vectors = noise.vectors().to(bias.dtype)
-        return torch.stack([torch.add(bias, vectors, alpha=scale) for scale in self._who.scales]).unsqueeze(1)
+        vectors, scales = noise.vectors().to(bias.dtype), self._who.under(noise.perturbation).scales
+        return torch.stack([torch.add(bias, vectors, alpha=scale) for scale in scales]).unsqueeze(1)
 
     def embedding(self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> Tensor:
         """In the place of F.embedding."""
@@ -106,10 +107,12 @@ class Members(TorchFunctionMode):
             raise TensorError(f"{self._name(entry)} sees a single index, where the first dimension is the batch")
         index = self._lines(input, self._name(entry))
         each = index.expand(*index.shape[:2], self._who.directions, *index.shape[3:])
-        noise = self._noises.of(entry).lookup(each).to(weight.dtype)
+        noise = self._noises.of(entry)
+        found = noise.lookup(each).to(weight.dtype)
         if entry.padding is not None:
-            noise = noise.masked_fill_((each == entry.padding).unsqueeze(-1), 0.0)
-        return whole(combined(F.embedding(index, weight), noise, self._who), self._who).flatten(0, 2)
+            found = found.masked_fill_((each == entry.padding).unsqueeze(-1), 0.0)
+        who = self._who.under(noise.perturbation)
+        return whole(combined(F.embedding(index, weight), found, who), who).flatten(0, 2)
 
     def _lines(self, x: Tensor, name: str) -> Tensor:
         """The tensor by signs, repeats and directions, with axes of 1 where it is known that members see the same."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.draws import Draws
 from rulec.torch.es.dropout import Dropout
@@ -26,8 +26,8 @@ _FAMILIES: dict[str, type[LayerNoise]] = {
 class Noises:
     """Makes each perturbed parameter's noise where it is first asked for; `used` are the parameters asked for."""
 
-    def __init__(self, perturbation: Perturbation, perturbed: Iterable[Perturbed], step: int) -> None:
-        self.perturbation, self.step = perturbation, step
+    def __init__(self, perturbations: Perturbations, perturbed: Iterable[Perturbed], step: int) -> None:
+        self._perturbations, self.step = perturbations, step
         self._entries = {id(entry.param): entry for entry in perturbed if not entry.is_own}
         self._made: dict[int, LayerNoise] = {}
 
@@ -43,8 +43,8 @@ class Noises:
         return found
 
     def _make(self, entry: Perturbed) -> LayerNoise:
-        p, param = self.perturbation, entry.param
-        draws = Draws(p.seed, entry.number, self.step, p.values, param.device)
+        p, param = self._perturbations[entry.pattern], entry.param
+        draws = Draws(p.seed_or_0, entry.number, self.step, p.values, param.device)
         dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
         kind = _FAMILIES[p.family] if param.dim() > 1 else Independent
         return kind(p, draws, param.shape, dtype)

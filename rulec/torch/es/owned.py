@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from rulec.es.perturbation import Perturbation
+from rulec.errors import HyperError
+from rulec.es.perturbations import Perturbations
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.own import Draw, OwnEstimator
 
@@ -18,8 +19,9 @@ from rulec.torch.es.own import Draw, OwnEstimator
 class Owned:
     """The modules of a model that perturb parameters by themselves, with these parameters' numbers."""
 
-    def __init__(self, perturbed: Iterable[Perturbed]) -> None:
+    def __init__(self, perturbed: Sequence[Perturbed]) -> None:
         self._layers: dict[int, dict[str, int]] = {}
+        self._patterns: dict[int, str] = {}
         self.modules: list[Any] = []
         for entry in perturbed:
             for use in entry.uses:
@@ -27,30 +29,40 @@ class Owned:
                     if id(use.module) not in self._layers:
                         self.modules.append(use.module)
                     self._layers.setdefault(id(use.module), {})[use.name] = entry.number
+                    self._patterns.setdefault(id(use.module), entry.pattern)
 
-    def draw(self, module: nn.Module, perturbation: Perturbation, step: int) -> Draw:
+        for module in self.modules:
+            others = {*module.own_parameters()} - {*self._layers[id(module)]}
+            patterns = {entry.pattern for entry in perturbed for use in entry.uses if use.module is module}
+            if others or len(patterns) > 1:
+                raise HyperError(
+                    f"{type(module).__name__} perturbs {' and '.join(module.own_parameters())} together: train all of "
+                    f"them, by one pattern"
+                )
+
+    def draw(self, module: nn.Module, perturbations: Perturbations, step: int) -> Draw:
         """What the module's noise of a step is a function of."""
-        p = perturbation
-        return Draw(p.seed, step, p.directions, p.antithetic, self._layers[id(module)])
+        p = perturbations[self._patterns[id(module)]]
+        return Draw(p.seed_or_0, step, p.directions, p.antithetic, self._layers[id(module)])
 
     @contextmanager
-    def forward(self, perturbation: Perturbation, step: int) -> Iterator[None]:
+    def forward(self, perturbations: Perturbations, step: int) -> Iterator[None]:
         """While it is entered, the modules' forward is that of all members."""
         try:
             for module in self.modules:
                 # Past nn.Module's own way to set attributes: the module's state is not to know of it.
-                module.__dict__["forward"] = partial(module.members, draw=self.draw(module, perturbation, step))
+                module.__dict__["forward"] = partial(module.members, draw=self.draw(module, perturbations, step))
             yield
         finally:
             for module in self.modules:
                 module.__dict__.pop("forward", None)
 
     def gradients(
-        self, perturbation: Perturbation, step: int, weights: np.ndarray[Any, np.dtype[np.float64]]
+        self, perturbations: Perturbations, step: int, weights: np.ndarray[Any, np.dtype[np.float64]]
     ) -> dict[int, Tensor]:
         """The estimates of all of their parameters, by the parameters' identity."""
         found = {}
         for module in self.modules:
-            grads = module.estimate(self.draw(module, perturbation, step), weights)
+            grads = module.estimate(self.draw(module, perturbations, step), weights)
             found.update({id(getattr(module, name)): grad for name, grad in grads.items()})
         return found

@@ -7,7 +7,7 @@ that all members have the same there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, add, addcmul
 
@@ -20,13 +20,14 @@ from rulec.es.perturbation import Perturbation
 class Population:
     """How a batch is dealt out: so many signs, repeats under each of them, and directions.
 
-    `scales` is what each sign's noise is multiplied by: sigma, and minus sigma where antithetic.
+    `scales` is what each sign's noise is multiplied by `under` a layer's perturbation: sigma, and minus sigma where
+    antithetic.
     """
 
     signs: int
     repeats: int
     directions: int
-    scales: tuple[float, ...]
+    scales: tuple[float, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -37,6 +38,10 @@ class Population:
     def lead(self) -> tuple[int, int, int]:
         """The axes in the place of the rows."""
         return self.signs, self.repeats, self.directions
+
+    def under(self, perturbation: Perturbation) -> Population:
+        """The same members under the perturbation of one layer."""
+        return replace(self, scales=(perturbation.size, -perturbation.size)[: self.signs])
 
     def split(self, tensor: Tensor, name: str) -> Tensor:
         """The tensor with signs, repeats and directions in the place of its rows; TensorError where it has others."""
@@ -52,8 +57,7 @@ def population_of(rows: int, perturbation: Perturbation) -> Population:
     """The population of a batch of so many rows; TensorError where the rows cannot be dealt out."""
     signs = perturbation.signs
     repeats = repeats_of(rows, perturbation) // signs
-    sigma = 1.0 if perturbation.family == "dropout" else perturbation.sigma
-    return Population(signs, repeats, perturbation.directions, (sigma, -sigma)[:signs])
+    return Population(signs, repeats, perturbation.directions)
 
 
 def combined(base: Tensor, noise: Tensor, who: Population, factor: Tensor | None = None) -> Tensor:
@@ -63,7 +67,7 @@ def combined(base: Tensor, noise: Tensor, who: Population, factor: Tensor | None
     """
     full = tuple(base.shape[:3]) == who.lead
     out = base if full else base.new_empty(*who.lead, *base.shape[3:])
-    for sign, scale in enumerate(who.scales):
+    for sign, scale in zip(range(who.signs), who.scales, strict=True):
         old, new = _of_sign(base, sign), _of_sign(noise, sign)
         if factor is None:
             add(old, new, alpha=scale, out=out[sign])

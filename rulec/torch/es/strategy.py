@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.fitness import Shaping
 from rulec.es.layout import fitness_of, numbers, tiled
 from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report
-from rulec.es.saved import saved, step_of
+from rulec.es.saved import restored, saved
 from rulec.runtime.turns import Turns, in_turn, turn_of
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
@@ -29,7 +30,7 @@ from rulec.torch.es.uncompiled import uncompiled
 from rulec.torch.es.warn import warn_of_lost_noise
 
 
-def perturb(model: nn.Module, perturbation: Perturbation) -> Strategy:
+def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> Strategy:
     """An evolution strategy that trains the parameters of a model's layers without a backward pass.
 
         es = rulec.torch.perturb(model, Perturbation("lowrank", directions=256, sigma=0.02))
@@ -39,14 +40,14 @@ def perturb(model: nn.Module, perturbation: Perturbation) -> Strategy:
         opt.step()
 
     Layers are Linear, Conv1d, Conv2d and Embedding; `es.left_alone` says which parameters are not perturbed, and why.
-    The model stays as it is: `model(x)` is the plain network. HyperError where nothing of it can be perturbed.
+    The model stays as it is: `model(x)` is the plain network. A mapping such as `{"conv*": ..., "head": ...}` has
+    perturbations by patterns of the names of parameters or modules, of which the first that matches holds. HyperError
+    where nothing of the model, or of a pattern, can be perturbed.
     """
     if not isinstance(model, nn.Module):
         raise HyperError(f"a model to perturb is a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(perturbation, Perturbation):
-        raise HyperError(f"perturbation={perturbation!r} must be a rulec.es.Perturbation")
     strategy = Strategy(model, perturbation)
-    warn_of_lost_noise(perturbation, strategy._census.perturbed)
+    warn_of_lost_noise(strategy._perturbations, strategy._census.perturbed)
     return strategy
 
 
@@ -56,17 +57,46 @@ class Strategy(Turns):
     Errors are RulecError, raised before anything is written.
     """
 
-    def __init__(self, model: nn.Module, perturbation: Perturbation) -> None:
-        self.model, self.perturbation = model, perturbation
-        self._census = Census(model, perturbation)
+    def __init__(self, model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> None:
+        self._set_up(model, Perturbations(perturbation), 0)
+
+    def _set_up(self, model: nn.Module, perturbations: Perturbations, step: int) -> None:
+        self._model, self._perturbations = model, perturbations
+        self._census = Census(model, perturbations)
         self._owned = Owned(self._census.perturbed)
         self._marked: list[Marked] = []
-        self._begin(0)
+        self._begin(step)
 
     def _begin(self, step: int) -> None:
         """Begins a step: its noise is of no other, and no forward has been run."""
         self._step, self._rows = step, set[int]()
-        self._noises = Noises(self.perturbation, self._census.perturbed, step)
+        self._noises = Noises(self._perturbations, self._census.perturbed, step)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is perturbed."""
+        return self._model
+
+    @property
+    def perturbation(self) -> Any:
+        """The perturbation as it is now, or those by patterns as a mapping: with its seed and its sigma."""
+        return self._perturbations.as_given
+
+    def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
+        """Changes `sigma` from the next forward on: of all layers, or of those of some patterns.
+
+        It is in `state_dict()`. Binary layers have a sigma of their own. HyperError for what is no sigma, and
+        RulecError between a forward and its update, whose estimate would be of another size.
+        """
+        with self._turn:
+            if self._rows:
+                raise RulecError(
+                    f"step {self._step} has had a forward, with the sigma there was: call update before set_sigma"
+                )
+            self._perturbations = self._perturbations.with_sigma(sigma)
+            self.free_memory()
+            self._begin(self._step)
+        warn_of_lost_noise(self._perturbations, self._census.perturbed)
 
     @property
     def step_count(self) -> int:
@@ -102,9 +132,9 @@ class Strategy(Turns):
         if not isinstance(x, Tensor) or x.dim() < 1:
             raise TensorError("a batch is a tensor whose first dimension is its samples")
         if not shared:
-            population_of(x.shape[0], self.perturbation)
+            population_of(x.shape[0], self._perturbations.population)
             return x
-        rows = torch.from_numpy(tiled(x.shape[0], self.perturbation)).to(x.device)
+        rows = torch.from_numpy(tiled(x.shape[0], self._perturbations.population)).to(x.device)
         batch = x.index_select(0, rows)
         self._marked = [*(marked for marked in self._marked if marked.lives), Marked(batch)]
         return batch
@@ -121,19 +151,29 @@ class Strategy(Turns):
         check_modules(self.model)
         if not isinstance(batch, Tensor) or batch.dim() < 1:
             raise TensorError("a batch is a tensor whose first dimension is its rows")
-        who = population_of(batch.shape[0], self.perturbation)
+        who = population_of(batch.shape[0], self._perturbations.population)
         marked = next((marked for marked in self._marked if marked.is_batch(batch)), None)
         with ExitStack() as stack:
+            stack.enter_context(self._counted(who.rows))
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncompiled())
-            stack.enter_context(self._owned.forward(self.perturbation, self._step))
+            stack.enter_context(self._owned.forward(self._perturbations, self._step))
             stack.enter_context(Members(self._noises, who, marked))
-            out = self.model(batch, *args, **keywords)
-        self._rows.add(who.rows)
-        return out
+            return self.model(batch, *args, **keywords)
+
+    @contextmanager
+    def _counted(self, rows: int) -> Iterator[None]:
+        """Members are evaluated while it is entered, and have been where nothing was raised."""
+        before = set(self._rows)
+        self._rows.add(rows)
+        try:
+            yield
+        except BaseException:
+            self._rows = before
+            raise
 
     def _check_batched(self) -> None:
-        if self.perturbation.family == "spsa":
+        if any(perturbation.family == "spsa" for perturbation in self._perturbations):
             raise RulecError(
                 "members of spsa are evaluated one by one: call es.evaluate(closure), or take the family 'independent'"
             )
@@ -149,15 +189,14 @@ class Strategy(Turns):
         if self._owned.modules:
             kind = type(self._owned.modules[0]).__name__
             raise RulecError(f"{kind} perturbs its weights by itself, for all members at once: call es(batch)")
-        signs, sigma = self.perturbation.signs, self.perturbation.sigma
-        size = 1.0 if self.perturbation.family == "dropout" else sigma
-        fitness = torch.empty(signs, self.perturbation.directions, dtype=torch.float64)
-        for direction in range(self.perturbation.directions):
-            for sign in range(signs):
-                with torch.no_grad(), uncompiled(), OneMember(self._noises, direction, -size if sign else size):
-                    found = closure()
-                fitness[sign, direction] = _one_number(found)
-        self._rows.add(self.perturbation.members)
+        population = self._perturbations.population
+        fitness = torch.empty(population.signs, population.directions, dtype=torch.float64)
+        with self._counted(population.members):
+            for direction in range(population.directions):
+                for sign in range(population.signs):
+                    with torch.no_grad(), uncompiled(), OneMember(self._noises, direction, -1 if sign else 1):
+                        found = closure()
+                    fitness[sign, direction] = _one_number(found)
         return fitness.flatten()
 
     @in_turn
@@ -165,7 +204,7 @@ class Strategy(Turns):
         """RulecError where something in the model mixes members, as two forwards of `x`, a batch of them, show."""
         rows = set(self._rows)
         try:
-            who = population_of(x.shape[0], self.perturbation)
+            who = population_of(x.shape[0], self._perturbations.population)
             check_mixing(self.model, lambda batch: self(batch, *args, **keywords), x, who)
         finally:
             self._rows = rows
@@ -203,8 +242,8 @@ class Strategy(Turns):
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
-        given = fitness_of(_on_host(fitness), _on_host(loss), self.perturbation, self._rows)
-        return Estimating(self.perturbation, self._census.perturbed, self._noises, self._owned, given, shaping)
+        given = fitness_of(_on_host(fitness), _on_host(loss), self._perturbations.population, self._rows)
+        return Estimating(self._perturbations, self._census.perturbed, self._noises, self._owned, given, shaping)
 
     def _end(self) -> None:
         self.free_memory()
@@ -214,7 +253,7 @@ class Strategy(Turns):
 
     def noise_bytes(self) -> int:
         """Bytes that are kept of this step's noise."""
-        own: int = sum(m.noise_bytes(self._owned.draw(m, self.perturbation, self._step)) for m in self._owned.modules)
+        own: int = sum(m.noise_bytes(self._owned.draw(m, self._perturbations, self._step)) for m in self._owned.modules)
         return self._noises.nbytes + own
 
     @in_turn
@@ -227,26 +266,29 @@ class Strategy(Turns):
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
-        return saved(self.perturbation, self._step, list(self.parameters))
+        return saved(self._perturbations, self._step, list(self.parameters))
 
     @in_turn
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()`; StateMismatch where it is of another perturbation or of other parameters."""
-        step = step_of(state, self.perturbation, list(self.parameters))
+        """Goes on from a `state_dict()`: with its step and sigma, and with its seed where none was given.
+
+        StateMismatch where it is of another perturbation or of other parameters.
+        """
+        self._perturbations, step = restored(state, self._perturbations, list(self.parameters))
         self.free_memory()
         self._begin(step)
 
     @in_turn
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "perturbation": self.perturbation, "step": self._step}
+        return {"model": self._model, "perturbations": self._perturbations, "step": self._step}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Strategy.__init__(self, state["model"], state["perturbation"])
-        self._begin(state["step"])
+        state["perturbations"].note_seeds()
+        self._set_up(state["model"], state["perturbations"], state["step"])
 
     def __repr__(self) -> str:
         count = sum(entry.param.numel() for entry in self._census.perturbed)
-        return f"Strategy({self.perturbation}, {count} parameters of {len(self.replaced)} layers, step {self._step})"
+        return f"Strategy({self._perturbations}, {count} parameters of {len(self.replaced)} layers, step {self._step})"
 
 
 def _on_host(values: Any) -> Any:

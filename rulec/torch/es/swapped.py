@@ -18,14 +18,14 @@ from rulec.torch.es.noises import Noises
 
 
 class OneMember(TorchFunctionMode):
-    """Entered for the forward of one member: a direction, and what its noise is multiplied by.
+    """Entered for the forward of one member: a direction, and a sign, 1 or -1.
 
     A parameter that only its shape, dtype or the like is asked of stays as it is.
     """
 
-    def __init__(self, noises: Noises, direction: int, scale: float) -> None:
+    def __init__(self, noises: Noises, direction: int, sign: int) -> None:
         super().__init__()
-        self._noises, self._direction, self._scale = noises, direction, scale
+        self._noises, self._direction, self._sign = noises, direction, sign
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operation on the member's parameters."""
@@ -49,12 +49,12 @@ class OneMember(TorchFunctionMode):
         """The member's parameter, rounded once to its dtype."""
         noise, param = self._noises.of(entry), entry.param.detach()
         dense = noise.dense(self._direction)
-        if self._noises.perturbation.family == "dropout":
+        if noise.perturbation.family == "dropout":
             dense = dense * param
         elif entry.fixed is not None:
             dense[entry.fixed] = 0.0
         out = dense if dense.is_contiguous() else torch.empty_like(dense)
-        return torch.add(param, dense, alpha=self._scale, out=out).to(param.dtype)
+        return torch.add(param, dense, alpha=self._sign * noise.perturbation.size, out=out).to(param.dtype)
 
 
 def _asks_only(func: Any) -> bool:

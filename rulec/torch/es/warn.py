@@ -7,18 +7,21 @@ from collections.abc import Iterable
 import torch
 
 from rulec.es import rounding
-from rulec.es.perturbation import Perturbation
+from rulec.es.perturbations import Perturbations
 from rulec.torch.es.census import Perturbed
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import part_of
 from rulec.torch.tensors import dtype_name
 
 
-def warn_of_lost_noise(perturbation: Perturbation, perturbed: Iterable[Perturbed]) -> None:
+def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturbed]) -> None:
     """Warns the caller's caller where many weights round to themselves. To logits of bits no noise is added."""
-    params = [entry.param for entry in perturbed if not entry.is_own]
-    samples = [(_sample(p), dtype_name(p.dtype)) for p in params if not (p.is_meta or is_fake(p))]
-    rounding.warn_of_lost_noise(perturbation, samples, stacklevel=3)
+    samples: dict[str, list[tuple[rounding.Floats, str]]] = {}
+    for entry in perturbed:
+        if not (entry.is_own or entry.param.is_meta or is_fake(entry.param)):
+            samples.setdefault(entry.pattern, []).append((_sample(entry.param), dtype_name(entry.param.dtype)))
+    for pattern, some in samples.items():
+        rounding.warn_of_lost_noise(perturbations[pattern], some, stacklevel=3)
 
 
 def _sample(param: torch.Tensor) -> rounding.Floats:

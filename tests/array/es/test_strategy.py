@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,10 @@ def test_a_step_by_noise_is_that_of_a_gradient_bit_for_bit(rule: str, dtype: Any
     results = []
     for fused in (True, False):
         params = parameters(dtype)
-        es, opt = Strategy(params, Perturbation("independent", 4, values="popcount")), Optimizer(rule, params, lr=0.1)
+        es, opt = (
+            Strategy(params, Perturbation("independent", 4, values="popcount", seed=0)),
+            Optimizer(rule, params, lr=0.1),
+        )
         for step in range(3):
             fitness = es.evaluate(lambda own: -float(np.sum(own["kernel"] ** 2) + np.sum(own["conv"])))
             fitness[step] = np.nan
@@ -112,13 +116,13 @@ def as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, .
 
 
 def test_arrays_of_one_bucket_may_have_noise_and_gradients() -> None:
-    as_with_gradients("adam", Perturbation("signflip", 4, values="popcount"), ("bias",))
+    as_with_gradients("adam", Perturbation("signflip", 4, values="popcount", seed=0), ("bias",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "fused"), [("lamb", ()), ("muon", ("bias", "conv"))])
 def test_arrays_whose_rule_joins_elements_have_gradients(rule: str, fused: tuple[str, ...]) -> None:
-    as_with_gradients(rule, Perturbation("independent", 2, values="rademacher"), fused)
+    as_with_gradients(rule, Perturbation("independent", 2, values="rademacher", seed=0), fused)
 
 
 def test_arrays_in_fortran_order_and_in_lists() -> None:
@@ -167,6 +171,75 @@ def test_a_resumed_run_goes_on_with_the_same_noise() -> None:
         Strategy(parameters(), Perturbation("signflip", 2, seed=2)).load_state_dict(es.state_dict())
     with pytest.raises(StateMismatch, match="other parameters"):
         Strategy([np.ones(3)], es.perturbation).load_state_dict(es.state_dict())
+
+
+def test_sigma_changes_between_steps_alone() -> None:
+    params, pairs = parameters(), Perturbation("lowrank", 2, 0.5, seed=1)
+    es = Strategy(params, pairs)
+    with pytest.raises(AttributeError):
+        es.perturbation = pairs  # type: ignore[misc]
+    rows = np.ones((4, 8), np.float32)
+    for see in (
+        lambda: es.evaluate(lambda own: 0.0),
+        lambda: es.product(rows, "kernel"),
+        lambda: es.rows("bias", rows),
+    ):
+        see()
+        with pytest.raises(RulecError, match=r"has had members, .* call update before set_sigma"):
+            es.set_sigma(0.25)
+        assert es.perturbation == pairs
+        es.update(np.arange(4.0))
+    es.set_sigma(0.25)
+    again, other = Strategy(params, pairs), Strategy(params, Perturbation("lowrank", 2, 0.25, seed=1))
+    again.load_state_dict(es.state_dict())
+    other.load_state_dict(es.state_dict())
+    found = []
+    for each in (es, again, other):
+        with each.member(1) as own:
+            found.append((own["kernel"], each.update(np.arange(4.0))["kernel"]))
+    for mine, its in zip(found[0] * 2, found[1] + found[2], strict=True):
+        assert np.array_equal(mine, its)
+    with pytest.warns(RuntimeWarning, match="too small for float32") as said:
+        es.set_sigma(1e-20)
+    assert said[0].filename == __file__
+
+
+def test_arrays_of_a_pattern_have_its_perturbation() -> None:
+    params = {"body": {"kernel": parameters()["kernel"], "scale": parameters()["bias"]}, "head": parameters()["kernel"]}
+    mixed = {
+        "body": Perturbation("signflip", 3, 0.2, values="rademacher"),
+        "h*": Perturbation("independent", 3, 0.05, values="rademacher"),
+    }
+    fitness, steps = np.linspace(-1, 2, 6) ** 2, []
+    for fused in (True, False):
+        own = {"body": {k: v.copy() for k, v in params["body"].items()}, "head": params["head"].copy()}
+        es, opt = Strategy(own, {k: replace(p, seed=2) for k, p in mixed.items()}), Optimizer("sgd", own, lr=1.0)
+        assert es.names == ["body/kernel", "body/scale", "head"]
+        with es.member(1, -1) as moved:
+            flat = {"body/kernel": moved["body"]["kernel"], "body/scale": moved["body"]["scale"], "head": moved["head"]}
+        if fused:
+            assert es.step(fitness, opt).fused == ("body/scale", "head")
+        else:
+            opt.step(es.update(fitness))
+        steps.append([own["body"]["kernel"], own["body"]["scale"], own["head"]])
+    starts = [params["body"]["kernel"], params["body"]["scale"], params["head"]]
+    for number, (name, start) in enumerate(zip(es.names, starts, strict=True)):
+        p = es.perturbation[name[0] + "*" if name == "head" else "body"]
+        near(flat[name], member(p, start, number, 0, 1 + 3))
+        near(start - steps[0][number], estimate(p, start, number, 0, fitness))
+        assert np.array_equal(steps[0][number], steps[1][number])
+    with pytest.raises(HyperError, match="'kernel' matches no parameter"):
+        Strategy(params, {"*": mixed["body"], "kernel": mixed["body"]})
+    with pytest.raises(HyperError, match=r"nothing that the pattern 'head' matches .*head: it is in left_alone"):
+        Strategy(params, {"head": mixed["body"], "*": mixed["body"]}, left_alone=["head"])
+
+
+def test_strategies_without_a_seed_have_noise_of_their_own() -> None:
+    pairs, found = Perturbation("independent", 2), []
+    for _ in range(2):
+        with Strategy(parameters(), pairs).member(0) as own:
+            found.append(own["kernel"])
+    assert not np.array_equal(*found)
 
 
 def test_half_precision_is_rounded_once() -> None:

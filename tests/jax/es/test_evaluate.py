@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_the_gradient_of_a_quadratic_is_its_mean(family: str) -> None:
     first = es.init(params, perturbation)
 
     def draw(step: Any) -> Any:
-        state = es.State(step, first.seed, first.layers)
+        state = replace(first, step=step)
         fitness = es.evaluate(lambda p: 0.5 * jnp.sum(p["w"] ** 2), params, state, perturbation)
         return es.estimate(params, state, perturbation, fitness)[0]["w"]
 

@@ -57,7 +57,7 @@ def test_binary_layers_and_others_are_perturbed_together(model: Mixed) -> None:
 
 def test_the_plain_network_is_as_before(model: Mixed) -> None:
     plain = model(images(4))
-    es = rulec.torch.perturb(model, Perturbation("signflip", directions=4))
+    es = rulec.torch.perturb(model, Perturbation("signflip", directions=4, seed=0))
     members = es(es.member_batch(images(4)))
     assert (model(images(4)) == plain).all()
     assert len({members[m::4][:4].sum().item() for m in range(4)}) > 1
@@ -66,7 +66,7 @@ def test_the_plain_network_is_as_before(model: Mixed) -> None:
 def test_a_resumed_run_draws_the_same_bits(model: Mixed) -> None:
     outs = []
     for resumed in (False, True):
-        es = rulec.torch.perturb(model, Perturbation("independent", directions=3))
+        es = rulec.torch.perturb(model, Perturbation("independent", directions=3, seed=0))
         batch = es.member_batch(images(4))
         if not resumed:
             es(batch)
@@ -80,7 +80,7 @@ def test_a_resumed_run_draws_the_same_bits(model: Mixed) -> None:
 
 def test_fitness_that_is_not_finite_leaves_binary_layers_alone(model: Mixed) -> None:
     before = {name: param.clone() for name, param in model.named_parameters()}
-    es = rulec.torch.perturb(model, Perturbation("independent", directions=3))
+    es = rulec.torch.perturb(model, Perturbation("independent", directions=3, seed=0))
     optimizer = rulec.torch.optimizer("adam")(model.parameters(), lr=0.1)
     es(es.member_batch(images(4)))
     with pytest.warns(RuntimeWarning, match="skipped|not updated"):
@@ -89,7 +89,7 @@ def test_fitness_that_is_not_finite_leaves_binary_layers_alone(model: Mixed) -> 
 
 
 def test_a_step_updates_binary_layers_and_others(model: Mixed) -> None:
-    es = rulec.torch.perturb(model, Perturbation("independent", directions=3))
+    es = rulec.torch.perturb(model, Perturbation("independent", directions=3, seed=0))
     optimizer = rulec.torch.optimizer("adam")(model.parameters(), lr=0.1)
     before = {name: param.clone() for name, param in model.named_parameters()}
     for _ in range(2):
