@@ -274,9 +274,11 @@ def joined(joins: Sequence[Join]) -> list[Any]:
 
     It is reduced by the library of the first, in the order of the launches.
     """
-    library = joins[0].library
+    library, across = joins[0].library, getattr(joins[0].owner, "across", None)
     if joins[0].level == "model":
         total = _total(library, joins)
+        if across is not None:
+            total = across.total(joins[0].op, library.together([total]))[0]
         return [join.library.numbers(total) for join in joins]
     owners = {id(join.owner): [j for j in joins if j.owner is join.owner] for join in joins}
     by_group = {
@@ -284,7 +286,21 @@ def joined(joins: Sequence[Join]) -> list[Any]:
         for owner, own in owners.items()
         for group in np.unique(np.concatenate([j.groups for j in own])).tolist()
     }
+    if across is not None:
+        by_group = _across_groups(library, joins, by_group)
     return [join.library.numbers(_spread_groups(library, join, by_group)) for join in joins]
+
+
+def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tuple[int, int], Any]) -> Any:
+    """The numbers of groups with what other processes have of them."""
+    owners = {id(join.owner): join.owner for join in joins}
+    places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
+    op, across = joins[0].op, joins[0].owner.across
+    found = [library.constant(START[op])] * joins[0].owner.group_count
+    for key, place in places.items():
+        found[place] = by_group[key]
+    total = across.total(op, library.together(found))
+    return {key: total[place] for key, place in places.items()}
 
 
 def _spread_groups(library: Library, join: Join, by_group: Mapping[tuple[int, int], Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,6 +48,14 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 _PLANS = 1024
 
 
+class Across(Protocol):
+    """Other processes, that have other tensors."""
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """The numbers of all processes, reduced one by one; the same in all."""
+        ...
+
+
 class Engine:
     """Runs one rule over any number of tensors.
 
@@ -68,6 +76,11 @@ class Engine:
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
         self.state_dtype = dict(state_dtype or {})
         self.resident = resident
+        #: What takes part in reductions over groups and the model beside this process; which group of all is which
+        #: here, and how many there are.
+        self.across: Across | None = None
+        self.places: Sequence[int] = ()
+        self.group_count = 0
         self.live: dict[tuple[str, int], Any] = {}
         self.host = arrays.library("cpu", False)
         self._device_hyper = DeviceTables()

@@ -89,7 +89,7 @@ class Assembly:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.options = options = fitting(options, self.params)
         self._address = address_of(self.params)
-        self.routes = routes_of(interface, self.choices, groups)
+        self.routes = routes_of(interface, self.choices, groups, options.across is not None)
         self.names = [route.name for route in self.routes]
         self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(NEW_TENSORS)
@@ -276,6 +276,8 @@ class Assembly:
             launches = _launches(plan, grads, inputs, scaling)
         except OtherDtype:
             return False
+        if self.options.across is not None:
+            self.options.across.agree(launches, len(self._sizes), bool(self.interface.shared))
         try:
             if self.interface.skips and not self.residence.there:
                 self._run_skipping(launches, plan.written)
@@ -358,6 +360,8 @@ class Assembly:
         """RulecError where a step is captured that does more than those after it."""
         if not self.residence.capturing:
             return
+        if self.options.across is not None:
+            raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
         changed = any(shared.changed(groups) for shared in self._shared)
         self.residence.check_capture(
             NEW_TENSORS if plan is None else NEW_NUMBERS if changed else

@@ -17,6 +17,8 @@ _MEANINGS = {
     "maximize": "whether to go up the gradient instead of down",
     "state_dtype": "storage dtype of states, for all or by name; by default each parameter's own",
     "backend": "name of the backend to run on; by default the device's own",
+    "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "
+    "own part of the parameters",
     "seed": "of its random numbers, from 0 to 2**32 - 1, the same in all groups",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip

@@ -27,7 +27,7 @@ HINTS = ("foreach", "fused", "capturable", "differentiable")
 ASKING = ("capturable", "fused")
 
 #: Keywords of every class here: of the whole optimizer, not of a group.
-OWN = ("state_dtype", "backend")
+OWN = ("state_dtype", "backend", "reduce_over")
 
 #: What torch takes for the same as a keyword's default, which is None.
 AS_NONE = {"adjust_lr_fn": "original"}

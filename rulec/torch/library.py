@@ -18,6 +18,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.library import load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
+from rulec.torch.across import reaches_across
 from rulec.torch.flavour import Flavour, Place, draws, reads_tags, shared_states
 from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.lean import without_compiler
@@ -150,11 +151,12 @@ def _type(keyword: str, default: Any) -> Any:
 
 
 def _own_parameters(flavours: Sequence[Flavour]) -> list[inspect.Parameter]:
-    types = {"state_dtype": StateDtype, "backend": str | None}
-    kind = inspect.Parameter.KEYWORD_ONLY
-    found = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in OWN]
+    types = {"state_dtype": StateDtype, "backend": str | None, "reduce_over": Any}
+    kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for flavour in flavours for rule in flavour.rules]
+    names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
+    found = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
     seed = inspect.Parameter("seed", kind, default=0, annotation=int)
-    return [*found, seed] if draws([rule for flavour in flavours for rule in flavour.rules]) else found
+    return [*found, seed] if draws(rules) else found
 
 
 def _flavour(kind: str, rule: Rule, entry: Mapping[str, Any]) -> Flavour:

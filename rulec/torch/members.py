@@ -13,6 +13,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.language.seed import checked_seed
 from rulec.runtime.engine import Engine
 from rulec.runtime.rows import Numbers
+from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.flavour import Choice
 from rulec.torch.interface import CHOOSING, Interface
@@ -25,12 +26,14 @@ from rulec.torch.values import Groups, table_of
 class Options:
     """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for.
 
-    `capturable` asks for step counts and scalars on the device, where groups do not say it.
+    `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
+    over which values of groups and the model are taken.
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
     backend: str | Backend | None = None
     capturable: bool = False
+    across: Across | None = None
 
 
 def fitting(options: Options, params: Sequence[Tensor]) -> Options:
@@ -71,6 +74,7 @@ def members_of(
         choice = choices[indices[0]]
         dtypes = {o: d for s, d in options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
         engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=resident)
+        engine.across, engine.places, engine.group_count = options.across, indices, len(groups)
         members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
     return members
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, overload
 
 import torch
@@ -19,6 +20,7 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.device import Scaling
 from rulec.runtime.turns import Turns, in_turn
+from rulec.torch.across import Across
 from rulec.torch.assembly import Assembly
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface, StateDtype
@@ -54,12 +56,15 @@ class RuleOptimizer(Optimizer, Turns):
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
         capturable = bool(self.interface.asks_once and values.pop("capturable"))
+        across = values.pop("reduce_over", None)
         self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"), capturable)
         self._assembly: Assembly | None = None
         self._complete = False
         self._skipped = 0
         defaults = {**values, **self.interface.fixed}
         choices_of(self.interface, [defaults])
+        if across is not None:
+            self._options = replace(self._options, across=Across(across))
         super().__init__(_iterable(params), defaults)
         self._check_groups()
         self._complete = True
@@ -92,12 +97,13 @@ class RuleOptimizer(Optimizer, Turns):
         choices = choices_of(self.interface, self.param_groups)
         seed_of(self.param_groups)
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
-        routes_of(self.interface, choices, self.param_groups)
+        routes_of(self.interface, choices, self.param_groups, self._options.across is not None)
 
     @in_turn
     def routing(self) -> Routing:
         """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
-        return routes_of(self.interface, choices_of(self.interface, self.param_groups), self.param_groups)
+        choices = choices_of(self.interface, self.param_groups)
+        return routes_of(self.interface, choices, self.param_groups, self._options.across is not None)
 
     # Steps
 
@@ -151,11 +157,26 @@ class RuleOptimizer(Optimizer, Turns):
             params = [p for group in self.param_groups for p in group["params"]]
             given = Inputs(self.interface.inputs, inputs or {}, params, loss)
         with self._turn:
-            self._check_trained()
-            assembly, scaling = self._current(), self._scaling()
-            if not assembly.step(self.param_groups, given, scaling):
-                self._assemble().step(self.param_groups, given, scaling)
+            if self._options.across is None:
+                self._update_now(given)
+            else:
+                self._update_together(given, self._options.across)
         return loss
+
+    def _update_now(self, inputs: Inputs | None) -> None:
+        self._check_trained()
+        assembly, scaling = self._current(), self._scaling()
+        if not assembly.step(self.param_groups, inputs, scaling):
+            self._assemble().step(self.param_groups, inputs, scaling)
+
+    def _update_together(self, inputs: Inputs | None, across: Across) -> None:
+        """The same in every process of a group, or an error in all of them."""
+        across.begin()
+        try:
+            self._update_now(inputs)
+        except BaseException:
+            across.refuse()
+            raise
 
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.errors import RulecError, StateMismatch, TensorError
-from rulec.language.node import Kind, Op, walk
+from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.torch.fake import address_of as plain_address_of
 
@@ -61,6 +61,41 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
             f"{name} is a DTensor of which each process has a part, and {rule.name} does not look at every element by "
             f"itself: keep it whole on every process, or choose an elementwise rule"
         )
+
+
+def is_flat(tensor: Any) -> bool:
+    """Whether a tensor is a part of a flat one of FullyShardedDataParallel, or all of that, or what is here of it."""
+    return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
+
+
+def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:
+    """TensorError for a part of a flat parameter that one of these rules would have to see whole: it has no shape here.
+
+    `together` says that values of groups and the model are taken over all parts.
+    """
+    if not is_flat(param):
+        return
+    parts = [*walk([part for rule in rules for part in rule.expressions])]
+    parts += walk([rule.applies_to for rule in rules if rule.applies_to is not None])
+    whole = ("group", "model") if together else ()
+    if any(_sees_more(n) and n.arg not in whole for n in parts):
+        raise TensorError(
+            f"{name} is a part of a flat parameter of FullyShardedDataParallel, and {rules[0].name} does not look at "
+            f"every element by itself: {_remedy(parts)}"
+        )
+
+
+def _sees_more(part: Node) -> bool:
+    """Whether a value depends on more of a tensor than an element of it, or on its shape."""
+    if part.op in (Op.NAME, Op.FACT):
+        return str(part.arg) in _OF_SHAPE | {"ndim"}
+    return part.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM)
+
+
+def _remedy(parts: Sequence[Node]) -> str:
+    if all(n.arg in ("group", "model") for n in parts if _sees_more(n)):
+        return "give reduce_over= the process group that its parts are in, or choose an elementwise rule"
+    return "choose an elementwise rule, or DistributedDataParallel"
 
 
 def check_gradient(grad: Any, param: Any, name: str) -> None:

@@ -13,7 +13,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
 from rulec.torch.flavour import Choice, sees_shapes
 from rulec.torch.interface import Interface
-from rulec.torch.placed import check_placed
+from rulec.torch.placed import check_flat, check_placed
 from rulec.torch.words import torch_words
 
 Groups = Sequence[Mapping[str, Any]]
@@ -44,9 +44,14 @@ class Routing(list[Route]):
         return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {rule}" for name, shape, rule in rows)
 
 
-def routes_of(interface: Interface, choices: Sequence[Choice], groups: Groups) -> Routing:
-    """Where each parameter goes. TensorError or RuleError for one that no rule takes."""
-    names = iter(names_of(groups))
+def routes_of(
+    interface: Interface, choices: Sequence[Choice], groups: Groups, together: bool = False
+) -> Routing:  # fmt: skip
+    """Where each parameter goes. TensorError or RuleError for one that no rule takes.
+
+    `together` says that processes take the values of groups and the model over the parts of all.
+    """
+    names_at = names_of(groups)
     routers: dict[int, Router] = {}
     found = Routing()
     for index, (choice, group) in enumerate(zip(choices, groups, strict=True)):
@@ -55,7 +60,8 @@ def routes_of(interface: Interface, choices: Sequence[Choice], groups: Groups) -
         router = routers[id(choice.rule)]
         tags = frozenset(group.get("tags") or ())
         for param in group["params"]:
-            found.append(_route(interface, router, next(names), param, index, tags))
+            check_flat(param, router.rules, names_at[len(found)], together)
+            found.append(_route(interface, router, names_at[len(found)], param, index, tags))
             if found[-1].routed and interface.refuses and group.get("tags") is None:
                 raise TensorError(_refusal(interface, found[-1]))
     return found

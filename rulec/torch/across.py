@@ -1,0 +1,135 @@
+"""Values of groups and of the model over several processes, each of which has its own part of the parameters."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.errors import HyperError, RulecError
+from rulec.language.node import Kind, Op, walk
+from rulec.language.rule import Rule
+from rulec.runtime.launch import Launch
+from rulec.runtime.library import START
+
+_OPS = (Op.SUM, Op.MIN, Op.MAX)
+_COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
+    Op.SUM: torch.add,
+    Op.MIN: torch.minimum,
+    Op.MAX: torch.maximum,
+}
+_LEVELS = ("group", "model")
+
+#: How many reductions over groups and the model a step may have.
+_MOST = 32
+
+_REFUSED = -1
+
+Reduction = tuple[Op, str]
+
+
+def reaches_across(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these has a value of a whole group or of the model."""
+    parts = [*walk([part for rule in rules for part in rule.expressions])]
+    return any(n.op.kind is Kind.REDUCE and n.arg in _LEVELS for n in parts)
+
+
+class Across:
+    """The processes of a group, that take their steps together; every element belongs to one of them.
+
+    `total` puts the float64 numbers of all together, in the order of processes, so that all have the same bits. Before
+    that they `agree` on what is to come: RulecError, in all of them, where one has something else in mind.
+    """
+
+    def __init__(self, group: Any) -> None:
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            raise HyperError("reduce_over needs processes: call torch.distributed.init_process_group() before")
+        if not isinstance(group, torch.distributed.ProcessGroup):
+            raise HyperError(f"reduce_over={group!r} must be a process group, such as torch.distributed.group.WORLD")
+        self._group, self.size = group, torch.distributed.get_world_size(group)
+        if self.size < 1:
+            raise HyperError("reduce_over is a process group that this process does not belong to")
+        nccl = torch.distributed.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self._agreed = False
+
+    def __reduce__(self) -> Any:
+        raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
+
+    def begin(self) -> None:
+        """Begins a step, in which all processes must come to agree."""
+        self._agreed = False
+
+    def refuse(self) -> None:
+        """Tells the others that this process takes no step, where they wait for that."""
+        if not self._agreed:
+            self._exchange([_REFUSED])
+
+    def agree(self, launches: Sequence[Launch], groups: int, remembers: bool) -> None:
+        """Comes to agree on a step of these launches; `remembers` says that groups or the model have states.
+
+        A process without any takes part in the others' reductions here.
+        """
+        own = _reductions(launches)
+        fired = sorted({place for launch in launches for place in _places(launch)})
+        codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in own]
+        every = self._exchange([groups, zlib.crc32(repr(fired).encode()), len(codes), *codes])
+        refused = [rank for rank, found in enumerate(every) if found[0] == _REFUSED]
+        if refused:
+            raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
+        kinds = {tuple(found) for found in every if remembers or found[2]}
+        if len({found[0] for found in every}) > 1 or len({found[:1] + found[2:] for found in kinds}) > 1:
+            raise RulecError("the processes of reduce_over have other groups or rules: make their optimizers alike")
+        if remembers and len(kinds) > 1:
+            raise RulecError(
+                "a process of reduce_over has gradients in other groups than another, and the rule remembers numbers "
+                "of groups or of the model: give every process a part of each"
+            )
+        if not own and kinds:
+            for code in kinds.pop()[3:]:
+                op, level = _OPS[code // len(_LEVELS)], _LEVELS[code % len(_LEVELS)]
+                self.total(op, np.full(groups if level == "group" else 1, START[op]))
+
+    def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
+        """What each process says: `words` here."""
+        self._agreed = True
+        row = torch.zeros(_MOST + 4, dtype=torch.int64)
+        row[: len(words)] = torch.tensor([*words])
+        found = [tuple(part.tolist()) for part in self._gathered(row)]
+        return [(part[:1] if part[0] == _REFUSED else part[: 3 + part[2]]) for part in found]
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """The numbers of all processes, reduced one by one: as an array or tensor, like those here."""
+        here = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+        first, *others = self._gathered(here)
+        for other in others:
+            first = _COMBINE[op](first, other)
+        return first.to(here.device) if isinstance(numbers, Tensor) else first.cpu().numpy()
+
+    def _gathered(self, here: Tensor) -> list[Tensor]:
+        sent = here.contiguous().to(self._device)
+        found = [torch.empty_like(sent) for _ in range(self.size)]
+        torch.distributed.all_gather(found, sent, group=self._group)
+        return found
+
+
+def _places(launch: Launch) -> list[int]:
+    """The groups that a launch's tensors are of, as the optimizer counts them."""
+    return [launch.engine.places[tensor.group] for tensor in launch.part.tensors]
+
+
+def _reductions(launches: Sequence[Launch]) -> list[Reduction]:
+    """The reductions over groups and the model that launches come to, in order."""
+    joining = [launch for launch in launches if not launch.version.plan.alone]
+    if not joining:
+        return []
+    plan = joining[0].version.plan
+    if any("n" not in plan.axes[value.args[0]].letters for value in plan.joins):
+        raise RulecError(f"{joining[0].name} reduces numbers of groups, which several processes would count twice")
+    if len(plan.joins) > _MOST:
+        raise RulecError(f"{joining[0].name} has {len(plan.joins)} values of groups and the model: {_MOST} is the most")
+    return [(value.op, str(value.arg)) for value in plan.joins]

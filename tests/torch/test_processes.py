@@ -1,0 +1,219 @@
+"""Parameters of which each of several processes has a part: steps are those of one process, or refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import rulec
+import rulec.torch
+from rulec.errors import HyperError, RulecError, TensorError
+from rulec.torch.across import Across
+from rulec.torch.placed import is_flat
+from tests.torch.eager.processes import COUNT, together
+
+STEPS = 3
+
+#: One number of each group, one of the model that it remembers, and the extremes.
+PER_GROUP = rulec.parse("""
+name: PerGroup
+hyper: {lr: 0.1}
+state: {seen: {init: 0, per: model}}
+step: |
+  seen = maximum(seen, max(abs(g), per="model"))
+  direction = g/(norm(g, per="group") + mean(g**2, per="model") + seen)
+""")
+
+
+def clipped() -> Any:
+    return rulec.torch.optimizer(rulec.load("clip_by_global_norm") >> rulec.load("momentum"))
+
+
+KEYWORDS: dict[str, Any] = {"max_norm": 0.05, "lr": 0.1, "backend": "c"}
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def loss_of(model: Any, step: int) -> Any:
+    made = torch.Generator().manual_seed(step)
+    return (model(torch.randn(4, 5, generator=made)) - 1).square().mean()
+
+
+def groups_of(params: Any) -> list[dict[str, Any]]:
+    first, *rest = params
+    return [{"params": [first], "lr": 0.2}, {"params": rest}]
+
+
+def trained(model: Any, opt: Any) -> Any:
+    for step in range(STEPS):
+        opt.zero_grad()
+        loss_of(model, step).backward()
+        opt.step()
+    return model
+
+
+def near(ours: Any, alone: Any) -> None:
+    for a, b in zip(ours.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-6, atol=2e-7)
+
+
+@contextmanager
+def refused(kind: type[Exception], words: str) -> Iterator[None]:
+    with pytest.raises(kind, match=words):
+        yield
+
+
+def flat_parameters(rank: int) -> None:
+    """FullyShardedDataParallel: what looks beyond an element is refused, or taken over all processes."""
+    world = dist.group.WORLD
+    alone, plain = net(), net()
+    trained(alone, clipped()(alone.parameters(), **KEYWORDS))
+    trained(plain, rulec.torch.SGD(plain.parameters(), lr=0.1, momentum=0.9, backend="c"))
+    for kept in (False, True):
+        model = FullyShardedDataParallel(net(), use_orig_params=kept, device_id=torch.device("cpu"))
+        assert all(map(is_flat, model.parameters()))
+        for name in ("Lamb", "Adafactor", "LARS", "GaLore"):
+            kind = rulec.torch.optimizer(name.lower())
+            with refused(TensorError, "is a part of a flat parameter of FullyShardedDataParallel, and "):
+                kind(model.parameters())
+        with refused(TensorError, "flat parameter"):
+            rulec.torch.Muon([{"params": [*model.parameters()], "tags": []}])
+        with refused(TensorError, "give reduce_over= the process group that its parts are in"):
+            clipped()(model.parameters(), **KEYWORDS)
+        trained(model, clipped()(model.parameters(), reduce_over=world, **KEYWORDS))
+        with FullyShardedDataParallel.summon_full_params(model):
+            near(model.module, alone)
+        model = FullyShardedDataParallel(net(), use_orig_params=kept, device_id=torch.device("cpu"))
+        trained(model, rulec.torch.SGD(model.parameters(), lr=0.1, momentum=0.9, backend="c"))
+        with FullyShardedDataParallel.summon_full_params(model):
+            near(model.module, plain)
+
+
+def whole_parameters(rank: int) -> None:
+    """ZeroRedundancyOptimizer: each process has some of the parameters."""
+    alone, model = net(), net()
+    trained(alone, clipped()(groups_of(alone.parameters()), **KEYWORDS))
+    params = groups_of(model.parameters())
+    trained(model, ZeroRedundancyOptimizer(params, clipped(), reduce_over=dist.group.WORLD, **KEYWORDS))
+    near(model, alone)
+
+
+Make = Callable[..., Any]
+
+
+def halves(rank: int, make: Make) -> None:
+    """Each process with a half of every group, and what goes wrong in one of them."""
+    kind = rulec.torch.optimizer(PER_GROUP)
+    both = [nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 4, 5, 6)]
+    for param in both:
+        param.grad = torch.linspace(0, 1, param.numel()) ** param.numel()
+    own = [copy.deepcopy(p) for p in both[rank::COUNT]]
+    for param, source in zip(own, both[rank::COUNT], strict=True):
+        assert source.grad is not None
+        param.grad = source.grad.clone()
+    alone = kind([{"params": both[:2]}, {"params": both[2:], "lr": 0.3}], backend="c")
+    opt = make(kind, [{"params": own[:1]}, {"params": own[1:], "lr": 0.3}], backend="c")
+    for _ in range(STEPS):
+        alone.step()
+        opt.step()
+    for param, other in zip(own, both[rank::COUNT], strict=True):
+        torch.testing.assert_close(param, other, rtol=1e-6, atol=1e-7)
+    assert opt.param_groups[0]["seen"] == alone.param_groups[0]["seen"]
+    before = [p.detach().clone() for p in own]
+    good = own[0].grad
+    assert good is not None
+    own[0].grad = good if rank else good.to_sparse()
+    with refused(RulecError, "is sparse" if rank == 0 else "process 0 of reduce_over takes no step"):
+        opt.step()
+    own[0].grad = good if rank else None
+    with refused(RulecError, "a process of reduce_over has gradients in other groups than another"):
+        opt.step()
+    opt.param_groups[0]["lr"] = 0.1 if rank else -1.0
+    with refused(RulecError, "lr=-1.0" if rank == 0 else "process 0 of reduce_over takes no step"):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, own, strict=True))
+    clip = make(clipped(), own, **KEYWORDS)
+    for param in own if rank else []:
+        param.grad = None
+    clip.step()  # a process without gradients takes part all the same
+    with refused(RulecError, "belongs to its processes: copy its state_dict"):
+        copy.deepcopy(clip)
+
+
+def everything(rank: int) -> None:
+    flat_parameters(rank)
+    whole_parameters(rank)
+    halves(rank, lambda kind, params, **keywords: kind(params, reduce_over=dist.group.WORLD, **keywords))
+
+
+class Between(Across):
+    """Two threads in the place of two processes."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, said: list[Any]) -> None:
+        self.size, self._rank, self._meeting, self._said = COUNT, rank, meeting, said
+
+    def _gathered(self, here: Any) -> list[Any]:
+        self._said[self._rank] = here.clone()
+        self._meeting.wait(60)
+        found = [*self._said]
+        self._meeting.wait(60)
+        return found
+
+
+def test_parts_of_groups_are_reduced_together_or_refused_everywhere() -> None:
+    meeting, said = threading.Barrier(COUNT), [None] * COUNT
+    problems: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        def make(kind: Any, params: Any, **keywords: Any) -> Any:
+            opt = kind(params, **keywords)
+            opt._options = replace(opt._options, across=Between(rank, meeting, said))
+            return opt
+
+        try:
+            halves(rank, make)
+        except BaseException as problem:  # noqa: BLE001 - whatever it is, the other thread waits for this one
+            problems.append(problem)
+            meeting.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(COUNT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not problems
+
+
+@pytest.mark.slow
+def test_two_processes_have_parts() -> None:
+    together(everything)
+
+
+def test_a_flat_parameter_is_known_by_its_mark() -> None:
+    param = nn.Parameter(torch.zeros(6))
+    param._fsdp_flattened = True  # type: ignore[attr-defined]
+    with pytest.raises(TensorError, match="parameter 0 is a part of a flat parameter"):
+        rulec.torch.LAMB([param])
+    rulec.torch.AdamW([param])
+
+
+def test_a_group_of_processes_is_one() -> None:
+    with pytest.raises(HyperError, match=r"reduce_over needs processes: call torch\.distributed"):
+        clipped()([nn.Parameter(torch.zeros(2))], reduce_over="world")
+    with pytest.raises(HyperError, match="AdamW has no keyword 'reduce_over'"):
+        rulec.torch.AdamW([nn.Parameter(torch.zeros(2))], reduce_over=None)
