@@ -25,7 +25,7 @@ def _told(file: CFile) -> list[str]:
 def fortran_text(file: CFile) -> str:
     """A module with the type of the hyper-parameters, whose components have their defaults, and the interfaces."""
     told = [
-        *_told(file), "", "Pass arrays as c_loc(array): contiguous, with the target attribute. Nothing is copied.",
+        *_told(file), "", "Pass arrays as they are, of any rank. What is contiguous is updated where it lies.",
         *(["A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)]."] if file.shaped else []),
     ]  # fmt: skip
     hyper = [f"real(c_double) :: {field} = {_real(value)}" for field, value in file.defaults]
@@ -40,6 +40,10 @@ def fortran_text(file: CFile) -> str:
         f"end module {file.name}_rule",
     ]  # fmt: skip
     return "\n".join(x for line in lines for x in _continued(line)) + "\n"
+
+
+#: What the elements of arrays are in Fortran, by their type in C.
+_KINDS = {"float": "real(c_float)", "double": "real(c_double)", "uint16_t": "integer(c_int16_t)"}
 
 
 def _names(file: CFile) -> list[str]:
@@ -60,30 +64,32 @@ def _fortran_functions(file: CFile) -> list[list[str]]:
     size = ["integer(c_int), value :: ndim", "integer(c_int64_t), intent(in) :: shape(*)"] if file.shaped else [
         "integer(c_int64_t), value :: count"
     ]  # fmt: skip
-    inputs = [f"{'type(c_ptr)' if kind == 'like p' else 'real(c_double)'}, value :: {key}" for key, kind in file.inputs]
     hyper = [f"type({file.name}_hyper), intent(in) :: hyper"]
 
-    def pointers(*names: str) -> list[str]:
-        return [f"type(c_ptr), value :: {', '.join(names)}"]
+    def array(name: str, intent: str) -> str:
+        kind = "integer(c_int8_t)" if name == "state" else _KINDS[file.real]
+        return f"{kind}, intent({intent}) :: {name}(*)"
+
+    inputs = [array(key, "in") if kind == "like p" else f"real(c_double), value :: {key}" for key, kind in file.inputs]
+    param, state = array("param", "inout"), array("state", "inout")
 
     name = file.name
     found = [
         _function(f"{name}_state_bytes", extents, "integer(c_size_t)", size),
         _function(f"{name}_init", ["state", "param", *extents, "hyper"], "integer(c_int)",
-                  [*pointers("state", "param"), *size, *hyper]),
+                  [state, array("param", "in"), *size, *hyper]),
         _function(f"{name}_step", ["param", "grad", "state", *extents, *given, "hyper"], "integer(c_int)",
-                  [*pointers("param", "grad", "state"), *size, *inputs, *hyper]),
+                  [param, array("grad", "in"), state, *size, *inputs, *hyper]),
     ]  # fmt: skip
     for word in _names(file)[3:-1]:
-        declared = [*pointers("param", "state"), *size, *hyper]
+        declared = [param, state, *size, *hyper]
         found.append(_function(word, ["param", "state", *extents, "hyper"], "integer(c_int)", declared))
-    return [*found, _function(f"{name}_steps", ["state"], "integer(c_int64_t)", pointers("state"))]
+    return [*found, _function(f"{name}_steps", ["state"], "integer(c_int64_t)", [array("state", "in")])]
 
 
 def _function(name: str, parameters: Sequence[str], kind: str, declared: Sequence[str]) -> list[str]:
-    used = [
-        x for x in ("c_int", "c_int64_t", "c_size_t", "c_ptr", "c_double") if any(_has(x, d) for d in (kind, *declared))
-    ]
+    words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double")
+    used = [x for x in words if any(_has(x, d) for d in (kind, *declared))]
     hyper = (
         [next(d.split("(")[1].split(")")[0] for d in declared if "_hyper)" in d)]
         if any("_hyper)" in d for d in declared)

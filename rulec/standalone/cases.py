@@ -14,6 +14,7 @@ from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
 from rulec.compiler.view import matrix_view
 from rulec.language.node import FACTS, Node, Op, const, names_in, rewrite, walk
 from rulec.language.rule import Rule
+from rulec.language.text import expression_text
 from rulec.runtime.plan import Plan, needs_matrix
 from rulec.standalone.refusal import (
     CannotBuild,
@@ -25,6 +26,9 @@ from rulec.standalone.refusal import (
 
 #: Branches on `t` and hyper-parameters that are written out, each outcome as a version of its own.
 MOST_PREDICATES = 3
+
+#: Nodes whose argument is a name, such as that of a tag.
+_NAMED = (Op.FACT, Op.NAME)
 
 #: Facts by which nothing but the number of elements is known.
 _OF_COUNT = frozenset({"numel", "machine_eps"})
@@ -113,6 +117,10 @@ def _by_truth(
             refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
             found[truths] = program, facts
+    if rule.applies_to is not None and not found:
+        tagged = any(str(n.arg).startswith("tagged(") for n in walk([rule.applies_to]) if n.op in _NAMED)
+        why = "what is written is told of no tags" if tagged else "no shape was found for which that is true"
+        raise CannotBuild(rule.name, form, f"it applies to {expression_text(rule.applies_to)} alone, and {why}")
     return found
 
 
@@ -177,7 +185,7 @@ def _untagged(condition: Node) -> Node:
     """The condition for a tensor without tags: a file of its own is told of none."""
 
     def change(n: Node) -> Node:
-        tagged = n.op in (Op.FACT, Op.NAME) and str(n.arg).startswith("tagged(")
+        tagged = n.op in _NAMED and str(n.arg).startswith("tagged(")
         return const(0) if tagged else _folded(n)
 
     return rewrite([condition], change)[0]

@@ -57,7 +57,7 @@ program train
   call check_places()
   do i = 1, size(parameters)
     if (address_of(parameters(i)) /= parameters(i)%address) error stop 'a parameter array has moved'
-    if (adamw_steps(c_loc(parameters(i)%state)) /= epochs*(size(order, 1)/batch)) error stop 'steps were not counted'
+    if (adamw_steps(parameters(i)%state) /= epochs*(size(order, 1)/batch)) error stop 'steps were not counted'
   end do
   open(10, file='accuracy.txt')
   write(10, *) accuracy()
@@ -129,7 +129,7 @@ contains
       count = size(all(k)%values, kind=c_int64_t)
       all(k)%address = address_of(all(k))
       allocate(all(k)%state(adamw_state_bytes(count)))
-      if (adamw_init(c_loc(all(k)%state), c_loc(all(k)%values), count, hyper) /= 0) error stop 'adamw_init failed'
+      if (adamw_init(all(k)%state, all(k)%values, count, hyper) /= 0) error stop 'adamw_init failed'
     end do
   end subroutine
 
@@ -139,7 +139,7 @@ contains
     integer :: k
     do k = 1, size(all)
       count = size(all(k)%values, kind=c_int64_t)
-      if (adamw_step(c_loc(all(k)%values), c_loc(all(k)%gradient), c_loc(all(k)%state), count, hyper) /= 0) &
+      if (adamw_step(all(k)%values, all(k)%gradient, all(k)%state, count, hyper) /= 0) &
         error stop 'adamw_step failed'
       if (.not. c_associated(last_param(), c_loc(all(k)%values))) error stop 'the C routine was given a copy'
     end do
