@@ -6,12 +6,13 @@ import re
 from typing import Any
 
 from rulec.backend import cache
+from rulec.backend.cache import Source
 
 
 def run_source(backend: str, name: str, source: str) -> dict[str, Any]:
     """What a source that rulec printed for the program `name` defines, by name."""
     file_name = re.sub(r"\W", "_", name.lower())[:60] or "kernel"
-    path = cache.source_file(backend, cache.cache_key(source), f"{file_name}.py", source)
+    path = cache.source_file(backend, cache.cache_key(source), Source(f"{file_name}.py", source))
     namespace: dict[str, Any] = {"__name__": f"rulec_printed.{file_name}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     return namespace

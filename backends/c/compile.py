@@ -1,14 +1,12 @@
 """From a C source to functions: finding the system's compiler, compiling into the cache, loading with ctypes.
 
-A kernel's folder in the cache has its source, the shared library, and the library's digest: a library that is not what
-was written is made again.
+A library is loaded from the cache's folder as it was opened and checked, not by a name that may lead elsewhere by then.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -19,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 from rulec.backend import cache
+from rulec.backend.cache import Source
+from rulec.backend.scratch import process_folder
 from rulec.errors import BackendUnavailable
 
 #: IEEE arithmetic as the text has it. Nothing reads errno or the flags of exceptions, so square roots and choices may
@@ -56,21 +56,23 @@ def library(name: str, source: str) -> ctypes.CDLL:
 
     BackendUnavailable where there is no compiler, where it fails, or where its library cannot be loaded.
     """
-    key = cache.cache_key(source, *_facts())
-    folder = cache.entry("c", key)
-    file = folder / "kernel.so"
-    if not _is_whole(file):
-        with cache.locked(folder):
-            if not _is_whole(file):
-                cache.discard(folder)
-                found = _compiled(cache.source_file("c", key, f"{_file_name(name)}.c", source))
-                cache.write_atomically(file, found)
-                cache.write_atomically(_digest_file(file), hashlib.sha256(found).digest())
+    text = Source(f"{_file_name(name)}.c", source)
+    return cache.kernel(
+        "c", cache.cache_key(source, *_facts()), "kernel.so", text, lambda path: _compiled(path, source), _loaded
+    )
+
+
+def _loaded(_: bytes, file: Path | None) -> ctypes.CDLL:
+    if file is None:
+        raise BackendUnavailable(
+            "backend 'c' cannot run here: there is room for its library neither in the kernel cache nor in the folder "
+            "of temporary files: set TMPDIR to a folder that has room"
+        )
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
         raise BackendUnavailable(
-            f"the kernel {file} cannot be loaded ({error}): set RULEC_CACHE_DIR to a folder that may hold programs"
+            f"the kernel {file.name} cannot be loaded ({error}): set RULEC_CACHE_DIR to a folder that may hold programs"
         ) from error
 
 
@@ -78,37 +80,32 @@ def _file_name(name: str) -> str:
     return re.sub(r"\W", "_", name.lower(), flags=re.ASCII)[:60] or "kernel"
 
 
-def _digest_file(file: Path) -> Path:
-    return file.with_suffix(".sha256")
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether a library is there and is what was written."""
-    try:
-        return hashlib.sha256(file.read_bytes()).digest() == _digest_file(file).read_bytes()
-    except OSError:
-        return False
-
-
-def _compiled(source: Path) -> bytes:
-    """The shared library of a source file."""
+def _compiled(path: Path, source: str) -> bytes:
+    """The shared library of a source, which people find at `path`. The compiler is given the text itself."""
     command = compiler()
     if command is None:
         raise BackendUnavailable(f"backend 'c' cannot run here: {missing()}")
     message = ""
-    with tempfile.TemporaryDirectory(prefix="rulec-") as folder:
-        made = Path(folder) / "kernel.so"
-        for way in WAYS:
-            done = subprocess.run(
-                [*command, *FLAGS, *way, str(source), "-o", str(made), "-lm"], stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", check=False, env={**os.environ, "LC_ALL": "C"},
-            )  # fmt: skip
-            if done.returncode == 0:
-                return made.read_bytes()
-            message = done.stderr
+    try:
+        with tempfile.TemporaryDirectory(dir=process_folder()) as folder:
+            made = Path(folder) / "kernel.so"
+            for way in WAYS:
+                done = subprocess.run(
+                    [*command, *FLAGS, *way, "-x", "c", "-", "-o", str(made), "-lm"], input=source, check=False,
+                    capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, "LC_ALL": "C"},
+                )  # fmt: skip
+                if done.returncode == 0:
+                    return made.read_bytes()
+                message = done.stderr
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the C compiler {shlex.join(command)} cannot be run ({error.strerror}): set TMPDIR to a folder that has "
+            f"room, or CC to another compiler"
+        ) from error
     first = next((line.strip() for line in message.splitlines() if line.strip()), "it says nothing")
     raise BackendUnavailable(
-        f"the C compiler {shlex.join(command)} fails on {source} ({first}): set CC to a compiler of C99"
+        f"the C compiler {shlex.join(command)} fails on {path} ({first}): set CC to a compiler of C99, or TMPDIR to a "
+        f"folder that has room"
     )
 
 

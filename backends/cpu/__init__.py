@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.backend import cache
+from rulec.backend.cache import Source
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
@@ -106,18 +107,10 @@ def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
 @functools.lru_cache(maxsize=1024)
 def _machine(name: str, source: str, entry: str = ENTRY) -> Machine:
     """The machine code of a source, loaded: from the cache where it is whole, else compiled under its lock."""
-    key = cache.cache_key(source, *_facts())
-    folder = cache.entry("cpu", key)
-    file = folder / "kernel.o"
-    found = _read(file)
-    if found is None:
-        with cache.locked(folder):
-            found = _read(file)
-            if found is None:
-                cache.discard(folder)
-                found = _compile(cache.source_file("cpu", key, f"{_file_name(name)}.py", source), source, entry)
-                cache.write_atomically(file, hashlib.sha256(found).digest() + found)
-    return Machine(found, entry)
+    return cache.kernel(
+        "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{_file_name(name)}.py", source),
+        lambda path: _compile(path, source, entry), lambda content, _: Machine(content, entry),
+    )  # fmt: skip
 
 
 def _compile(path: Path, source: str, entry: str) -> bytes:
@@ -126,16 +119,6 @@ def _compile(path: Path, source: str, entry: str) -> bytes:
 
 def _file_name(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.lower())[:60] or "kernel"
-
-
-def _read(file: Path) -> bytes | None:
-    """The object file behind its digest; None where it is missing or not what was written."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return None
-    digest, found = content[:32], content[32:]
-    return found if hashlib.sha256(found).digest() == digest else None
 
 
 #: The modules that define the words of a source and make machine code of them; what others say is in the source.

@@ -6,9 +6,11 @@ backend does: here NVRTC is given `OPTIONS` alone.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rulec.backend import cache
+from rulec.backend.cache import Source
 
 #: What NVRTC is told: nothing is contracted, so that results are those of the other backends.
 OPTIONS = ("--fmad=false", "-std=c++17")
@@ -21,14 +23,20 @@ def loaded(source: str) -> Any:
     """
     import cupy
 
+    made: list[bytes] = []
+
+    def compiled(_: Path) -> bytes:
+        image, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS)
+        made.append(bytes(image))
+        return made[0]
+
     facts = (cupy.cuda.Device().compute_capability, str(cupy.cuda.nvrtc.getVersion()), *OPTIONS)
-    kept = cache.entry("cupy", cache.cache_key(source, *facts)) / "kernels.cubin"
+    key, text = cache.cache_key(source, *facts), Source("kernels.cu", source)
     found = cupy.cuda.function.Module()
     try:
-        found.load(kept.read_bytes())
-        return found
-    except Exception:  # noqa: BLE001 - not there, or damaged: whatever the driver says of it
-        image, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS)
-        found.load(image)
-    cache.write_atomically(kept, image)
+        cache.kernel("cupy", key, "kernels.cubin", text, compiled, lambda image, _: found.load(image))
+    except Exception:
+        if made:
+            raise
+        found.load(compiled(Path(text.name)))  # the driver does not take what was kept, whatever it says of it
     return found

@@ -10,10 +10,12 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rulec.backend import cache
 from rulec.errors import RulecError
+
+#: The file in the kernel cache.
+_PLACE = "triton", "blocks.json"
 
 #: Elements of the narrowest dtype in 16 bytes: a block has at least as many for each of its threads.
 SMALLEST = 8
@@ -73,7 +75,7 @@ def save(device: str, table: Mapping[int, Block]) -> None:
         check(block)
     known = {**saved(), device: dict(table)}
     text = {d: {str(most): [b.elements, b.threads] for most, b in t.items()} for d, t in known.items()}
-    cache.write_atomically(_file(), json.dumps(text, indent=1).encode())
+    cache.write_single(*_PLACE, json.dumps(text, indent=1).encode())
     saved.cache_clear()
 
 
@@ -81,12 +83,12 @@ def save(device: str, table: Mapping[int, Block]) -> None:
 def saved() -> dict[str, dict[int, Block]]:
     """The tables that were kept, by the GPU's name; none where the file is missing or damaged."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        found = json.loads(cache.read_single(*_PLACE) or b"{}")
         tables = {d: {int(most): Block(*pair) for most, pair in t.items()} for d, t in found.items()}
         for table in tables.values():
             for block in table.values():
                 check(block)
-    except (OSError, ValueError, TypeError, AttributeError, RulecError):
+    except (ValueError, TypeError, AttributeError, RulecError):
         return {}
     return {d: t for d, t in tables.items() if t and max(t) >= 1024}
 
@@ -100,7 +102,3 @@ def check(block: Block) -> None:
             f"a block of {elements} elements for {threads} threads: both must be powers of two, the threads 64 to "
             f"1024, and the elements at least {SMALLEST} for each"
         )
-
-
-def _file() -> Path:
-    return cache.cache_folder() / "triton" / "blocks.json"

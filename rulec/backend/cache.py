@@ -1,21 +1,38 @@
 """The on-disk cache of generated sources and compiled kernels.
 
-One folder per kernel, named by the SHA-256 of everything its machine code depends on. A folder is made under a lock,
-files appear by rename, and a damaged one is thrown away and made again.
+One folder per kernel, named by the SHA-256 of everything its machine code depends on. A folder is filled under a lock,
+files appear by rename, and a damaged one is thrown away and made again. Whoever writes into the cache decides what
+code runs: what others than the user and root could have written is not used (`trust`). Where the cache cannot be used,
+kernels are compiled without it, with one warning.
 """
 
 from __future__ import annotations
 
-import atexit
+import errno
 import functools
 import hashlib
 import os
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from rulec.backend import trust
+from rulec.backend.scratch import process_folder
+from rulec.errors import RulecError
+from rulec.files import written_whole
+
+T = TypeVar("T")
+
+
+class Source(NamedTuple):
+    """A generated source: the name of its file, and its text."""
+
+    name: str
+    text: str
 
 
 @functools.cache
@@ -25,47 +42,72 @@ def _default_folder() -> Path:
     return Path(platformdirs.user_cache_dir("rulec"))
 
 
-def cache_folder() -> Path:
-    """Where kernels are kept: RULEC_CACHE_DIR, or the user's cache folder. Made with mode 0700 where missing.
-
-    Where it cannot be used (`cache_trouble` says why), kernels are kept in a folder of this process alone, with a
-    warning: every process then compiles anew.
-    """
-    trouble = cache_trouble()
-    return _wanted_folder() if trouble is None else _process_folder(trouble)
-
-
-def cache_trouble() -> str | None:
-    """Why the cache cannot be kept where it should be, and what to do; None where it can.
-
-    Machine code is loaded from the folder, so it must be this user's own.
-    """
-    folder = _wanted_folder()
-    try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
-            reason = "belongs to another user"
-        elif os.access(folder, os.W_OK | os.X_OK):
-            return None
-        else:
-            reason = "cannot be written"
-    except OSError as error:
-        reason = f"cannot be made ({error.strerror})"
-    return f"the kernel cache {folder} {reason}: set RULEC_CACHE_DIR to a folder of your own"
-
-
-def _wanted_folder() -> Path:
+def wanted_folder() -> Path:
+    """Where kernels should be kept: RULEC_CACHE_DIR, or the user's cache folder."""
     given = os.environ.get("RULEC_CACHE_DIR")
     return Path(given) if given else _default_folder()
 
 
-@functools.cache
-def _process_folder(trouble: str) -> Path:
-    warnings.warn(f"{trouble}; until then kernels are compiled anew in every process", stacklevel=3)
-    folder = Path(tempfile.mkdtemp(prefix="rulec-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+def cache_folder() -> Path:
+    """Where kernels are kept: the folder that is wanted, made with mode 0700 where missing.
+
+    Where it cannot be used (`cache_trouble` says why) a folder of this process alone, with a warning: every process
+    then compiles anew.
+    """
+    folder, trouble = wanted_folder(), cache_trouble()
+    if trouble is None:
+        return folder
+    _warn(folder, trouble)
+    return process_folder()
+
+
+def cache_trouble() -> str | None:
+    """Why the cache cannot be kept where it should be, and what to do; None where it can."""
+    folder = wanted_folder()
+    try:
+        with _opened(folder):
+            return None
+    except OSError as error:
+        return _trouble(folder, error)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Path]:
+    """A path to a folder of kernels that is held open, made where missing. OSError where it is of no use."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with trust.held(folder, follow=True) as root:
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        yield root
+
+
+def _trouble(folder: Path, error: OSError) -> str:
+    """One sentence on a cache that cannot be used."""
+    if isinstance(error, trust.Distrusted):
+        return (
+            f"the kernel cache {folder} is not used, as code runs from there and {error.strerror}: set RULEC_CACHE_DIR "
+            f"to a folder of your own, or run `rulec cache clear` and `chmod -R go-w` it"
+        )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "make room there, or set RULEC_CACHE_DIR to another folder" if full else _ELSEWHERE
+    verb = "written" if folder.is_dir() else "made"
+    return f"the kernel cache {folder} cannot be {verb} ({error.strerror}): {advice}"
+
+
+_ELSEWHERE = "set RULEC_CACHE_DIR to a folder of your own"
+
+_warned: set[Path] = set()
+
+
+def _warn(folder: Path, trouble: str) -> None:
+    """Says once in a process what is wrong with a cache."""
+    if folder not in _warned:
+        _warned.add(folder)
+        warnings.warn(f"{trouble}; until then kernels are compiled anew in every process", stacklevel=4)
+
+
+# Kernels
 
 
 def cache_key(source: str, *facts: str) -> str:
@@ -73,55 +115,145 @@ def cache_key(source: str, *facts: str) -> str:
     return hashlib.sha256("\0".join((source, *facts)).encode()).hexdigest()
 
 
-def entry(kind: str, key: str) -> Path:
-    """The folder of one kernel of a backend; it may not exist."""
-    return cache_folder() / kind / key[:2] / key
+def kernel(
+    kind: str, key: str, file: str, source: Source, make: Callable[[Path], bytes],
+    load: Callable[[bytes, Path | None], T],
+) -> T:  # fmt: skip
+    """A backend's kernel, loaded: from the cache where it is whole, else made and kept there, under its lock.
+
+    `make` gives the content of its file from the path of its source, which is there for people to read; `load` takes
+    the content, and the path of the file, None where there is no room for one. What these raise goes through; none of
+    it may be an OSError.
+    """
+    once = _Once(make)
+    for place in (wanted_folder, process_folder):
+        with ExitStack() as stack:
+            try:
+                entry = _Entry(stack.enter_context(_opened(place())), place(), kind, key)
+                content = entry.whole(file)
+                if content is None:
+                    content = entry.filled(file, source, once)
+            except OSError as error:
+                _warn(wanted_folder(), _trouble(wanted_folder(), error))
+                continue
+            return load(content, entry.folder() / file)
+    return load(once(Path(source.name)), None)
+
+
+class _Once:
+    """What a function gives at its first call, at every call."""
+
+    def __init__(self, make: Callable[[Path], bytes]) -> None:
+        self._make, self._made = make, list[bytes]()
+
+    def __call__(self, path: Path) -> bytes:
+        if not self._made:
+            self._made.append(self._make(path))
+        return self._made[0]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The folder of one kernel below a folder of kernels that is held open, `root`; `shown` is its name for users."""
+
+    root: Path
+    shown: Path
+    kind: str
+    key: str
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        return self.kind, self.key[:2], self.key
+
+    def folder(self, *, make: bool = False) -> Path:
+        return trust.below(self.root, self._names, self.shown, make=make)
+
+    def path(self, name: str) -> Path:
+        """A file of the entry as users know it."""
+        return self.shown.joinpath(*self._names, name)
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where it is missing."""
+        try:
+            return trust.contents(self.folder() / name, self.path(name))
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        write_atomically(self.folder(make=True) / name, content)
+
+    def whole(self, file: str) -> bytes | None:
+        """A file's content where it is what was written, by its digest beside it."""
+        content = self.read(file)
+        right = content is not None and hashlib.sha256(content).digest() == self.read(_digest_of(file))
+        return content if right else None
+
+    def filled(self, file: str, source: Source, make: Callable[[Path], bytes]) -> bytes:
+        """The same where there is none yet: made and written."""
+        with _locked(self.folder(make=True)):
+            content = self.whole(file)
+            if content is None:
+                shutil.rmtree(self.folder(make=True), ignore_errors=True)
+                self.write(source.name, source.text.encode())
+                content = make(self.path(source.name))
+                self.write(file, content)
+                self.write(_digest_of(file), hashlib.sha256(content).digest())
+            return content
+
+
+def _digest_of(file: str) -> str:
+    return f"{Path(file).stem}.sha256"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a kernel's folder against other processes; the folder exists inside."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a kernel's folder against other processes."""
     from filelock import FileLock
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with FileLock(str(folder) + ".lock", mode=0o600):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(f"{folder}.lock", mode=0o600):
         yield
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """`path` with this content, or as it was: never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """`path` with this content, or as it was: never half of it. Nobody but the user can read or write it."""
+    with written_whole(path, 0o600, durable=False) as opened:
+        opened.write(content)
 
 
-def source_file(kind: str, key: str, name: str, source: str) -> Path:
+def source_file(kind: str, key: str, source: Source) -> Path:
     """The generated source as a real file, so that tracebacks and debuggers can show it."""
-    path = entry(kind, key) / name
+    for place in (wanted_folder, process_folder):
+        try:
+            with _opened(place()) as root:
+                entry, text = _Entry(root, place(), kind, key), source.text.encode()
+                if entry.read(source.name) != text:  # missing or damaged
+                    entry.write(source.name, text)
+                return entry.path(source.name)
+        except OSError as error:
+            _warn(wanted_folder(), _trouble(wanted_folder(), error))
+    return Path(source.name)
+
+
+# Single files
+
+
+def read_single(kind: str, name: str) -> bytes | None:
+    """A file of a backend that belongs to no kernel; None where there is none that can be used."""
     try:
-        if path.read_text(encoding="utf-8") == source:
-            return path
-    except (OSError, UnicodeDecodeError):
-        pass  # missing or damaged: written again below
-    write_atomically(path, source.encode())
-    return path
+        with _opened(wanted_folder()) as root:
+            folder = trust.below(root, (kind,), wanted_folder())
+            return trust.contents(folder / name, wanted_folder() / kind / name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _warn(wanted_folder(), _trouble(wanted_folder(), error))
+        return None
 
 
-def discard(folder: Path) -> None:
-    """Throws a damaged entry away."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def clear() -> int:
-    """Empties the whole cache; returns how many kernels it held."""
-    folder = cache_folder()
-    held = sum(1 for _ in folder.glob("*/*/*/"))
-    shutil.rmtree(folder, ignore_errors=True)
-    return held
+def write_single(kind: str, name: str, content: bytes) -> None:
+    """Keeps such a file. RulecError where the cache cannot be used."""
+    try:
+        with _opened(wanted_folder()) as root:
+            write_atomically(trust.below(root, (kind,), wanted_folder(), make=True) / name, content)
+    except OSError as error:
+        raise RulecError(_trouble(wanted_folder(), error)) from error

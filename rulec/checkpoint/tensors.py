@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from rulec.errors import StateMismatch
+from rulec.errors import RulecError, StateMismatch
+from rulec.files import written_whole
 
 #: Our names of dtypes with those of the format, and NumPy's: of bfloat16, which it does not have, its bits.
 _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
@@ -73,7 +72,10 @@ class Stored:
 
 
 def write_file(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> None:
-    """Writes a file in one go: it is there as a whole, or what was there before is. OSError where it cannot be."""
+    """Writes a file in one go: it is there as a whole, or what was there before is.
+
+    A link is followed. RulecError for what is no file, OSError where it cannot be written.
+    """
     # The widest first: then each begins at a multiple of its item size.
     order = sorted(tensors, key=lambda name: (-_NUMPY[tensors[name].dtype].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {**metadata, "checksum": checksum(tensors, metadata)}}
@@ -86,7 +88,7 @@ def write_file(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str,
         end += found.data.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _in_one_go(file) as opened:
+    with written_whole(_target(file)) as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             opened.write(tensors[name].data.data)
@@ -102,26 +104,21 @@ def checksum(tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> str:
     return f"{crc:08x}"
 
 
-@contextmanager
-def _in_one_go(file: Path) -> Iterator[IO[bytes]]:
-    """A new file in the same folder, which takes the file's place when everything is on the disk."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as opened:
-            yield opened
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _target(file: Path) -> Path:
+    """The file that a path leads to, through links. RulecError for what is there and is no file, such as a device."""
+    target = Path(os.path.realpath(file))
+    if os.path.lexists(target) and not target.is_file():
+        raise RulecError(f"{file} is no file that could be written anew, but {_kind(target)}: give the path of a file")
+    return target
 
 
-def _umask() -> int:
-    found = os.umask(0o022)
-    os.umask(found)
-    return found
+def _kind(path: Path) -> str:
+    kinds: dict[str, Callable[[], bool]] = {
+        "a folder": path.is_dir,
+        "a device": lambda: path.is_char_device() or path.is_block_device(),
+    }
+    kinds |= {"a pipe": path.is_fifo, "a socket": path.is_socket, "a link to itself": path.is_symlink}
+    return next((kind for kind, is_one in kinds.items() if is_one()), "something else")
 
 
 # Reading
@@ -132,6 +129,8 @@ def read_file(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
 
     StateMismatch where it is not in the format, or shorter or longer than its header says.
     """
+    if file.exists() and not file.is_file():
+        raise StateMismatch(f"{file} is no file, but {_kind(file)}: give one that was saved")
     with open(file, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(8), "little")

@@ -20,41 +20,31 @@ def info(json: JsonFlag = False) -> None:
         print_json(found)
     else:
         print(f"{found['folder']}: {found['kernels']} kernels, {found['bytes'] / 1e6:.1f} MB")
+        if found["trouble"]:
+            print(found["trouble"])
 
 
 @app.command()
 def clear(json: JsonFlag = False) -> None:
-    """Throw every compiled kernel away; they are compiled again when they are needed."""
-    from rulec.backend.cache import cache_folder
-    from rulec.backend.cache import clear as clear_cache
+    """Throw every compiled kernel away; they are compiled again when they are needed. What else is there is left."""
+    from rulec.backend.cache import wanted_folder
+    from rulec.backend.kept import clear as clear_cache
 
-    folder, held = cache_folder(), clear_cache()
+    folder, found = wanted_folder(), clear_cache()
     if json:
-        print_json({"folder": str(folder), "cleared": held})
-    else:
-        print(f"{folder}: {held} kernels thrown away")
+        print_json({"folder": str(folder), "cleared": found.kernels, "left": list(found.left)})
+        return
+    print(f"{folder}: {found.kernels} kernels thrown away")
+    if found.left:
+        more = f" and {len(found.left) - 5} more" if len(found.left) > 5 else ""
+        print(f"left, as the cache did not make it or it is in use: {', '.join(found.left[:5])}{more}")
 
 
 def cache_info() -> dict[str, Any]:
     """The cache's folder, how many kernels it holds and their size in bytes, by backend and in all."""
-    from rulec.backend.cache import cache_folder
+    from rulec.backend.cache import cache_trouble, wanted_folder
+    from rulec.backend.kept import kept
 
-    folder = cache_folder()
-    backends = {
-        kind.name: {"kernels": sum(1 for _ in kind.glob("*/*/")), "bytes": _size(kind)}
-        for kind in sorted(folder.iterdir())
-        if kind.is_dir()
-    }
+    backends = kept()
     total = {key: sum(b[key] for b in backends.values()) for key in ("kernels", "bytes")}
-    return {"folder": str(folder), **total, "backends": backends}
-
-
-def _size(folder: Any) -> int:
-    """Bytes of all files below; one that another process removes meanwhile counts nothing."""
-    total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue
-    return total
+    return {"folder": str(wanted_folder()), **total, "backends": backends, "trouble": cache_trouble()}

@@ -55,11 +55,11 @@ def _backends() -> dict[str, str | None]:
 
 def _cache() -> tuple[dict[str, Any], str | None]:
     """What the cache holds, and what is wrong with it."""
-    from rulec.backend.cache import cache_trouble
     from rulec.cli.cache import cache_info
 
-    trouble = cache_trouble()
-    return ({}, trouble) if trouble else (cache_info(), None)
+    found = cache_info()
+    trouble = found.pop("trouble")
+    return ({}, trouble) if trouble else (found, None)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from rulec.backend import cache
 
@@ -323,9 +324,11 @@ _OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-uni
 
 def _compiled(code: str, name: str, *options: str) -> Path:
     """The library of a text of C++, from the kernel cache where this compiler has made it before."""
-    kept = cache.entry("cuda_on_cpu", cache.cache_key(code, _header(), _compiler(), *_OPTIONS, *options))
+    key = cache.cache_key(code, _header(), _compiler(), *_OPTIONS, *options)
+    kept = cache.cache_folder() / "cuda_on_cpu" / key
     library = kept / f"{name}.so"
-    with cache.locked(kept):
+    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(f"{kept}.lock"):
         if not library.exists():
             _compile(code, library, options)
     return library

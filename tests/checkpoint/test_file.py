@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import rulec
 from rulec.checkpoint import Checkpoint, Parameter, Stored, read, write
 from rulec.checkpoint.tensors import checksum, read_file, write_file
-from rulec.errors import StateMismatch
+from rulec.errors import RulecError, StateMismatch
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -146,6 +147,36 @@ def test_a_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
     write(tmp_path / "some.safetensors", checkpoint())
     (tmp_path / "other").touch()
     assert (tmp_path / "some.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_links_are_written_through(tmp_path: Path) -> None:
+    """To a file, to one that is not there yet, and over another link."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latest").symlink_to(Path("folder") / "step7")
+    (tmp_path / "again").symlink_to("latest")
+    for link, seed in (("latest", 1), ("latest", 2), ("again", 3)):
+        write(tmp_path / link, replace(checkpoint(), seed=seed))
+        assert read(tmp_path / "folder" / "step7").seed == seed
+    assert (tmp_path / "latest").is_symlink()
+    assert (tmp_path / "again").is_symlink()
+
+
+def test_what_is_no_file_is_neither_replaced_nor_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "null").symlink_to("/dev/null")
+    kinds = {"pipe": "a pipe", "folder": "a folder", "loop": "a link to itself", "null": "a device"}
+    for name, kind in kinds.items():
+        with pytest.raises(
+            RulecError, match=f"{name} is no file that could be written anew, but {kind}: give the path"
+        ):
+            write(tmp_path / name, checkpoint())
+        if name != "loop":
+            with pytest.raises(StateMismatch, match=f"{name} is no file, but {kind}: give one that was saved"):
+                read(tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == set(kinds)
+    assert Path("/dev/null").is_char_device()
 
 
 def test_two_parameters_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""What the cache has made: counted, and removed without touching anything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from rulec.backend.cache import wanted_folder
+from rulec.backend.trust import held
+from rulec.errors import RulecError
+from rulec.files import PART, is_unlocked, opened_as_it_is
+
+#: Paths below the cache's folder: of folders with those of kernels in them, of the folder of one kernel, of files.
+_ABOVE = re.compile(r"\w+(/[0-9a-f]{2})?", re.ASCII)
+_KERNEL = re.compile(r"\w+/([0-9a-f]{2})/\1[0-9a-f]{62}", re.ASCII)
+_FILE = re.compile(
+    # In a kernel's folder a source, kernel or digest, or one that was written when a process was killed.
+    rf"{_KERNEL.pattern}(\.lock|/(\w+\.{{S}}([a-z0-9_]{{8}})?|\.\w+\.{{S}}{PART}))"
+    rf"|triton/(blocks\.json|\.blocks\.json{PART})".replace("{S}", "(py|c|cu|o|so|cubin|sha256)"),
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """How many kernels were thrown away; the paths that were left, as the cache did not make them or they are in use.
+
+    A folder in which nothing was removed is named for all that is in it.
+    """
+
+    kernels: int
+    left: tuple[str, ...]
+
+
+def clear() -> Cleared:
+    """Throws away what the cache has made in its folder. Links in there are not followed.
+
+    RulecError where the folder cannot be read.
+    """
+    folder = wanted_folder()
+    if not folder.exists():
+        return Cleared(0, ())
+    try:
+        with held(folder, follow=True, trusted=False) as root:
+            _, kernels, left = _cleared(root, "")
+    except OSError as error:
+        raise RulecError(f"the kernel cache {folder} cannot be cleared: {error.strerror}") from error
+    return Cleared(kernels, tuple(left))
+
+
+def _cleared(here: Path, shown: str) -> tuple[int, int, list[str]]:
+    """Clears a folder that is held open: how many files were removed, how many kernels, and what was left."""
+    files, kernels, left = 0, 0, list[str]()
+    for name in sorted(os.listdir(here)):
+        path, below, mode = here / name, shown + name, os.lstat(here / name).st_mode
+        one = _KERNEL.fullmatch(below) is not None
+        if stat.S_ISDIR(mode) and (one or _ABOVE.fullmatch(below)) and not (one and _in_use(here / f"{name}.lock")):
+            with held(path, trusted=False) as inner:
+                removed, inside, rest = _cleared(inner, f"{below}/")
+            files, kernels = files + removed, kernels + (removed > 0 if one else inside)
+            left += rest if removed else [f"{below}/"]
+            if removed and not rest:
+                os.rmdir(path)
+        elif stat.S_ISREG(mode) and _FILE.fullmatch(below) and not _in_use(path):
+            os.unlink(path)
+            files += 1
+        else:
+            left.append(below)
+    return files, kernels, left
+
+
+def _in_use(path: Path) -> bool:
+    """Whether another process holds the lock of a file."""
+    if os.name == "nt":
+        return False
+    try:
+        with open(path, "rb", opener=opened_as_it_is) as opened:
+            return not is_unlocked(opened.fileno())
+    except OSError:
+        return False
+
+
+# What there is
+
+
+def kept() -> dict[str, dict[str, int]]:
+    """How many kernels the cache holds and their size in bytes, by backend."""
+    found: dict[str, dict[str, int]] = {}
+    folder = wanted_folder()
+    for kernel in (kernel for kind in _files(folder) for pair in _files(kind) for kernel in _files(pair)):
+        if _KERNEL.fullmatch(kernel.relative_to(folder).as_posix()) and kernel.is_dir():
+            of_kind = found.setdefault(kernel.parent.parent.name, {"kernels": 0, "bytes": 0})
+            of_kind["kernels"] += 1
+            of_kind["bytes"] += sum(map(_size, _files(kernel)))
+    return found
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:  # another process has removed it
+        return 0
+
+
+def _files(parent: Path) -> list[Path]:
+    """What is in a folder that is no link; nothing where there is none."""
+    try:
+        return [] if parent.is_symlink() and parent != wanted_folder() else sorted(parent.iterdir())
+    except OSError:
+        return []

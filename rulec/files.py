@@ -1,0 +1,82 @@
+"""Files that are there as a whole or not at all, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows, which neither deletes nor replaces files that are open
+    fcntl = None  # type: ignore[assignment]
+
+#: How the name of a file ends, after a dot and its own, while it is written.
+PART = r"\.[0-9a-f]{16}\.part"
+
+
+@contextmanager
+def written_whole(file: Path, mode: int = 0o666, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A new file beside one, whose place it takes in the end, where `durable` only when it is on the disk.
+
+    Its mode is `mode` less the umask. What an ended process left of the same file is taken away first. OSError where
+    it cannot be written; then what was there before stays.
+    """
+    remove_left_over(file)
+    part, opened = _new_part(file, mode)
+    try:
+        with opened:
+            yield opened
+            opened.flush()
+            if durable:
+                os.fsync(opened.fileno())
+            if fcntl is None:
+                opened.close()
+            os.replace(part, file)  # with its lock still held, or it would be taken for a left-over
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def remove_left_over(file: Path) -> None:
+    """Removes the parts of a file that no living process writes: those whose lock is free."""
+    pattern = re.compile(rf"\.{re.escape(file.name)}{PART}")
+    with suppress(OSError):
+        for part in [file.parent / name for name in os.listdir(file.parent) if pattern.fullmatch(name)]:
+            with suppress(OSError), open(part, "rb", opener=opened_as_it_is) as opened:
+                if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) and is_unlocked(opened.fileno()):
+                    part.unlink()
+
+
+def is_unlocked(handle: int) -> bool:
+    """Whether no process holds the lock of an open file, which from now on this one does; False where none can say."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _new_part(file: Path, mode: int) -> tuple[Path, IO[bytes]]:
+    """A new file under this process's lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    while True:
+        part = file.with_name(f".{file.name}.{os.urandom(8).hex()}.part")
+        opened = open(os.open(part, flags, mode), "wb")  # noqa: SIM115 - the caller closes it
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks: nobody removes what it cannot lock
+                fcntl.flock(opened.fileno(), fcntl.LOCK_EX)
+        if fcntl is None or os.fstat(opened.fileno()).st_nlink:
+            return part, opened
+        opened.close()  # between the two lines another process took it for a left-over
+
+
+def opened_as_it_is(name: str, flags: int) -> int:
+    """Opens without following a link, or waiting for whoever writes into a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
