@@ -84,7 +84,7 @@ def load(
 
 def load_params(file: str | Path, params: Any, *, names: Names = None, axes: Axes = None) -> Any:
     """The parameters of a file that was saved with `parameters=True`, in the tree, dtypes and shardings of `params`."""
-    tree, checkpoint = flat(params, "the parameter"), read(file)
+    tree, checkpoint = _real(params), read(file)
     own = [(name, tuple(array.shape)) for name, array in zip(_names(tree), tree.arrays, strict=True)]
     checkpoint, places = paired(file, checkpoint, own, names, axes)
     found = []
@@ -157,9 +157,16 @@ def _side(
 ) -> _Side:  # fmt: skip
     made = recipe(rule, hyper, tags)
     found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
-    tree = flat(params, "the parameter")
+    tree = _real(params)
     plan = found.plan_of(tree, None, None, False)
     return _Side(found, tree, plan, made.groups)
+
+
+def _real(params: Any) -> Tree:
+    """The leaves of parameters, all of them real."""
+    tree = flat(params, "the parameter")
+    tree.check_real("files that other frameworks read have real ones")
+    return tree
 
 
 def _names(tree: Tree) -> list[str]:

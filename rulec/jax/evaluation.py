@@ -58,7 +58,7 @@ class Evaluation(Machine):
         plan = self._moving(trained)
         hyper = self._hyper(numbers, plan)
         found, _ = one_step(plan, tree.arrays, tree.arrays, _values_of(plan, trained, values), hyper, {})
-        return tree.structure.unflatten(found)
+        return tree.of(found)
 
     def _moving(self, trained: StepPlan) -> StepPlan:
         """The plan of the one step to the evaluation point; it leaves alone what is evaluated where it is trained."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from rulec.errors import StateMismatch
+from rulec.jax.leaves import flat
 from rulec.jax.state import State
 
 
@@ -25,6 +26,7 @@ def from_optax(state: Any, transformation: optax.GradientTransformation, params:
     transformation keeps. Where theirs has no step count, one step or more has been taken. StateMismatch where a field
     is missing or of another structure.
     """
+    _check_real(params)
     return _ours(state, transformation.init(params), params)
 
 
@@ -34,7 +36,14 @@ def to_optax(state: Any, transformation: optax.GradientTransformation, params: A
     `transformation` is optax's own; what it keeps and rulec does not, such as the `b1` of a schedule-free state, is as
     its `init` gives it.
     """
+    _check_real(params)
     return _theirs(transformation.init(params), state, params)
+
+
+def _check_real(params: Any) -> None:
+    flat(params, "the parameter").check_real(
+        "optax keeps one second moment of a complex number, rulec one of each part"
+    )
 
 
 # From theirs to ours

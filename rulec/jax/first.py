@@ -6,15 +6,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from rulec.jax.meshes import automatic
 from rulec.jax.plan import Bucket, StepPlan
-from rulec.jax.shards import filled, never
+from rulec.jax.shards import EVERYWHERE, filled, never, spec_of
 from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
 from rulec.language.node import Node, Op
 
 
 def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:
-    """The state before the first step."""
+    """The state before the first step; on a mesh of explicit axes sharded as its parameters are."""
+
+    specs = [
+        (s.name, place, spec_of(shape, s.axes, params[place], view))
+        for b in plan.buckets
+        for s, place, view, shape in b.state_shapes()
+    ]
+    if all(spec is None for _, _, spec in specs):
+        return _first_values(plan, params, hyper, number_dtype)  # nothing of it is where its parameters are
+
+    def first(params: Sequence[Any], hyper: Hypers) -> Any:
+        return tuple(_first_values(plan, params, hyper, number_dtype))
+
+    arrays: dict[str, dict[int, PartitionSpec]] = {name: {} for name in plan.arrays}
+    for name, place, spec in specs:
+        arrays[name][place] = EVERYWHERE if spec is None else spec
+    of_numbers = dict.fromkeys(plan.numbers, EVERYWHERE)
+    return Values(*automatic(first, ([*params], hyper), (EVERYWHERE, arrays, of_numbers)))
+
+
+def _first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:
     count = jnp.zeros((len(plan.leaves),) if plan.own_counts else (), jnp.int32)
     values = Values(count, {name: {} for name in plan.arrays})
     numbers: dict[str, dict[int, Any]] = {name: {} for name in plan.numbers}

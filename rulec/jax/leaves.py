@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rulec.backend.layout import ITEM_SIZE
 from rulec.errors import TensorError
+from rulec.jax.pairs import COMPLEX, paired, unpaired
 
 #: The name of a leaf that is the whole tree.
 WHOLE = "the parameter"
@@ -21,7 +22,8 @@ WHOLE = "the parameter"
 class Leaf:
     """A parameter as a plan knows it: its path, its shape, and its dtype and its gradient's by our names.
 
-    `states` are the dtypes of the states that it has already, by name.
+    `states` are the dtypes of the states that it has already, by name; `paired` says that it is complex, and its shape
+    that of the pairs.
     """
 
     name: str
@@ -29,15 +31,35 @@ class Leaf:
     dtype: str
     grad_dtype: str
     states: tuple[tuple[str, str], ...] = ()
+    paired: bool = False
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The leaves of a tree of arrays in their order, and its structure."""
+    """The leaves of a tree of arrays in their order, and its structure.
+
+    Complex arrays are pairs of reals here, an axis more; `paired` are their places.
+    """
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
     structure: Any
+    paired: frozenset[int] = frozenset()
+
+    def of(self, arrays: Sequence[Any]) -> Any:
+        """Other arrays, or None, in the same structure; complex where this tree's are."""
+        return self.structure.unflatten(
+            unpaired(array) if place in self.paired and array is not None else array
+            for place, array in enumerate(arrays)
+        )
+
+    def check_real(self, why: str) -> None:
+        """TensorError where a leaf is complex."""
+        if self.paired:
+            raise TensorError(
+                f"the parameter {self.names[min(self.paired)]} is complex, and {why}: give its real and its imaginary "
+                f"part as leaves of their own"
+            )
 
 
 def flat(tree: Any, what: str, wide: bool = True) -> Tree:
@@ -50,8 +72,9 @@ def flat(tree: Any, what: str, wide: bool = True) -> Tree:
     variables = _variables(tree)
     names = tuple(leaf_name(path[:-1] if path[:-1] in variables else path) for path, _ in paths)
     check_apart(names)
-    arrays = tuple(_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True))
-    return Tree(names, arrays, structure)
+    arrays = [_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True)]
+    complex_places = frozenset(place for place, array in enumerate(arrays) if jnp.iscomplexobj(array))
+    return Tree(names, tuple(map(paired, arrays)), structure, complex_places)
 
 
 def _variables(tree: Any) -> set[Any]:
@@ -83,15 +106,16 @@ def called(what: str, name: str) -> str:
 def _checked(array: Any, name: str, wide: bool) -> Any:
     if isinstance(array, float) or (str(array.dtype) == "float64" and getattr(array, "weak_type", False)):
         return jnp.asarray(array).astype(jnp.float64 if wide else jnp.float32)
-    if str(array.dtype) not in ITEM_SIZE:
+    if str(array.dtype) not in (*ITEM_SIZE, *COMPLEX.values()):
         raise TensorError(
-            f"{name} is of {array.dtype}, and only {', '.join(ITEM_SIZE)} can be updated: leave it out, as with "
-            f"optax.masked, or cast it"
+            f"{name} is of {array.dtype}, and only {', '.join((*ITEM_SIZE, *COMPLEX.values()))} can be updated: leave "
+            f"it out, as with optax.masked, or cast it"
         )
-    if str(array.dtype) == "float64" and not wide:
+    if str(array.dtype) in ("float64", "complex128") and not wide:
         raise TensorError(
-            f"{name} is of float64, and JAX is kept to 32 bits: allow it 64 with "
-            f"jax.config.update('jax_enable_x64', True) before arrays are made, or cast to float32"
+            f"{name} is of {array.dtype}, and JAX is kept to 32 bits: allow it 64 with "
+            f"jax.config.update('jax_enable_x64', True) before arrays are made, or cast to "
+            f"{'float32' if str(array.dtype) == 'float64' else 'complex64'}"
         )
     # Beside a number of Python, which is one of 64 bits here, an array of weak type would become one as well.
     weak = isinstance(array, jax.Array) and array.weak_type
@@ -103,10 +127,16 @@ def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:
     found = flat(tree, what, wide)
     if found.structure != model.structure:
         raise _other_structure(found, model, what)
-    for name, array, own in zip(found.names, found.arrays, model.arrays, strict=True):
-        if array.shape != own.shape:
-            raise TensorError(f"{what} {name} has shape {tuple(array.shape)}, its parameter {tuple(own.shape)}")
-    return found
+    arrays = []
+    for place, (name, array, own) in enumerate(zip(found.names, found.arrays, model.arrays, strict=True)):
+        if place in found.paired - model.paired:
+            raise TensorError(f"{what} {name} is complex, and its parameter real: give its real part")
+        made = jnp.stack([array, jnp.zeros_like(array)], -1) if place in model.paired - found.paired else array
+        if made.shape != own.shape:
+            kept = -1 if place in model.paired else None
+            raise TensorError(f"{what} {name} has shape {made.shape[:kept]}, its parameter {tuple(own.shape)[:kept]}")
+        arrays.append(made)
+    return replace(found, arrays=tuple(arrays), paired=model.paired)
 
 
 def _other_structure(found: Tree, model: Tree, what: str) -> TensorError:

@@ -108,14 +108,14 @@ class Machine:
         if params is None and plan.reads_parameters:
             raise TensorError(f"{self.recipe.title} reads the parameters: call update(grads, state, params)")
         results, new = self._run(plan, model, tree, values, numbers, inputs)
-        return tree.structure.unflatten(results), self.fields.packed(new, model)
+        return tree.of(results), self.fields.packed(new, model)
 
     def _step(self, params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> Any:
         model = self._flat(params, "the parameter")
         tree = self._like(grads, model, "the gradient of")
         plan, values = self._begun(state, model, tree, False)
         results, new = self._run(plan, model, tree, values, numbers, inputs)
-        return model.structure.unflatten(results), self.fields.packed(new, model)
+        return model.of(results), self.fields.packed(new, model)
 
     def _flat(self, tree: Any, what: str) -> Tree:
         return flat(tree, what, self.settings.wide)
@@ -185,7 +185,7 @@ def _leaves(params: Tree, grads: Tree | None, values: Values | None) -> list[Lea
     return [
         Leaf(
             name, tuple(array.shape), str(array.dtype), str(array.dtype if grads is None else grads.arrays[i].dtype),
-            tuple((state, str(found[i].dtype)) for state, found in states.items() if i in found),
+            tuple((state, str(found[i].dtype)) for state, found in states.items() if i in found), i in params.paired,
         )
         for i, (name, array) in enumerate(zip(params.names, params.arrays, strict=True))
     ]  # fmt: skip

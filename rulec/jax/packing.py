@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rulec.errors import TensorError
+
 #: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
 Where = tuple[int, int, tuple[int, ...]]
 
@@ -176,6 +178,10 @@ def _places(leaves: Iterable[Any]) -> tuple[list[Where | None], list[list[Any]]]
         if leaf is None:
             places.append(None)
             continue
+        if jnp.iscomplexobj(leaf):
+            raise TensorError(
+                f"a state of {leaf.dtype} cannot be packed: leave packed out where a parameter is complex"
+            )
         flat = number.setdefault(str(leaf.dtype), len(parts))
         if flat == len(parts):
             parts.append([])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,12 @@ from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
 from rulec.compiler.view import MatrixView, matrix_view
-from rulec.errors import BackendUnsupported, RuleError
+from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.jax.guards import Guard, guards_of
 from rulec.jax.leaves import Leaf
 from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
+from rulec.language.traits import sees_shape
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
@@ -97,6 +98,12 @@ class Bucket:
         """The states that are arrays for each leaf."""
         return state_specs(self.program, self.layout)
 
+    def state_shapes(self) -> Iterator[tuple[StateSpec, int, MatrixView, tuple[int, ...]]]:
+        """These states of each leaf: the leaf's place and view, and the state's shape."""
+        for spec in self.specs:
+            for place, view, facts in zip(self.places, self.views, self.facts, strict=True):
+                yield spec, place, view, tuple(spec.shape(view, self.static, facts))
+
     @cached_property
     def group_at(self) -> np.ndarray[Any, Any]:
         """The groups of the leaves."""
@@ -130,7 +137,13 @@ class StepPlan:
         self._note_states()
 
     def _route(self, leaf: Leaf, own: Assignment) -> Rule:
-        return self._routers[id(own.rule)].choose(leaf.shape, own.tags, leaf.name)
+        router = self._routers[id(own.rule)]
+        if leaf.paired and any(map(sees_shape, router.rules)):
+            raise TensorError(
+                f"{own.rule.name} treats tensors by their dimensions, and the parameter {leaf.name} is complex: give "
+                f"its real and its imaginary part as leaves of their own"
+            )
+        return router.choose(leaf.shape, own.tags, leaf.name)
 
     def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, own: Assignment) -> None:
         view = matrix_view(leaf.shape, rule.view)

@@ -7,9 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from rulec.compiler.ir import Axes
 from rulec.compiler.view import MatrixView
+
+#: On every device.
+EVERYWHERE = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 def never() -> Any:
@@ -32,11 +36,29 @@ def filled(
     return jax.lax.select(taken, model, jnp.full_like(model, number))
 
 
+def spec_of(shape: tuple[int, ...], axes: Axes, param: Any, view: MatrixView) -> PartitionSpec | None:
+    """The same of a state whose parameter lies on a mesh of explicit axes; None where nothing of it is like that."""
+    lacking = _lacking(axes, view)
+    if lacking is None:
+        return None
+    like = tuple(1 if i in lacking else n for i, n in enumerate(param.shape))
+    if like == shape:
+        names = enumerate(jax.typeof(param).sharding.spec)
+        return PartitionSpec(*(None if i in lacking else name for i, name in names))  # type: ignore[no-untyped-call]
+    return EVERYWHERE if math.prod(like) == math.prod(shape) else None
+
+
 def _reduced(param: Any, axes: Axes, view: MatrixView) -> Any:
     """Something of a parameter that is sharded as a state should be: without the axes that the state lacks."""
+    lacking = _lacking(axes, view)
+    return jnp.max(param, axis=lacking, keepdims=True, initial=0) if lacking else None if lacking is None else param
+
+
+def _lacking(axes: Axes, view: MatrixView) -> tuple[int, ...] | None:
+    """The axes of a parameter that its state lacks; None where it has none of them, or others."""
     if axes.elementwise:
-        return param
+        return ()
     rows, cols = view.axes
     if (axes.rows is None) == (axes.cols is None):
         return None
-    return jnp.max(param, axis=cols if axes.cols is None else rows, keepdims=True, initial=0)
+    return cols if axes.cols is None else rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from rulec.backend.printer import unique_name
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
 from rulec.jax.packing import Packed, Pieces
-from rulec.jax.plan import Bucket, StepPlan
+from rulec.jax.pairs import paired
+from rulec.jax.plan import StepPlan
 from rulec.jax.values import Values
 from rulec.language.rule import Rule
 
@@ -69,7 +70,7 @@ class Fields:
             if isinstance(arrays, Pieces):
                 found[field] = arrays.packed()
             else:
-                found[field] = tree.structure.unflatten([arrays.get(place) for place in places])
+                found[field] = tree.of([arrays.get(place) for place in places])
         # Of no leaves, as optax asks where parameters stand in a state, numbers still stand where they do.
         none = None if tree.arrays else jnp.zeros(())
         found |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
@@ -102,7 +103,11 @@ def _by_place(found: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
             f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
             f"since init: {error}"
         ) from error
-    made = {place: array for place, array in enumerate(arrays) if array is not None}
+    made = {
+        place: paired(array) if place in tree.paired else array
+        for place, array in enumerate(arrays)
+        if array is not None
+    }
     for place, array in made.items():
         if str(getattr(array, "dtype", None)) not in ITEM_SIZE:
             kind = array.dtype if hasattr(array, "dtype") else type(array).__name__
@@ -118,9 +123,9 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
     of = f"of the state of {title}"
     advice = "the parameters or the rule may have changed since init"
     for bucket in plan.buckets:
-        for name, place, shape in _shapes(bucket):
-            found = values.arrays.get(name, {}).get(place)
-            what = f"{fields.every[name]} of {plan.leaves[place].name}"
+        for spec, place, _, shape in bucket.state_shapes():
+            found = values.arrays.get(spec.name, {}).get(place)
+            what = f"{fields.every[spec.name]} of {plan.leaves[place].name}"
             if found is None:
                 raise StateMismatch(f"there is no {what} in the state of {title}: {advice}")
             if tuple(found.shape) != shape:
@@ -132,13 +137,6 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
     shape = (len(plan.leaves),) if plan.own_counts else ()
     if tuple(getattr(values.count, "shape", (-1,))) != shape or values.count.dtype.kind not in "iu":
         raise StateMismatch(f"the count {of} is not an array of whole numbers of shape {shape}: {advice}")
-
-
-def _shapes(bucket: Bucket) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """The states of a bucket's leaves with their shapes, and the places of these leaves."""
-    for spec in bucket.specs:
-        for place, view, facts in zip(bucket.places, bucket.views, bucket.facts, strict=True):
-            yield spec.name, place, tuple(spec.shape(view, bucket.static, facts))
 
 
 def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:

@@ -18,7 +18,8 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.jax import cpu
 from rulec.jax.gaps import Gaps
-from rulec.jax.packing import unpiece, unpiece_all
+from rulec.jax.meshes import automatic, specs_of
+from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
 from rulec.language.node import Node, Op
@@ -33,8 +34,25 @@ def one_step(
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
     `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
-    `numbers` are those that tell the leaves' random numbers apart, by default their places.
+    `numbers` are those that tell the leaves' random numbers apart, by default their places. On a mesh of explicit axes
+    parameters and states stay sharded as they are.
     """
+    if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
+        return _one_step(plan, params, grads, values, hyper, inputs, numbers)
+
+    def stepped(params: Any, grads: Any, old: Any, *given: Any) -> Any:
+        results, new = _one_step(plan, params, grads, Values(*old), *given)
+        return results, tuple(new)
+
+    operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
+    results, new = automatic(stepped, operands, (specs_of([*params]), specs_of(tuple(values))))
+    return results, Values(*new)
+
+
+def _one_step(
+    plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
+    inputs: Mapping[str, Any], numbers: Sequence[Any] | None,
+) -> tuple[list[Any], Values]:  # fmt: skip
     step = _Step(plan, params, grads, values, hyper, inputs)
     step.numbers = range(len(plan.leaves)) if numbers is None else numbers
     alone = [run for run in step.runs if run.bucket.plan.alone]

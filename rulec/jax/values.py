@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,9 @@ class Values:
     count: Any
     arrays: dict[str, dict[int, Any]] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.count, self.arrays, self.numbers))
 
     def copied(self) -> Values:
         """The same arrays in containers of their own."""

@@ -36,8 +36,8 @@ FEW = ("adamw", "lion", "sgd", "novograd", "prodigy", "schedule_free_sgd")
 
 #: Tests that cannot be ours, by what is in their name or their parameters, and the reason.
 NOT_OURS = {
-    "complex64": "parameters are real",
-    "complex128": "parameters are real",
+    "state_dtype='complex64'": "a state is complex where its parameter is",
+    "params_dtype='complex64', state_dtype='float32'": "a state is complex where its parameter is",
     "microbatch": "is about no rule",
     "test_rms_match_adam": "is about bias_correction of scale_by_rms, which no rule has",
 }

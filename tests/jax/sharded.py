@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -16,13 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rulec
 import rulec.jax
+from rulec.language.library import library_folder
 
 P = PartitionSpec
-MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+MESHES = {
+    kind: jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind)) for kind in (AxisType.Auto, AxisType.Explicit)
+}
+MESH = MESHES[AxisType.Auto]
 
 #: Parameters and how they are sharded: by rows, columns, both, neither; vectors; kernels of convolutions.
 LAYOUTS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
@@ -36,16 +40,64 @@ LAYOUTS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
     "rows": ((16, 8), P("x")),
 }
 
+#: Few, and of full rank: where a matrix is not, the bases of SOAP and GaLore are partly any.
+FEW: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {"square": ((8, 8), P("x", "y")), "flat": ((16,), P("y"))}
+
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
 
 
-def placed(seed: int) -> dict[str, Any]:
+def placed(seed: int, mesh: Mesh = MESH, layouts: Mapping[str, Any] = LAYOUTS) -> dict[str, Any]:
     """The same numbers for the same seed, sharded."""
     rng = np.random.default_rng(seed)
     return {
-        name: jax.device_put(rng.standard_normal(shape).astype(np.float32), NamedSharding(MESH, spec))
-        for name, (shape, spec) in LAYOUTS.items()
+        name: jax.device_put(rng.standard_normal(shape).astype(np.float32), NamedSharding(mesh, spec))
+        for name, (shape, spec) in layouts.items()
     }
+
+
+def runs(rule: str) -> dict[str, list[str]]:
+    """What two steps of few leaves lose of shardings, or how they differ from one device, on each kind of mesh."""
+    found, hyper = {}, HYPER.get(rule, {})
+    for axes, mesh in MESHES.items():
+        params, want = placed(0, mesh, FEW), alone(placed(0, mesh, FEW))
+        states = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+        for seed in (1, 2):
+            grads = placed(seed, mesh, FEW)
+            given = {name: grads if kind == "like p" else 1.0 for name, kind in rulec.load(rule).inputs.items()}
+            params, first = rulec.jax.step(rule, params, grads, states[0], **hyper, **given)
+            grads, given = alone(grads), {name: x if isinstance(x, float) else alone(x) for name, x in given.items()}
+            want, second = rulec.jax.step(rule, want, grads, states[1], **hyper, **given)
+            states = first, second
+        found[axes.name] = lost(params, placed(0, mesh, FEW)) + apart(params, want) + apart(*states)
+    return found
+
+
+def rounding() -> dict[str, float]:
+    """How far four steps in float64 are from one device, as a part of the way that parameters go."""
+    text = (library_folder() / "muon.yaml").read_text(encoding="utf-8")
+    wide = rulec.parse(text.replace('dtype="bfloat16"', 'dtype="float32"'))
+    large, square = {"w": ((128, 96), P("x", "y"))}, {"w": ((16, 16), P("x", "y"))}
+    with jax.enable_x64(True):
+        return {
+            "muon in float32": distance(wide, large),
+            "muon in bfloat16": distance("muon", large),
+            "soap of full rank": distance("soap", square),
+            "soap of less rank, covariances": distance("soap", {"w": ((16, 8), P("x", "y"))}, ("l", "r")),
+        }
+
+
+def distance(rule: Any, layouts: Mapping[str, Any], states: Sequence[str] = ()) -> float:
+    """The largest difference of parameters, or of these states, from those of one device, by how far they went."""
+    params = jax.tree.map(lambda x: x.astype("float64"), placed(0, layouts=layouts))
+    want = start = alone(params)
+    state, want_state = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+    for seed in range(1, 5):
+        grads = jax.tree.map(lambda x: x.astype("float64"), placed(seed, layouts=layouts))
+        params, state = rulec.jax.step(rule, params, grads, state, donate=False)
+        want, want_state = rulec.jax.step(rule, want, alone(grads), want_state, backend="jax", donate=False)
+    pairs = [(getattr(state, k)["w"], getattr(want_state, k)["w"], 0.0) for k in states]
+    sides = pairs or [(params["w"], want["w"], start["w"])]
+    return max(float(np.abs(np.asarray(a) - b).max() / np.abs(b - c).max()) for a, b, c in sides)
 
 
 def alone(tree: Any) -> Any:
@@ -118,6 +170,36 @@ def report(rule: str, way: str) -> dict[str, Any]:
     }
 
 
+def traced(rule: str) -> list[str]:
+    """What a rule loses of shardings on explicit axes, where they are types: without a number being worked out."""
+    mesh, inputs = MESHES[AxisType.Explicit], rulec.load(rule).inputs
+    params = {n: jax.ShapeDtypeStruct(s, "float32", sharding=NamedSharding(mesh, p)) for n, (s, p) in LAYOUTS.items()}
+    given = {name: params if kind == "like p" else jnp.float32(1) for name, kind in inputs.items()}
+
+    def both(params: Any, inputs: Any) -> Any:
+        tx, state = rulec.jax.transform(rule), rulec.jax.init(rule, params)
+        updates, _ = tx.update(params, state, params, **inputs)
+        return state, updates, rulec.jax.step(rule, params, params, state, **inputs)
+
+    first, updates, (new, after) = jax.eval_shape(both, params, given)
+    found = untyped(updates, params) + untyped(new, params)
+    for state in (first, after):
+        for field, value in zip(state._fields, state, strict=True):
+            found += [f"{field}.{text}" for text in untyped(value, params)]
+    return found
+
+
+def untyped(arrays: Any, like: Any) -> list[str]:
+    """The arrays in the shape of a parameter whose type does not say that they are sharded as it is."""
+    own = {name: array for name, array in arrays.items() if array is not None} if isinstance(arrays, dict) else {}
+    return [
+        f"{name}: {array.sharding}"
+        for name, array in own.items()
+        if array.shape == like[name].shape
+        and array.sharding.spec != P(*like[name].sharding.spec, *[None] * (array.ndim - len(like[name].sharding.spec)))
+    ]
+
+
 def apart(tree: Any, other: Any) -> list[str]:
     """The leaves that differ by more than the order of sums explains."""
     pairs = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(other), strict=True)
@@ -156,11 +238,16 @@ def in_shard_map(rule: str) -> list[str]:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    asked = json.loads(sys.argv[1])
+    asked = {"rules": {}, "runs": [], "rounding": False, "traced": [], "eager": [], "shard_map": []} | json.loads(
+        sys.argv[1]
+    )
     found: dict[str, Any] = {
         "devices": jax.device_count(),
         "largest": max(math.prod(shape) for shape, _ in LAYOUTS.values()),
         "rules": {rule: report(rule, way) for rule, way in asked["rules"].items()},
+        "runs": {rule: runs(rule) for rule in asked["runs"]},
+        "rounding": rounding() if asked["rounding"] else {},
+        "traced": {rule: traced(rule) for rule in asked["traced"]},
         "eager": {rule: eager(rule) for rule in asked["eager"]},
         "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
     }

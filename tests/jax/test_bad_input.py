@@ -50,10 +50,9 @@ def refused(kind: type[RulecError], message: str, call: Callable[[], Any]) -> No
     [
         (
             jnp.arange(3),
-            "is of int32, and only float32, float64, bfloat16, float16 can be updated: leave it out, as with "
-            "optax.masked, or cast it",
+            "is of int32, and only float32, float64, bfloat16, float16, complex64, complex128 can be updated: leave it "
+            "out, as with optax.masked, or cast it",
         ),
-        (jnp.ones(3, complex), "is of complex64, and only ..."),
         (jnp.ones(3, bool), "is of bool, and only ..."),
         (jnp.ones(3, jnp.float8_e4m3fn), "is of float8_e4m3fn, and only ..."),
         (jax.random.key(0), "is of key<fry>, and only ..."),

@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
+import rulec
+
 ROOT = Path(__file__).parents[2]
 
 ELEMENTWISE = {"adamw": "step", "lion": "transform"}
 REDUCING = {"lamb": "transform", "adafactor": "step", "transforms/clip_by_global_norm": "transform"}
 MATRICES = {"muon": "step"}
+
+#: Rules whose products, joined axes or factors JAX does not shard by types alone.
+EXPLICIT = ("muon", "shampoo", "soap", "galore", "adafactor", "sgd")
 
 #: Those that take longer to compile.
 MORE = {
@@ -36,7 +41,10 @@ def found_by_eight(**asked: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return found_by_eight(rules={**ELEMENTWISE, **REDUCING, **MATRICES}, eager=["adamw"], shard_map=["adamw", "nadam"])
+    rules = {**ELEMENTWISE, **REDUCING, **MATRICES}
+    return found_by_eight(
+        rules=rules, eager=["adamw"], shard_map=["adamw", "nadam"], traced=EXPLICIT, runs=["muon", "sgd"]
+    )
 
 
 @pytest.mark.parametrize("rule", [*ELEMENTWISE, *REDUCING, *MATRICES])
@@ -89,6 +97,41 @@ def test_steps_that_nobody_else_compiles_keep_shardings(found: dict[str, Any]) -
 
 def test_each_device_may_step_its_own_part(found: dict[str, Any]) -> None:
     assert found["shard_map"] == {"adamw": [], "nadam": []}
+
+
+@pytest.mark.parametrize("rule", EXPLICIT)
+def test_parameters_updates_and_states_keep_their_types_on_explicit_axes(found: dict[str, Any], rule: str) -> None:
+    assert found["traced"][rule] == []
+
+
+@pytest.mark.parametrize("rule", ["muon", "sgd"])
+def test_rules_run_on_both_kinds_of_mesh(found: dict[str, Any], rule: str) -> None:
+    assert found["runs"][rule] == {"Auto": [], "Explicit": []}
+
+
+#: Every rule that runs by itself, and what wraps one.
+EVERY = [rule for rule in rulec.rules() if not rulec.load(rule).wraps] + [
+    f"{rule.removeprefix('transforms/')}(adam)" for rule in rulec.rules() if rulec.load(rule).wraps
+]
+
+
+@pytest.mark.slow
+def test_every_rule_runs_on_both_kinds_of_mesh() -> None:
+    # What low_rank has of a small parameter is of its shape, and in another basis.
+    found = found_by_eight(traced=[rule for rule in EVERY if "low_rank" not in rule], runs=EVERY)
+    assert {rule: lost for rule, lost in found["traced"].items() if lost} == {}
+    assert {rule: lost for rule, lost in found["runs"].items() if lost != {"Auto": [], "Explicit": []}} == {}
+    assert len(EVERY) > 70
+
+
+@pytest.mark.slow
+def test_what_parts_devices_is_rounding_alone() -> None:
+    """Muon rounds to bfloat16 on the way, and SOAP divides by what may be rounding: without that nothing is left."""
+    apart = found_by_eight(rounding=True)["rounding"]
+    assert apart["muon in float32"] < 1e-5
+    assert apart["muon in bfloat16"] < 2**-7
+    assert apart["soap of full rank"] < 1e-12
+    assert apart["soap of less rank, covariances"] < 1e-12
 
 
 @pytest.mark.slow

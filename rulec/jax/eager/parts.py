@@ -66,7 +66,9 @@ class Parts(Machine):
 
     def tree(self, part: Part) -> Tree:
         """The leaves of a part, by their paths in the model."""
-        return _named(flat(part.tree, "the parameter", self.settings.wide), part.name)
+        found = _named(flat(part.tree, "the parameter", self.settings.wide), part.name)
+        found.check_real("an eager update is of real ones")
+        return found
 
     def first(self, part: Part, plans: Sequence[StepPlan], numbers: Any) -> Any:
         """The first state of a part; `plans` are those of all parts."""
