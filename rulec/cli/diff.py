@@ -46,12 +46,14 @@ def diff(
     Says the largest difference, and the first step and value that part. Exit code 0 where they agree, 1 where not.
     """
     from rulec.compare.difference import TOLERANCE, compare, order_of_values
+    from rulec.compare.sides import check_inputs
     from rulec.compare.trial import Trial, shapes_for
     from rulec.runtime.engine import default_hyper
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
     ours = find_rule(rule)
+    check_inputs(ours)
     # Another library's class has one rule for all tensors: ours is held against it on those it is for.
     trial = Trial(dtype, steps, shapes_for(ours, itself=not _is_rule(against)), seed)
     values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
@@ -125,10 +127,11 @@ def _is_rule(text: str) -> bool:
 
 
 def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> _Theirs:
-    from rulec.compare.sides import ReferenceSide
+    from rulec.compare.sides import ReferenceSide, check_inputs
     from rulec.runtime.engine import default_hyper
 
     rule = find_rule(text).standalone()
+    check_inputs(rule)
     known = rule.all_hyper
     values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in known}, **given})
     call = f"{rule.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"

@@ -34,7 +34,7 @@ class JaxSide:
             self.params = [jax.numpy.array(p) for p in params]
             self.state = rulec.jax.init(rule, self.params, **hyper)
 
-    def step(self, grads: Sequence[Array]) -> None:
+    def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
         """One update of every tensor."""
         import jax
 
@@ -42,8 +42,11 @@ class JaxSide:
 
         with jax.enable_x64(True):
             given = [jax.numpy.array(g) for g in grads]
+            beside: dict[str, Any] = {
+                k: [*map(jax.numpy.array, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()
+            }
             self.params, self.state = rulec.jax.step(
-                self.rule, self.params, given, self.state, backend="jax", **self.hyper
+                self.rule, self.params, given, self.state, backend="jax", **self.hyper, **beside
             )
 
     def values(self) -> list[dict[str, Array]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rulec.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side
+from rulec.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side, check_inputs
 from rulec.compare.ulps import largest_ulps
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import COLS, ROWS, Axes
@@ -124,6 +124,7 @@ def trace(
     kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None
 ) -> tuple[TracedStep, ...]:
     """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named."""
+    check_inputs(kept.rule)
     sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
     if backend is not None:
         sides.append(backend_side(kept.rule, [param.copy()], hyper, backend))

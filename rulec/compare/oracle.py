@@ -39,9 +39,9 @@ def exactness(
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
     ulps: dict[str, float] = {}
     largest: dict[tuple[str, int], Array] = {}
-    for grads in trial.gradients():
-        side.step(grads)
-        oracle.step(grads)
+    for grads, inputs in zip(trial.gradients(), trial.inputs(rule), strict=True):
+        side.step(grads, inputs)
+        oracle.step(grads, inputs)
         for tensor, (mine, exact) in enumerate(zip(side.values(), oracle.values(), strict=True)):
             for name in mine.keys() & exact.keys():
                 expected = np.asarray(exact[name])

@@ -13,6 +13,7 @@ from rulec.language.rule import Rule
 
 Array = np.ndarray[Any, Any]
 Hyper = Mapping[str, Any]
+Inputs = Mapping[str, Any]
 
 
 class Side(Protocol):
@@ -20,8 +21,8 @@ class Side(Protocol):
 
     name: str
 
-    def step(self, grads: Sequence[Array]) -> None:
-        """One update of every tensor."""
+    def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
+        """One update of every tensor, with what the rule names under `inputs`: numbers, or an array for each tensor."""
         ...
 
     def values(self) -> list[dict[str, Array]]:
@@ -30,45 +31,22 @@ class Side(Protocol):
 
 
 def check_inputs(rule: Rule) -> None:
-    """RuleError for a rule with inputs: a comparison has no values for them."""
+    """RuleError for a rule with inputs: another library has nothing to give it, and a trace shows none."""
     if rule.inputs:
-        raise RuleError(f"{rule.name} has inputs ({', '.join(rule.inputs)}), which a comparison has no values for")
+        raise RuleError(
+            f"{rule.name} has inputs ({', '.join(rule.inputs)}), which only rulec check has values for: use that"
+        )
 
 
 def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
-    """A rule of ours through a backend: through `rulec.array` or `rulec.jax` where that drives it, or by its kernels.
+    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the arrays that the backend works on.
 
-    RuleError for a rule with inputs, BackendUnsupported for one that the backend does not run.
+    BackendUnsupported for a rule that the backend does not run.
     """
+    from rulec.compare.engine_side import EngineSide
     from rulec.compare.jax_side import JaxSide
-    from rulec.compare.kernel_side import ARRAYS, KernelSide
 
-    check_inputs(rule)
-    if backend == "jax":
-        return JaxSide(rule, params, hyper)
-    if backend in ARRAYS:
-        return KernelSide(rule, params, hyper, backend)
-    return ArraySide(rule, params, hyper, backend)
-
-
-class ArraySide:
-    """A rule of ours on arrays, through a backend that works on NumPy's."""
-
-    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> None:
-        from rulec.array.optimizer import Optimizer
-
-        self.name = backend
-        self.arrays = list(params)
-        self.optimizer = Optimizer(rule, self.arrays, backend=backend, **hyper)
-
-    def step(self, grads: Sequence[Array]) -> None:
-        self.optimizer.step(list(grads))
-
-    def values(self) -> list[dict[str, Array]]:
-        states = [self.optimizer.state(name) for name in self.optimizer.names]
-        return [
-            {"p": p, **{k: v for k, v in s.items() if k != "step"}} for p, s in zip(self.arrays, states, strict=True)
-        ]
+    return JaxSide(rule, params, hyper) if backend == "jax" else EngineSide(rule, params, hyper, backend)
 
 
 class ReferenceSide:
@@ -77,12 +55,11 @@ class ReferenceSide:
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64") -> None:
         from rulec.compiler.reference import ReferenceOptimizer
 
-        check_inputs(rule)
         self.name = "reference" if arithmetic == "float64" else arithmetic
         self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], hyper, arithmetic)
 
-    def step(self, grads: Sequence[Array]) -> None:
-        self.optimizer.step([g.astype(np.float64) for g in grads])
+    def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
+        self.optimizer.step([g.astype(np.float64) for g in grads], inputs=inputs)
 
     def values(self) -> list[dict[str, Array]]:
         return [{"p": p, **self.optimizer.state(i)} for i, p in enumerate(self.optimizer.params)]
@@ -98,7 +75,7 @@ class TorchSide:
         self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
         self.optimizer = kind(self.tensors, **keywords)
 
-    def step(self, grads: Sequence[Array]) -> None:
+    def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
         import torch
 
         for tensor, grad in zip(self.tensors, grads, strict=True):
@@ -130,7 +107,7 @@ class OptaxSide:
                 raise RulecError(f"{name} does not make an optax transformation")
             self.kept = self.transformation.init(self.now)
 
-    def step(self, grads: Sequence[Array]) -> None:
+    def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
         import jax
         import optax
 

@@ -77,3 +77,14 @@ class Trial:
         """The gradients of each step: copies."""
         for grads in self._numbers[1]:
             yield [g.copy() for g in grads]
+
+    def inputs(self, rule: Rule) -> Iterator[dict[str, Any]]:
+        """What the rule names under `inputs` at each step: a number above 0, or an array for each parameter."""
+        rng = np.random.default_rng((self.seed, 1))
+        for _ in range(self.steps):
+            yield {
+                name: [self._cast(rng.normal(size=shape)) for shape in self.shapes]
+                if kind == "like p"
+                else float(self._cast(np.asarray(rng.uniform(0.5, 2.0))))
+                for name, kind in rule.inputs.items()
+            }

@@ -32,7 +32,6 @@ MAY refuse rules, as BackendUnsupported.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,14 +61,13 @@ from rulec.testing.cases import (
     staged_rules,
 )
 from rulec.testing.interval import Array
-from rulec.testing.kinds import ArrayKind, TorchKind, kind_named
+from rulec.testing.kinds import ArrayKind, kind_named, kind_of
 from rulec.testing.numerics import IEEE, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
 from rulec.testing.trial import OnDevice, Subject, Trial
 from rulec.testing.whole import check_whole
 
-#: The arrays and the arithmetic of backends whose own are not NumPy's.
-_KINDS = {"jax": "jax", "cupy": "cupy"}
+#: The arithmetic of backends whose own is not IEEE's.
 _NUMERICS = {"jax": XLA}
 
 _NOT_ELEMENTWISE = (
@@ -151,20 +149,8 @@ def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: N
         if not isinstance(reason, str) or "\n" in reason.strip() or not reason.strip():
             raise AssertionError(f"backend {found.name!r} gives {reason!r} as its reason: one line is wanted, or None")
         raise BackendUnavailable(f"backend {found.name!r} cannot be checked here: {reason}")
-    kind = arrays if arrays is not None else _kind_of(found)
-    return Subject(
-        found, kind_named(kind) if isinstance(kind, str) else kind, numerics or _NUMERICS.get(found.name, IEEE)
-    )
-
-
-def _kind_of(backend: Backend) -> str | ArrayKind:
-    """What to hand a backend: its own, or of one on a device PyTorch's tensors, there or, without one, here."""
-    if backend.name in _KINDS or not getattr(backend, "on_device", False):
-        return _KINDS.get(backend.name, "numpy")
-    import torch
-
-    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    return TorchKind("cuda" if torch.cuda.is_available() and not interpreted else "cpu")
+    kind = kind_of(found) if arrays is None else kind_named(arrays) if isinstance(arrays, str) else arrays
+    return Subject(found, kind, numerics or _NUMERICS.get(found.name, IEEE))
 
 
 def check_refusal(backend: Backend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.layout import ITEM_SIZE
+from rulec.backend.protocol import Backend
 
 Array = np.ndarray[Any, Any]
 
@@ -131,6 +133,20 @@ class CupyKind:
     def read(self, array: Any) -> Array:
         """A copy in main memory."""
         return np.array(array.get())
+
+
+#: The arrays of backends that work on one library's alone.
+_OWN = {"jax": "jax", "cupy": "cupy"}
+
+
+def kind_of(backend: Backend) -> ArrayKind:
+    """What to hand a backend: its own, or of one on a device PyTorch's tensors, there or, without one, here."""
+    if backend.name in _OWN or not getattr(backend, "on_device", False):
+        return kind_named(_OWN.get(backend.name, "numpy"))
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return TorchKind("cuda" if torch.cuda.is_available() and not interpreted else "cpu")
 
 
 def kind_named(name: str) -> ArrayKind:

@@ -16,6 +16,7 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import gradients, hyper_values, parameters
 from rulec.testing.interval import Array
+from rulec.testing.kinds import ArrayKind
 from rulec.testing.numerics import EPS
 from rulec.testing.trial import Subject
 
@@ -38,15 +39,15 @@ def tolerance(rule: Rule) -> float:
     return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
 
 
-def runtime_arrays(subject: Subject) -> Arrays | None:
+def runtime_arrays(kind: ArrayKind) -> Arrays | None:
     """The runtime's own view of a kind of arrays; None where it has none."""
-    if subject.kind.name == "numpy":
+    if kind.name == "numpy":
         return NumpyArrays()
-    if subject.kind.name == "torch":
+    if kind.name == "torch":
         from rulec.torch.tensors import TorchArrays
 
         return TorchArrays()
-    if subject.kind.name == "cupy":
+    if kind.name == "cupy":
         from rulec.array.cupy_arrays import CupyArrays
 
         return CupyArrays(0)
@@ -58,7 +59,7 @@ def check_whole(subject: Subject, rule: Rule) -> None:
 
     Nothing is said of rules that the reference does not run on these shapes, or of arrays the runtime does not know.
     """
-    if runtime_arrays(subject) is None:
+    if runtime_arrays(subject.kind) is None:
         return
     shapes = SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
     try:
@@ -76,7 +77,7 @@ def follow_reference(
 
     The numbers follow from `seed`; where `special`, the last gradients are infinite here and there, or no numbers.
     """
-    arrays = runtime_arrays(subject)
+    arrays = runtime_arrays(subject.kind)
     if arrays is None:
         raise ValueError(f"the runtime does not know the arrays of {subject.kind.name}")
     reference = _reference(rule, shapes, seed)

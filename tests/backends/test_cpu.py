@@ -14,6 +14,10 @@ from rulec.backend.layout import Layout, layout_for
 from rulec.backend.protocol import Rows
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
+from rulec.testing import IEEE, NumpyKind, check_backend
+from rulec.testing.cases import hostile_rules, staged_rules
+from rulec.testing.conformance import check_rule
+from rulec.testing.trial import Subject
 from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import chunks as cpu_chunks
 from rulec_backends.cpu import limit as cpu_limit
@@ -308,3 +312,15 @@ def test_the_limit_kernel_of_storage_of_several_widths() -> None:
     limit_kernel(bucket.program, bucket.layout).bind(bucket.params, bucket.states)(0, bucket.grads, bucket.rows)
     for name, values in before.items():
         assert np.array_equal(bucket.buffers(0)[name], values), name
+
+
+@pytest.mark.parametrize("name", ["Sometimes", "Nothing", "Seldom"])
+def test_arms_that_store_nothing_or_read_no_input(name: str) -> None:
+    (rule,) = (rule for rule in (*hostile_rules(), *staged_rules()) if rule.name == name)
+    check_rule(Subject(CpuBackend(), NumpyKind(), IEEE), rule, "float32", [(), (7,), (0,), (33, 65)])
+
+
+@pytest.mark.slow
+def test_it_is_a_backend() -> None:
+    report = check_backend("cpu", rules=["adamw", "lamb", "adafactor"], dtypes=["float32"])
+    assert (report.refused, report.unmet, report.stages) == ([], [], True)

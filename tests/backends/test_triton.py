@@ -47,6 +47,14 @@ def test_other_dtypes_and_mixed_ones_in_the_interpreter(dtype: str) -> None:
     )
 
 
+def test_a_check_runs_all_stages_in_the_interpreter() -> None:
+    program = (
+        "from rulec.compare.oracle import exactness\nfrom rulec.compare.trial import Trial\n"
+        "found = exactness(loaded('lamb'), {}, Trial('float32', 2, ((4, 6),)), 'triton')\n"
+    )
+    assert max(in_the_interpreter(program, "[*found.ulps.values()]")) < 16
+
+
 #: Ends of blocks and of tiles, in the interpreter's sizes and in those of GPUs.
 FLAT = "((), (0,), (1,), (4095,), (4096,), (4097,), (12293,), (1023,), (1025,), (2048,))"
 SHAPED = (

@@ -83,14 +83,13 @@ def test_jax_runs_several_stages() -> None:
     assert "ulps" in jax
 
 
-def test_a_rule_with_inputs_is_valid_and_not_run(tmp_path: Path) -> None:
+def test_a_rule_with_inputs_is_run_with_some(tmp_path: Path) -> None:
     file = tmp_path / "second.yaml"
     file.write_text("name: Second\ninputs: {curvature: like p}\nstep: |\n  direction = g/(abs(curvature) + 1e-3)\n")
     report = run_json("check", str(file), "--steps", "2")
     assert report["programs"][0]["bytes_read"] == {"p": 4, "g": 4, "curvature": 4}
-    reference, cpu = report["oracle"]["sides"]
-    assert "has inputs (curvature)" in reference["reason"]
-    assert "has inputs" in cpu["reason"]
+    assert [side["ulps"].keys() for side in report["oracle"]["sides"]] == [{"p"}, {"p"}]
+    assert "Second has inputs (curvature)" in error("diff", str(file), "--against", "torch.optim.SGD")
 
 
 def test_a_rule_with_two_programs_shows_both(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 import rulec
 from rulec.compare.difference import compare, order_of_values
+from rulec.compare.lines import keep_lines, trace
+from rulec.compare.oracle import exactness
 from rulec.compare.sides import ReferenceSide, backend_side
 from rulec.compare.target import resolve
 from rulec.compare.trial import Trial, shapes_for
@@ -81,12 +83,25 @@ def test_shapes_a_rule_has_no_update_for_are_left_out() -> None:
         shapes_for(rulec.parse(only.format("ndim == 3")))
 
 
-def test_a_rule_with_inputs_is_refused() -> None:
-    rule = rulec.parse("name: In\ninputs: {loss: scalar}\nstep: |\n  direction = g*loss\n")
-    with pytest.raises(RulecError, match=r"In has inputs \(loss\)"):
-        ReferenceSide(rule, Trial().params, {"lr": 0.1})
-    with pytest.raises(RulecError, match=r"In has inputs \(loss\)"):
-        backend_side(rule, Trial().params, {"lr": 0.1}, "cpu")
+FED = "name: Fed\ninputs: {c: like p, loss: scalar}\nstate: {h: 0}\nstep: |\n  if t % 2 == 1:\n    h = 0.9*h + 0.1*c\n"
+FED += "  direction = loss*g/(abs(h) + 1)\n"
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
+def test_a_rule_is_given_its_inputs(backend: str) -> None:
+    trial = Trial("float32", 4)
+    found = exactness(rulec.parse(FED), {"lr": 0.1}, trial, backend)
+    assert found.ulps.keys() == {"h", "p"}
+    assert max(found.ulps.values()) < 8
+    first, second = trial.inputs(rulec.parse(FED)), trial.inputs(rulec.parse(FED))
+    assert [x.tobytes() for x in next(first)["c"]] == [x.tobytes() for x in next(second)["c"]]
+    assert next(first)["loss"] > 0
+
+
+def test_only_a_check_has_inputs() -> None:
+    rule = rulec.parse(FED)
+    with pytest.raises(RulecError, match=r"Fed has inputs \(c, loss\), which only rulec check has values for"):
+        trace(keep_lines(rule, (3,)), {"lr": 0.1}, np.zeros(3), [np.ones(3)], None)
 
 
 def test_names_with_dots_and_with_a_colon_are_the_same() -> None:
