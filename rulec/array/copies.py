@@ -33,6 +33,7 @@ def restore(opt: Optimizer, found: dict[str, Any]) -> None:
     engine, fill = opt._engine, opt._arrays.fill
     values, *counts = found["shared"]
     with opt._arrays.here():
+        opt._copies_for(engine.hyper_table([opt.hyper]))
         for names, grad_dtype, static in found["buckets"]:
             table = engine.hyper_table([{**opt.hyper, **static}])
             engine.prepare([opt._ids[name] for name in names], [grad_dtype] * len(names), table)

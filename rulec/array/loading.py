@@ -31,10 +31,11 @@ def go_on(opt: Optimizer, saved: Mapping[str, Any]) -> None:
     table = fresh._engine.hyper_table([hyper])
     fresh._engine.check_hyper(table)
     with fresh._arrays.here():
+        fresh._copies_for(table)
         _prepare(fresh, opt._engine, saved["state"], table)
         _check_fits(fresh, saved)
         _fill(fresh, saved)
-    opt._engine, opt._arrays, opt._ids = fresh._engine, fresh._arrays, fresh._ids
+    opt._engine, opt._arrays, opt._ids, opt._turned = fresh._engine, fresh._arrays, fresh._ids, fresh._turned
     opt.hyper, opt._training = hyper, bool(saved.get("training", True))
 
 

@@ -13,6 +13,7 @@ from rulec.array.kinds import arrays_for
 from rulec.array.loading import go_on
 from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
+from rulec.array.turned import Turned
 from rulec.backend.protocol import Backend
 from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
@@ -66,6 +67,7 @@ class Optimizer(Turns):
             arrays.check_parameter(array, name)
         arrays.own([*leaves.values()], [f"parameter {name}" for name in self.names])
         self._ids = {n: engine.add(array, 0, n, tags.get(n, frozenset())) for n, array in leaves.items()}
+        self._turned: Turned | None = None
         self._open: PartialStep | None = None
         self._broken: PartialStep | None = None
 
@@ -99,7 +101,7 @@ class Optimizer(Turns):
             missing = leaves.keys() - own.keys()
             if missing:
                 raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
-            found[key] = [own[name] for name in leaves]
+            found[key] = self._copies_for(self._hyper_table()).given({name: own[name] for name in leaves})
         return found
 
     @property
@@ -165,9 +167,9 @@ class Optimizer(Turns):
     def _update(self, step: PartialStep, layer: str, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         if not leaves:
             return
-        ids, grads = tuple(self._ids[name] for name in leaves), [*leaves.values()]
-        given = self._inputs(inputs, leaves, _inside(layer))
-        with self._arrays.here():
+        ids, turned = tuple(self._ids[name] for name in leaves), self._copies_for(step.table)
+        grads, given = turned.given(leaves), self._inputs(inputs, leaves, _inside(layer))
+        with self._arrays.here(), turned.stepping(leaves):
             launches = self._engine.ready(ids, grads, step.table, given)
             if step.journal:
                 step.old |= {name: self._copies(name) for name in leaves}
@@ -237,8 +239,9 @@ class Optimizer(Turns):
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
         self._check_closed("train()" if training else "eval()")
         if self._training is not training:
-            with self._arrays.here():
-                self._engine.change(way, self._hyper_table())
+            table = self._hyper_table()
+            with self._arrays.here(), self._copies_for(table).stepping(self.names):
+                self._engine.change(way, table)
             self._training = training
 
     def _check_training(self) -> None:
@@ -248,8 +251,15 @@ class Optimizer(Turns):
     def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         ids = tuple(self._ids[name] for name in leaves)
         table = self._hyper_table()
-        with self._arrays.here():
-            self._engine.step(ids, list(leaves.values()), table, inputs)
+        turned = self._copies_for(table)
+        with self._arrays.here(), turned.stepping(leaves):
+            self._engine.step(ids, turned.given(leaves), table, inputs)
+
+    def _copies_for(self, table: Numbers) -> Turned:
+        """Copies in C order of the arrays whose rules need them, made when they are first asked for."""
+        if self._turned is None:
+            self._turned = Turned(self._engine, self._ids, table)
+        return self._turned
 
     def _hyper_table(self) -> Numbers:
         """The hyper-parameters as the engine takes them; HyperError where `hyper` is not all of them as numbers."""

@@ -28,7 +28,8 @@ def fused_step(
     opt._check_training()
     engine = opt._engine
     table = opt._hyper_table()
-    with opt._arrays.here():
+    turned = opt._copies_for(table)
+    with opt._arrays.here(), turned.stepping(names):
         engine.check_hyper(table)
         # All of them before anything is bound to some: they may share buckets.
         engine.prepare([opt._ids[name] for name in names], None, table)
@@ -37,7 +38,7 @@ def fused_step(
         grads = {name: gradient(name) for name in names if name not in fused}
         engine.begin()
         try:
-            run([*made, *engine.ready(tuple(opt._ids[name] for name in grads), [*grads.values()], table)])
+            run([*made, *engine.ready(tuple(opt._ids[name] for name in grads), turned.given(grads), table)])
         finally:
             engine.finish()
     return tuple(name for name in names if name in fused)
