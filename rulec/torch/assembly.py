@@ -40,6 +40,7 @@ from rulec.torch.tensors import (
     check_apart,
     check_parameters,
     dtype_name,
+    is_dense,
     real_view,
 )
 from rulec.torch.values import Groups, Values, choices_of, table_of
@@ -113,10 +114,10 @@ class Assembly:
         self._publish()
 
     def _make_copies(self) -> dict[int, Tensor]:
-        """Contiguous copies of the parameters whose rules need rows and columns in memory, in their places."""
+        """Contiguous copies of parameters with gaps in memory, and of those whose rules need rows and columns there."""
         found = {}
         for place, (member, tensor_id) in enumerate(self._homes):
-            if member.engine.needs_copy(tensor_id, member.table):
+            if not is_dense(part_of(self.params[place])) or member.engine.needs_copy(tensor_id, member.table):
                 with plain_memory():
                     found[place] = real_view(self.params[place]).contiguous()
                 member.engine.replace(tensor_id, found[place])

@@ -72,6 +72,21 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def span_of(tensor: Tensor) -> int:
+    """How many elements' places lie between a tensor's first element and its last, these two included."""
+    return 1 + sum((n - 1) * s for n, s in memory_order(tensor)) if tensor.numel() else 0
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether elements may share memory: a dimension does not step over all that the faster ones reach."""
+    reached = 0
+    for extent, stride in reversed(memory_order(tensor)):
+        if stride <= reached:
+            return True
+        reached += (extent - 1) * stride
+    return False
+
+
 def same_order(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape have their elements in the same order in memory."""
     if a.stride() == b.stride():
@@ -254,10 +269,10 @@ def _check_parameter(param: Tensor, name: str) -> None:
         raise TensorError(f"{name} was made in inference mode, where nothing can be trained: make it outside")
     if param.is_conj() or param.is_neg():
         raise TensorError(f"{name} is a conjugate or negative view: pass param.resolve_conj().resolve_neg()")
-    if not is_dense(param):
+    if param.numel() and overlaps_itself(param):
         raise TensorError(
-            f"{name} is a view with stride {param.stride()} that leaves out or repeats memory: pass a parameter that "
-            f"is contiguous, or the whole tensor it is a view of"
+            f"{name} is a view with stride {param.stride()} that repeats memory: pass a parameter that is contiguous, "
+            f"or the whole tensor it is a view of"
         )
     dtype_name(param.dtype)
     TorchArrays().backend(str(param.device))
@@ -265,10 +280,32 @@ def _check_parameter(param: Tensor, name: str) -> None:
 
 def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where two parameters share memory, or one is given twice."""
-    placed = [(part_of(p), name) for p, name in zip(params, names, strict=True) if not is_fake(p)]
-    spans = [(str(p.device), p.data_ptr(), p.nbytes, name) for p, name in placed]
-    before = ("", 0, 0, "")
-    for span in sorted(s for s in spans if s[2]):
-        if span[0] == before[0] and span[1] < before[1] + before[2]:
-            raise TensorError(f"{before[3]} and {span[3]} share memory: give each tensor once")
-        before = max(before, span, key=lambda s: (s[0], s[1] + s[2]))
+    placed = [(part_of(p), name) for p, name in zip(params, names, strict=True) if not is_fake(p) and p.numel()]
+    spans = [(str(p.device), p.data_ptr(), span_of(p) * p.element_size(), i) for i, (p, _) in enumerate(placed)]
+    near: list[tuple[str, int, int, int]] = []
+    for span in sorted(spans):
+        near = [before for before in near if span[0] == before[0] and span[1] < before[1] + before[2]]
+        for before in near:
+            (first, one), (second, other) = placed[before[3]], placed[span[3]]
+            if (is_dense(first) and is_dense(second)) or _meet(first, second):
+                raise TensorError(f"{one} and {other} share memory: give each tensor once")
+        near.append(span)
+
+
+def _meet(first: Tensor, second: Tensor) -> bool:
+    """Whether tensors whose memory is interleaved have an element in common, or it takes too long to say."""
+    start = min(first.data_ptr(), second.data_ptr())
+    ends = [t.data_ptr() - start + span_of(t) * t.element_size() for t in (first, second)]
+    memory = np.empty(max(ends), np.uint8)  # of which no byte is touched
+    shares: Any = np.shares_memory
+    try:
+        return bool(shares(*(_standing_for(t, memory, start) for t in (first, second)), max_work=1_000_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _standing_for(tensor: Tensor, memory: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
+    """An array whose elements lie in `memory` as a tensor's behind the address `start`."""
+    size = tensor.element_size()
+    strides = [stride * size for stride in tensor.stride()]
+    return np.ndarray(tuple(tensor.shape), f"V{size}", memory, tensor.data_ptr() - start, strides)
