@@ -44,6 +44,8 @@ def written_whole(file: Path, mode: int = 0o666, durable: bool = True) -> Iterat
 
 def remove_left_over(file: Path) -> None:
     """Removes the parts of a file that no living process writes: those whose lock is free."""
+    if fcntl is None:
+        return
     pattern = re.compile(rf"\.{re.escape(file.name)}{PART}")
     with suppress(OSError):
         for part in [file.parent / name for name in os.listdir(file.parent) if pattern.fullmatch(name)]:
