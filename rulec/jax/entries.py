@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,8 @@ def is_number(value: Any) -> bool:
 class Entry:
     """One function of optax and the rule that it means where its keywords are as `when` says.
 
-    `scales` says that it gives the direction alone; `decay` is the transform that `weight_decay` stands for.
+    `scales` says that it gives the direction alone; `decay` is the transform that `weight_decay` stands for,
+    and `ignores` are keywords that mean nothing to their function then.
     """
 
     file: str
@@ -44,6 +45,7 @@ class Entry:
     lines: Mapping[str, str] = field(default_factory=dict)
     start: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    ignores: Sequence[str] = ()
     scales: bool = False
 
     @functools.cached_property
@@ -124,7 +126,14 @@ class Entry:
 
     def check(self, values: Mapping[str, Any]) -> None:
         """HyperError for a keyword that nothing here knows, unless it has its default."""
-        known = {*self.places, *self.when, *self.dtypes, *MASKS, *(["weight_decay"] if self.decay else [])}
+        known = {
+            *self.places,
+            *self.when,
+            *self.dtypes,
+            *self.ignores,
+            *MASKS,
+            *(["weight_decay"] if self.decay else []),
+        }
         for keyword, value in values.items():
             default = self.signature.parameters[keyword].default
             if keyword not in known and value is not default and not _equal(value, default):

@@ -96,7 +96,9 @@ def entries() -> list[Entry]:
     for rule in rulec.rules():
         for package, section in rulec.load(rule).interop.items():
             for given in section if isinstance(section, list) else [section]:
-                data = {key: value for key, value in given.items() if key != "scaler"}
+                if given.get("scales"):
+                    continue
+                data = {key: value for key, value in given.items() if key not in ("scaler", "ignores")}
                 called = data.pop("class" if package == "torch" else "function")
                 for name in [called] if isinstance(called, str) else called:
                     found.append(Entry(rule, package, name, **data))
