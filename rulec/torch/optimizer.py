@@ -156,11 +156,15 @@ class RuleOptimizer(Optimizer, Turns):
         if self.interface.inputs or inputs:
             params = [p for group in self.param_groups for p in group["params"]]
             given = Inputs(self.interface.inputs, inputs or {}, params, loss)
-        with self._turn:
+        turn = self._turn
+        turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
+        try:
             if self._options.across is None:
                 self._update_now(given)
             else:
                 self._update_together(given, self._options.across)
+        finally:
+            turn.release()
         return loss
 
     def _update_now(self, inputs: Inputs | None) -> None:

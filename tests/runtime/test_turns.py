@@ -61,12 +61,18 @@ class _Asking:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting, self._lock = meeting, threading.RLock()
 
-    def __enter__(self) -> None:
+    def acquire(self) -> None:
         self._meeting.ask()
         self._lock.acquire()
 
-    def __exit__(self, *_: Any) -> None:
+    def release(self) -> None:
         self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
 
 
 def meet(monkeypatch: pytest.MonkeyPatch, shared: Any, first: Callable[[], Any], second: Callable[[], Any]) -> None:
