@@ -65,12 +65,17 @@ class Bucket:
     owner: Rule
     program: Program
     layout: Layout
-    kernel: Any
     static: Mapping[str, float]
     places: list[int] = field(default_factory=list)
     views: list[MatrixView] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
     facts: list[dict[str, float]] = field(default_factory=list)
+
+    @cached_property
+    def kernel(self) -> Any:
+        """The kernel of one pass over elements, made when a step first asks: a first state needs none."""
+        backend = registry.usable("jax")
+        return backend.build(self.program, self.layout, backend.emit(self.program, self.layout))
 
     @cached_property
     def plan(self) -> Plan:
@@ -170,8 +175,7 @@ class StepPlan:
         program, layout = scheduled(program, layout)
         if self.options.update:
             program = as_update(program)
-        backend = registry.usable("jax")
-        return Bucket(owner, program, layout, backend.build(program, layout, backend.emit(program, layout)), static)
+        return Bucket(owner, program, layout, static)
 
     def _note_states(self) -> None:
         for bucket in self.buckets:

@@ -20,6 +20,7 @@ import pytest
 import rulec
 import rulec.array
 import rulec.jax
+from rulec.backend import registry
 from rulec.language.library import rules
 from rulec.language.node import Node, names_in
 from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure
@@ -336,3 +337,22 @@ def test_a_count_stays_at_the_largest_number() -> None:
         tree, state = kept("adam", tree, gradients(tree, 0), state)
         assert int(state.count) == last
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+def test_every_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first step: a first state needs no kernel."""
+    made: list[str] = []
+    backend = registry.get("jax")
+    build = backend.build
+
+    def counted(program: Any, layout: Any, source: str) -> Any:
+        made.append(program.name)
+        return build(program, layout, source)
+
+    monkeypatch.setattr(backend, "build", counted)
+    params = {"kernel": jnp.ones((7, 3)), "bias": jnp.ones(3)}
+    state = rulec.jax.init("muon", params, weight_decay=0.03)
+    assert made == []
+    for _ in range(2):
+        params, state = rulec.jax.step("muon", params, jax.tree.map(jnp.ones_like, params), state, weight_decay=0.03)
+    assert sorted(made) == ["AdamW", "Muon"]
