@@ -158,6 +158,9 @@ class TritonFile(OneFile):
             f"if p.dtype != torch.{self.dtype} or p.grad.dtype != p.dtype or p.grad.is_sparse:",
             f'    raise TypeError("parameters and gradients must be {self.dtype}, and dense")',
             "if not p.is_contiguous():", '    raise ValueError("parameters must be contiguous")',
+            'if p.device.type in ("cpu", "meta") and isinstance(stage_0, triton.JITFunction):',
+            '    where = "in main memory" if p.device.type == "cpu" else "on the meta device"',
+            '    raise ValueError(f"parameters must be on a GPU, and one is {where}: move the model there before")',
             "state = self.state[p]", "if not state:", *indented([*hyper, *made,
             'state["step"] = torch.tensor(0.0)']),
         ])]  # fmt: skip

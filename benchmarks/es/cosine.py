@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "permuted": {"family": "permuted"},
     "permuted, both sides": {"family": "permuted", "sides": "both"},
     "permuted, in_sparsity 0.1": {"family": "permuted", "in_sparsity": 0.1},
-    "signflip": {"family": "signflip"},
+    "signflip": {"family": "signflip", "sides": "rows"},
     "signflip, both sides": {"family": "signflip", "sides": "both"},
     "sparse, k=2": {"family": "sparse", "sparsity": 2},
     "dropout, keep 0.5": {"family": "dropout"},

@@ -79,7 +79,8 @@ UPDATE_BARS = {"signflip": 0.1}
 
 #: Families by their names in the table; those of linear layers and those of convolutions have some of their own.
 _COMMON: dict[str, dict[str, Any]] = {
-    "lowrank, rank 1": {"family": "lowrank"}, "signflip": {"family": "signflip"}, "permuted": {"family": "permuted"},
+    "lowrank, rank 1": {"family": "lowrank"}, "signflip": {"family": "signflip", "sides": "rows"},
+    "permuted": {"family": "permuted"},
     "dropout, keep 0.5": {"family": "dropout"}, "independent": {"family": "independent"},
 }  # fmt: skip
 _LINEAR: dict[str, dict[str, Any]] = {

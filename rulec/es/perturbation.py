@@ -142,9 +142,7 @@ class Perturbation:
         if rows == 1 or columns == 1:
             # Of a single line nothing differs: the other side must.
             return rows > 1 or columns == 1, columns > 1
-        if max(rows, columns) < _FEW:
-            return True, True
-        return True, False
+        return True, self.family == "signflip" or max(rows, columns) < _FEW
 
     def lines_of(self, rows: int, columns: int) -> tuple[int, int]:
         """How many rows and columns the noise of a weight has; fewer than these in permuted and sparse alone."""
@@ -178,7 +176,7 @@ _BELONGS: dict[str, tuple[str, ...]] = {
     "in_sparsity": ("permuted",), "out_sparsity": ("permuted",),
 }  # fmt: skip
 
-#: Weights with fewer lines than this on both sides differ on both: there are too few ways to differ on one.
+#: Permuted noise of weights with fewer lines than this on both sides differs on both: there are too few orders of one.
 _FEW = 32
 
 

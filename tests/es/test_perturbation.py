@@ -75,6 +75,16 @@ def test_directions_of_a_step_differ_and_steps_differ() -> None:
             assert not np.array_equal(one, dense.noise(perturbation, (6, 40), layer, step, direction)), family
 
 
+def test_signs_differ_on_both_sides_by_default() -> None:
+    """Of rows alone a layer of few outputs sees as few directions, and learns less."""
+    for shape in ((10, 128), (128, 64), (64, 64, 3)):
+        drawn = np.stack([dense.noise(made("signflip", 512), shape, 0, 0, d).reshape(-1) for d in range(512)])
+        assert np.linalg.matrix_rank(drawn) == 512
+    assert Perturbation("signflip", 4).sides_of(1, 40) == (False, True)
+    assert Perturbation("signflip", 4).sides_of(40, 1) == (True, False)
+    assert Perturbation("permuted", 4).sides_of(40, 40) == (True, False)
+
+
 def test_sparse_noise_is_in_some_columns_only() -> None:
     found = dense.noise(made("sparse", sparsity=3), (5, 20), 0, 0, 7)
     assert int((found != 0).any(axis=0).sum()) == 3

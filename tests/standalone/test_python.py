@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +180,24 @@ def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
     found = ran(tmp_path, "adamw", "triton", TORCH + check, rounded, given, "float16", "float32")
     for ours, theirs in zip(found, reference("adamw", rounded, given), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=1e-3)
+
+
+def test_tensors_in_main_memory_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    ((_, text),) = written(rulec.load("adamw"), "triton", name="rule").items()
+    (tmp_path / "rule.py").write_text(text)
+    program = (
+        "import torch\nfrom rule import Rule\nfor device in ('cpu', 'meta'):\n"
+        "    p = torch.nn.Parameter(torch.ones(3, device=device))\n    p.grad = torch.ones_like(p)\n    o = Rule([p])\n"
+        "    try:\n        o.step()\n    except ValueError as error:\n        print(error, len(o.state))\n"
+    )
+    kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=kept, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [
+        f"parameters must be on a GPU, and one is {where}: move the model there before 0"
+        for where in ("in main memory", "on the meta device")
+    ]
 
 
 def test_adamw_is_torchs(tmp_path: Path) -> None:

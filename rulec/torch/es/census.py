@@ -17,7 +17,8 @@ from rulec.torch.tensors import DTYPES
 #: Layers whose parameters are perturbed for all members at once.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 
-#: The reason of parameters that no pattern is for.
+#: The reasons of parameters that are not trained, and of those that no pattern is for.
+FROZEN = "it needs no gradient"
 NO_PATTERN = "no pattern matches it"
 
 _KNOWN = "Linear, Conv1d, Conv2d and Embedding"
@@ -131,7 +132,7 @@ def _reason(uses: list[Use], perturbation: Perturbation, readers: dict[int, str]
     """Why a parameter is left alone; None where it is perturbed."""
     param = uses[0].param
     if not param.requires_grad:
-        return "it needs no gradient"
+        return FROZEN
     if isinstance(param, UninitializedParameter):
         return "it has no shape yet: run the model once before"
     if param.dtype not in DTYPES.values():

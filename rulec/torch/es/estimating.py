@@ -33,10 +33,11 @@ class Estimating:
 
     def __init__(
         self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
-        shaping: Shaping,
+        shaping: Shaping, penalty: tuple[float, float] = (0.0, 0.0),
     ) -> None:  # fmt: skip
         self._perturbations, self._perturbed, self._noises, self._owned = perturbations, perturbed, noises, owned
-        self._shaping = shaping
+        self._shaping, self._penalty = shaping, penalty
+        owned.check_penalty(penalty)
         self._fitness = given
         self._weights: Weights = weights(given, perturbations.population, shaping, perturbations)
 
@@ -107,7 +108,7 @@ class Estimating:
         if not self._owned.modules:
             return {}
         mine = member_weights(self._fitness, self._shaping)
-        return self._owned.gradients(self._perturbations, self._noises.step, mine)
+        return self._owned.gradients(self._perturbations, self._noises.step, mine, self._penalty)
 
     @torch.no_grad()
     def _gradient(self, entry: Perturbed, own: dict[int, Tensor]) -> Tensor | None:

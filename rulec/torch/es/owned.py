@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rulec.errors import HyperError
@@ -57,12 +59,35 @@ class Owned:
             for module in self.modules:
                 module.__dict__.pop("forward", None)
 
+    def check_penalty(self, penalty: tuple[float, float]) -> None:
+        """HyperError for what is no l1 or l2, and where no module is here to have them."""
+        for name, value in zip(("l1", "l2"), penalty, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+                raise HyperError(f"{name}={value!r} must be a finite number of at least 0")
+            if value and not self.modules:
+                raise HyperError(
+                    f"{name}= is for weights of binary layers, and there is none: give it to the optimizer"
+                )
+
     def gradients(
-        self, perturbations: Perturbations, step: int, weights: np.ndarray[Any, np.dtype[np.float64]]
-    ) -> dict[int, Tensor]:
-        """The estimates of all of their parameters, by the parameters' identity."""
+        self, perturbations: Perturbations, step: int, weights: np.ndarray[Any, np.dtype[np.float64]],
+        penalty: tuple[float, float],
+    ) -> dict[int, Tensor]:  # fmt: skip
+        """The estimates of all of their parameters, by the parameters' identity, with a penalty (l1, l2) of weights.
+
+        Where all weights of members are 0 nothing is to be updated, and there is no penalty.
+        """
         found = {}
         for module in self.modules:
             grads = module.estimate(self.draw(module, perturbations, step), weights)
-            found.update({id(getattr(module, name)): grad for name, grad in grads.items()})
+            for name, grad in grads.items():
+                param = getattr(module, name)
+                penalized = any(penalty) and name == "weight" and weights.any()
+                found[id(param)] = _penalized(grad, param.detach(), *penalty) if penalized else grad
         return found
+
+
+def _penalized(grad: Tensor, weight: Tensor, l1: float, l2: float) -> Tensor:
+    """grad + l1*sign(weight) + l2*weight, in the dtype of both, and as large as that can be."""
+    wide, most = weight.double(), torch.finfo(grad.dtype).max
+    return (grad.double() + l1 * wide.sign() + l2 * wide).clamp(-most, most).to(grad.dtype)

@@ -27,7 +27,7 @@ from rulec.torch.es.population import population_of
 from rulec.torch.es.shared import Marked
 from rulec.torch.es.swapped import OneMember
 from rulec.torch.es.uncompiled import uncompiled
-from rulec.torch.es.warn import warn_of_lost_noise
+from rulec.torch.es.warn import warn_of_left_alone, warn_of_lost_noise
 
 
 def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> Strategy:
@@ -39,14 +39,15 @@ def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturba
         es.update(loss=loss)
         opt.step()
 
-    Layers are Linear, Conv1d, Conv2d and Embedding; `es.left_alone` says which parameters are not perturbed, and why.
-    The model stays as it is: `model(x)` is the plain network. A mapping such as `{"conv*": ..., "head": ...}` has
-    perturbations by patterns of the names of parameters or modules, of which the first that matches holds. HyperError
-    where nothing of the model, or of a pattern, can be perturbed.
+    Layers are Linear, Conv1d, Conv2d and Embedding; `es.left_alone` says which parameters are not perturbed, and why,
+    and a RuntimeWarning names layers of which none is. The model stays as it is: `model(x)` is the plain network. A
+    mapping such as `{"conv*": ..., "head": ...}` has perturbations by patterns of names of parameters or modules, of
+    which the first that matches holds. HyperError where nothing of the model, or of a pattern, can be perturbed.
     """
     if not isinstance(model, nn.Module):
         raise HyperError(f"a model to perturb is a torch.nn.Module, not {type(model).__name__}")
     strategy = Strategy(model, perturbation)
+    warn_of_left_alone(strategy._census)
     warn_of_lost_noise(strategy._perturbations, strategy._census.perturbed)
     return strategy
 
@@ -211,7 +212,9 @@ class Strategy(Turns):
 
     # Updates
 
-    def update(self, fitness: Any = None, loss: Any = None, shaping: Shaping = None) -> Report:
+    def update(
+        self, fitness: Any = None, loss: Any = None, shaping: Shaping = None, *, l1: float = 0.0, l2: float = 0.0
+    ) -> Report:  # fmt: skip
         """Sets the gradient of every perturbed parameter to the estimate from the members' fitness; goes to a new step.
 
         `fitness`, to be maximised, has a number for each member, in the order (sign, direction), or for each row of the
@@ -221,29 +224,35 @@ class Strategy(Turns):
 
         A direction whose fitness is not finite counts for nothing. Where too few are left nothing is estimated:
         gradients are None, and a RuntimeWarning says so.
+
+        `l1` times the sign and `l2` times the value of the weights of binary layers are added to their gradients.
         """
         with self._turn:
-            report = self._estimating(fitness, loss, shaping).update()
+            report = self._estimating(fitness, loss, shaping, (l1, l2)).update()
             self._end()
             return report
 
-    def step(self, fitness: Any, opt: Any, loss: Any = None, shaping: Shaping = None) -> Report:
+    def step(
+        self, fitness: Any, opt: Any, loss: Any = None, shaping: Shaping = None, *, l1: float = 0.0, l2: float = 0.0
+    ) -> Report:  # fmt: skip
         """`update` and `opt.step()`, without gradients where the optimizer's kernel can make the noise itself.
 
         It can for elementwise rules of rulec. The report says which parameters were updated so. Gradients of the others
         are freed.
         """
         with self._turn, turn_of(opt):
-            report = self._estimating(fitness, loss, shaping).step(opt)
+            report = self._estimating(fitness, loss, shaping, (l1, l2)).step(opt)
             self._end()
             return report
 
-    def _estimating(self, fitness: Any, loss: Any, shaping: Shaping) -> Estimating:
+    def _estimating(self, fitness: Any, loss: Any, shaping: Shaping, penalty: tuple[float, float]) -> Estimating:
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
         given = fitness_of(_on_host(fitness), _on_host(loss), self._perturbations.population, self._rows)
-        return Estimating(self._perturbations, self._census.perturbed, self._noises, self._owned, given, shaping)
+        return Estimating(
+            self._perturbations, self._census.perturbed, self._noises, self._owned, given, shaping, penalty
+        )
 
     def _end(self) -> None:
         self.free_memory()

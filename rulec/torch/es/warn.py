@@ -1,17 +1,21 @@
-"""Whether the noise of a model's parameters is lost in their rounding."""
+"""What a user should know of a model that is perturbed: noise that is lost in rounding, and layers left alone."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
 
 from rulec.es import rounding
 from rulec.es.perturbations import Perturbations
-from rulec.torch.es.census import Perturbed
+from rulec.torch.es.census import FROZEN, Census, Perturbed
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import part_of
 from rulec.torch.tensors import dtype_name
+
+#: Layers of one reason that are named.
+_NAMED = 6
 
 
 def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturbed]) -> None:
@@ -22,6 +26,28 @@ def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturb
             samples.setdefault(entry.pattern, []).append((_sample(entry.param), dtype_name(entry.param.dtype)))
     for pattern, some in samples.items():
         rounding.warn_of_lost_noise(perturbations[pattern], some, stacklevel=3)
+
+
+def warn_of_left_alone(census: Census) -> None:
+    """Warns the caller's caller of layers that are trained and none of whose parameters is perturbed."""
+    there = set(census.replaced)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in census.left_alone.items():
+        layer = name.rpartition(".")[0]
+        if layer not in there and reason != FROZEN:
+            layers = reasons.setdefault(reason, [])
+            if layer not in layers:
+                layers.append(layer)
+    if reasons:
+        each = "; ".join(f"{_some(layers)} ({reason})" for reason, layers in reasons.items())
+        warnings.warn(
+            f"layers with parameters that are left alone, and have no gradient: {each}", RuntimeWarning, stacklevel=3
+        )
+
+
+def _some(layers: list[str]) -> str:
+    named = ", ".join(layer or "the model itself" for layer in layers[:_NAMED])
+    return named if len(layers) <= _NAMED else f"{named} and {len(layers) - _NAMED} more"
 
 
 def _sample(param: torch.Tensor) -> rounding.Floats:

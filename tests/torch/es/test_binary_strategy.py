@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rulec.torch
+from rulec.errors import HyperError
 from rulec.es import Perturbation
 from rulec.es.binary import member_weights
 from rulec.torch.es import BinaryConv2d, BinaryLinear, BinaryMaxPool2d
@@ -97,3 +100,62 @@ def test_a_step_updates_binary_layers_and_others(model: Mixed) -> None:
         es.step(out.double().square().mean(dim=1), optimizer)
     assert all((param != before[name]).any() for name, param in model.named_parameters())
     assert all(param.isfinite().all() for param in model.parameters())
+
+
+@pytest.mark.parametrize("way", ["update", "step"])
+def test_penalties_are_of_weights_of_bits_alone(model: Mixed, way: str) -> None:
+    """What they add is what torch's own gradient of the penalty is."""
+    fitness, grads = torch.arange(6.0), []
+    optimizer = _Seen(model.parameters())
+    for penalty in ({}, {"l1": 0.5, "l2": 0.25}):
+        es = rulec.torch.perturb(model, Perturbation("independent", directions=3, seed=0))
+        es(es.member_batch(images(4)))
+        if way == "update":
+            es.update(fitness, **penalty)
+            optimizer.step()
+        else:
+            es.step(fitness, optimizer, **penalty)
+        grads.append(optimizer.seen)
+    bits = {id(layer.weight) for layer in (model.conv, model.bits)}
+    for (name, param), plain, other in zip(model.named_parameters(), *grads, strict=True):
+        if id(param) in bits:
+            weight = param.detach().clone().requires_grad_()
+            (0.5 * weight.abs().sum() + 0.125 * weight.square().sum()).backward()
+            assert weight.grad is not None
+            torch.testing.assert_close(other - plain, weight.grad, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(plain, other), name
+
+
+class _Seen(torch.optim.Optimizer):
+    """Keeps the gradients that it is given."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.seen: list[torch.Tensor] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen = [p.grad.clone() for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+
+def test_what_is_no_penalty_is_refused(model: Mixed) -> None:
+    for bad in (-1.0, float("nan"), "much"):
+        es = rulec.torch.perturb(model, Perturbation("independent", directions=3, seed=0))
+        es(es.member_batch(images(4)))
+        with pytest.raises(HyperError, match=r"l2=.* must be a finite number of at least 0"):
+            es.update(torch.arange(6.0), l2=bad)
+        assert es.step_count == 0
+        assert all(param.grad is None for param in model.parameters())
+    plain = rulec.torch.perturb(torch.nn.Linear(3, 2), Perturbation("independent", directions=3))
+    plain(torch.ones(6, 3))
+    with pytest.raises(HyperError, match="l1= is for weights of binary layers, and there is none"):
+        plain.update(torch.arange(6.0), l1=0.1)
+
+
+def test_a_part_of_a_binary_layer_cannot_be_left_out(model: Mixed) -> None:
+    model.bits.bias.requires_grad_(False)
+    with pytest.raises(HyperError, match="perturbs weight and bias together: train all of them, by one pattern"):
+        rulec.torch.perturb(model, Perturbation("independent", directions=3))
+    model.bits.bias.requires_grad_(True)
+    with pytest.raises(HyperError, match="perturbs weight and bias together"):
+        rulec.torch.perturb(model, {"*.weight": Perturbation("lowrank", 3), "*": Perturbation("lowrank", 3)})

@@ -255,6 +255,25 @@ def test_what_is_left_alone() -> None:
     assert es.replaced == ("0", "3", "4.first")
 
 
+def test_layers_that_are_left_alone_are_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5), nn.BatchNorm1d(5, affine=False))
+    model.append(_attention(True)).extend([nn.GroupNorm(1, 5) for _ in range(8)])
+    model[2].requires_grad_(False)
+    with pytest.warns(RuntimeWarning, match="layers with parameters that are left alone") as said:
+        perturb(model, Perturbation("dropout", 4))
+    assert said[0].filename == __file__
+    text = str(said[0].message)
+    assert "1 (LayerNorm is none of Linear, Conv1d, Conv2d and Embedding)" in text
+    assert "5, 6, 7, 8, 9, 10 and 2 more (GroupNorm is none of" in text
+    assert "4.attention (MultiheadAttention is none of" in text
+    assert "; 0" not in text
+    assert "2 (" not in text.replace("10 and 2 more (", "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _perturbed("spsa", model)
+        _perturbed(model=nn.Sequential(nn.Linear(6, 8), nn.ReLU()))
+
+
 def test_attention_within_a_member_is_fine() -> None:
     model = _attention(True)
     es = _perturbed(model=model)
