@@ -91,6 +91,32 @@ def test_flags_mean_what_they_mean_there(name: str, more: dict[str, Any]) -> Non
     assert difference(*both.updates).max() < 1e-12
 
 
+def test_optax_rounds_the_rates_of_its_warm_up() -> None:
+    """To float32, where the learning rate is a number of Python; of a float64 array both are the same."""
+    name = "contrib.schedule_free_sgd"
+    with jax.enable_x64(True):
+        rate = optax.warmup_constant_schedule(0.0, 0.1, 4)(jnp.int32(1))
+        assert rate.dtype == jnp.float32
+        assert abs(float(rate) - 0.1 / 4) > 1e-9
+        rounded, exact = (
+            run((ours(name)(0.1, warmup_steps=4), theirs(name)(lr, warmup_steps=4)), trial(jnp.float64, 6))
+            for lr in (0.1, jnp.float64(0.1))
+        )
+    assert (
+        difference(*exact.updates, across=True).max() < 1e-12 < 1e-9 < difference(*rounded.updates, across=True).max()
+    )
+
+
+def test_dtypes_stay_those_of_the_parameters() -> None:
+    """optax's become those of the gradients, where these have more bits: states at the first step, and updates."""
+    params, grads = {"w": jnp.ones(3, jnp.bfloat16)}, {"w": jnp.ones(3, jnp.float32)}
+    for tx, dtype in ((rulec.jax.adam(0.1), jnp.bfloat16), (optax.adam(0.1), jnp.float32)):
+        first = tx.init(params)
+        updates, after = tx.update(grads, first, params)
+        assert optax.tree.get(first, "mu")["w"].dtype == jnp.bfloat16
+        assert (updates["w"].dtype, optax.tree.get(after, "mu")["w"].dtype) == (dtype, dtype)
+
+
 #: Where optax's float32 is worse still: what it subtracts from each other, and b2 = 0.9999.
 WORSE = {
     "radam": 2e-2, "scale_by_radam": 2e-2, "contrib.adopt": 2**-24 / 1e-4, "contrib.scale_by_adopt": 2**-24 / 1e-4,
