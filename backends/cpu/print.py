@@ -6,6 +6,8 @@ chunk: of elements alike, or, where rows and columns matter, of some rows and co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
 
@@ -13,6 +15,9 @@ from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped
 from .plan import CHUNK_COLUMNS, chunk_columns
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter
+
+#: Reductions in one function, at most: Numba looks through all lines of a function for each variable that is changed.
+MOST_REDUCED = 32
 
 #: The line that reads which elements a chunk has.
 ELEMENTS = "start, stop = word(place, 1), word(place, 2)"
@@ -26,15 +31,28 @@ def kernel_source(program: Program, layout: Layout) -> str:
         write = StageWriter(program, layout, program.stages[0])
         body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
         return elements_source(title, [*write.address_lines(), *write.scalar_lines()], body, row_bytes)
-    stages = [_stage_lines(StageWriter(program, layout, stage)) for stage in program.stages]
+    stages = [_parts_lines(program, layout, stage) for stage in program.stages]
     return stages_source(title, stages, 8 * chunk_columns(program, layout), row_bytes)
 
 
-def _stage_lines(write: StageWriter) -> list[str]:
-    """The body of the function that runs a stage on one chunk."""
-    if not write.stage.roots:
+def _parts_lines(program: Program, layout: Layout, stage: Stage) -> list[list[str]]:
+    """The bodies of the functions that run a stage on one chunk, one after the other; none where it does nothing."""
+    shaped = is_shaped(program, stage, layout)
+    return [_stage_lines(StageWriter(program, layout, part), shaped) for part in _parts(stage)]
+
+
+def _parts(stage: Stage) -> list[Stage]:
+    """A stage as passes of a few reductions each, stores in the last: what others read must not be overwritten."""
+    if not stage.roots:
         return []
-    body = _shaped_lines(write) if is_shaped(write.program, write.stage, write.layout) else _flat_lines(write)
+    cuts = range(0, max(len(stage.reduces), 1), MOST_REDUCED)
+    parts = [replace(stage, stores=(), reduces=stage.reduces[at : at + MOST_REDUCED]) for at in cuts]
+    return [*parts[:-1], replace(parts[-1], stores=stage.stores)]
+
+
+def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
+    """The body of the function that runs a stage, or a part of one, on one chunk."""
+    body = _shaped_lines(write) if shaped else _flat_lines(write)
     return [f'"""{_about(write.stage)} Buffers do not overlap."""', *body]
 
 

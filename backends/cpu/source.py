@@ -67,14 +67,16 @@ def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], ro
     return _source(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
 
 
-def stages_source(title: str, stages: Sequence[Sequence[str]], chunk_bytes: int, row_bytes: int) -> str:
-    """The source of a kernel with the bodies of these stages; one that is empty does nothing."""
+def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_bytes: int, row_bytes: int) -> str:
+    """The source of a kernel with the bodies of these stages' functions; a stage without one does nothing."""
     functions, calls = [], []
-    for index, lines in enumerate(stages):
-        if lines:
-            head = ["@compiled", f"def stage_{index}(pointers, tensors, tensor, row, chunk, place):"]
+    for index, parts in enumerate(stages):
+        calls += [f"if stage == {index}:"] * bool(parts)
+        for number, lines in enumerate(parts):
+            name = f"stage_{index}" + f"_{number}" * bool(number)
+            head = ["@compiled", f"def {name}(pointers, tensors, tensor, row, chunk, place):"]
             functions.append("\n".join([*head, *_indented(lines)]) + "\n\n")
-            calls += [f"if stage == {index}:", f"    stage_{index}(pointers, tensors, tensor, row, chunk, place)"]
+            calls.append(f"    {name}(pointers, tensors, tensor, row, chunk, place)")
     called = "\n".join(f"            {line}" for line in calls)
     kernel = _STAGED_KERNEL.replace("<chunk bytes>", str(chunk_bytes)).replace("<stages>", called)
     count = "1 stage" if len(stages) == 1 else f"{len(stages)} stages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,9 @@ from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import chunks as cpu_chunks
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu import print as cpu_print
 from rulec_backends.cpu.chunks import CHUNK, Matrices
+from rulec_backends.cpu.print import kernel_source
 from rulec_backends.cpu.staged import StagedCall
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
 
@@ -492,3 +496,31 @@ def rules_of_stages() -> list[str]:
 def test_stages_of_the_library(name: str) -> None:
     shapes = [(40, 60), (64, 64), (3, 200), (2, 5, 7)]
     check_every_stage(bucket_of(rulec.compile(rulec.load(name)), shapes))
+
+
+def norms(count: int) -> str:
+    """A step with so many norms, of what it stores, and of rows."""
+    names = [f"n{i}" for i in range(count)]
+    lines = [f'{name} = norm(m*g - {i}.5, per="{("tensor", "row")[i % 2]}")' for i, name in enumerate(names)]
+    terms = [" + ".join(names[at : at + 50]) for at in range(0, count, 50)]
+    return "\n".join(["m = 0.9*m + g", *lines, f"direction = m*({' + '.join(f'({term})' for term in terms)})"])
+
+
+def test_a_stage_of_many_reductions_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_print, "MOST_REDUCED", 3)
+    check_every_stage(bucket_of(program_of(norms(8), states="m: 0"), [(7, 5), (3,), ()]))
+
+
+def test_numba_s_work_for_reductions_grows_with_their_number() -> None:
+    """It looks through all statements of a function for every name that is assigned again."""
+
+    def work(count: int) -> int:
+        program = program_of(norms(count), states="m: 0")
+        total = 0
+        for function in ast.parse(kernel_source(program, layout_for(program, "float32"))).body:
+            targets = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+            again = sum(count > 1 for count in Counter(targets).values())
+            total += again * sum(isinstance(n, ast.stmt) for n in ast.walk(function))
+        return total
+
+    assert work(256) < 2.2 * work(128)
