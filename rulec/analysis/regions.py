@@ -91,6 +91,8 @@ class RegionsOf:
         for part in walk([value], self.known):
             args = [self.known[a] for a in part.args]
             known = cast("list[Regions]", args)
+            if None not in args and _is_squared(part):
+                known = [cast(Regions, self.known[part.args[0].args[0]]), _square(known[1])]
             self.known[part] = self._leaf(part) if not args else None if None in args else _regions(part, known)
         return self.known[value]
 
@@ -152,9 +154,18 @@ def _difference(value: Node, args: list[Regions]) -> Regions | None:
     return _pairs(_SUMS, args[0], cast(Regions, _each(_NEGATED, args[1])))
 
 
+def _is_squared(value: Node) -> bool:
+    """Whether it is `c*x*x`: never of another sign than `c`, which `c*x` and `x` alone do not show."""
+    return value.op is Op.MUL and value.args[0].op is Op.MUL and value.args[0].args[1] is value.args[1]
+
+
+def _square(x: Regions) -> Regions:
+    return frozenset().union(*(_PRODUCTS[r + r] for r in x))
+
+
 def _product(value: Node, args: list[Regions]) -> Regions:
     if value.args[0] is value.args[1]:
-        return frozenset().union(*(_PRODUCTS[r + r] for r in args[0]))
+        return _square(args[0])
     return _pairs(_PRODUCTS, args[0], args[1])
 
 

@@ -27,7 +27,10 @@ def column_name(program: Program, value: Node, index: int, taken: set[str]) -> s
 
 
 def _words(value: Node) -> str:
-    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `1 - beta2**t` is `one_minus_beta2_t`."""
+    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `sqrt(1 - beta2**t)` `sqrt_one_minus_beta2_t`."""
+    if value.op is Op.SQRT:
+        inner = _words(value.args[0])
+        return inner and f"sqrt_{inner}"
     if value.op is not Op.SUB or value.args[0] is not const(1) or value.size > 5:
         return ""
     found = re.fullmatch(r"1 - (\w+)(\*\*t)?", expression_text(value))

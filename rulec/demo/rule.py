@@ -22,11 +22,11 @@ hyper:
 state: {m: 0, v: 0}
 step: |
   m = beta1*m + (1 - beta1)*g
-  v = beta2*v + (1 - beta2)*g**2
+  v = beta2*v + (1 - beta2)*g*g
   m_hat = m / (1 - beta1**t)
-  v_hat = v / (1 - beta2**t)
+  sigma = sqrt(v) / sqrt(1 - beta2**t)
   trust = where(m*g > 0, 1, damping)
-  direction = trust*m_hat/(sqrt(v_hat) + eps) + weight_decay*p
+  direction = trust*m_hat/(sigma + eps) + weight_decay*p
 """
 
 
@@ -44,11 +44,11 @@ class Unfused:
         self.t += 1
         h = {name: np.float32(value) for name, value in self.hyper.items()}
         left1 = np.float32(1 - self.hyper["beta1"] ** self.t)
-        left2 = np.float32(1 - self.hyper["beta2"] ** self.t)
+        left2 = np.float32(np.sqrt(1 - self.hyper["beta2"] ** self.t))
         for i, (p, g) in enumerate(zip(self.params, grads, strict=True)):
             self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
-            self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
-            m_hat, v_hat = self.m[i] / left1, self.v[i] / left2
+            self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g * g
+            m_hat, sigma = self.m[i] / left1, np.sqrt(self.v[i]) / left2
             trust = np.where(self.m[i] * g > 0, np.float32(1), h["damping"])
-            direction = trust * m_hat / (np.sqrt(v_hat) + h["eps"]) + h["weight_decay"] * p
+            direction = trust * m_hat / (sigma + h["eps"]) + h["weight_decay"] * p
             p[...] = p - h["lr"] * direction

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rulec.language.node import Kind, Node, Op
+from rulec.language.node import Kind, Node, Op, const, node
 from rulec.language.rule import Assign, Rule, Statement, assignments
 from rulec.language.text import number_text
 
@@ -91,6 +91,11 @@ class _Lines:
         return f"{self.names[line.target]} &= {value}"
 
 
+def _is_squared(value: Node) -> bool:
+    """Whether it is `c*x*x`, which papers write as `c` times the square of `x`."""
+    return value.op is Op.MUL and value.args[0].op is Op.MUL and value.args[0].args[1] is value.args[1]
+
+
 def _indented(line: str) -> str:
     return rf"\quad {line}"
 
@@ -159,6 +164,8 @@ class _Printer:
         return text if level >= least else rf"\left({text}\right)"
 
     def _infix(self, value: Node) -> _Piece:
+        if _is_squared(value):
+            value = node(Op.MUL, value.args[0].args[0], node(Op.POW, value.args[1], const(2)))
         symbol, level = _INFIX[value.op]
         left = self._in(value.args[0], _SIGN if value.op is Op.MOD else level)
         right = self._in(value.args[1], level if value.op in (Op.ADD, Op.AND, Op.OR, Op.MUL) else level + 1)

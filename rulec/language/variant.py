@@ -52,7 +52,8 @@ def without(changed: Rule, zeros: Iterable[str], rule: Rule) -> Rule:
     """`rule` itself where the changed one computes the same with these hyper-parameters at 0; else the changed one."""
     values = {name: const(0.0) for name in zeros if name in changed.hyper and name not in rule.hyper}
     bare = substitute_hyper(changed, values)
-    step = map_nodes(bare.step, lambda value: rewrite([value], _added_nothing)[0])
+    known = {"t", *bare.hyper}
+    step = map_nodes(bare.step, lambda value: rewrite([value], lambda part: _added_nothing(part, known))[0])
     return rule if values.keys() | rule.hyper.keys() == changed.hyper.keys() and _same(step, bare, rule) else changed
 
 
@@ -60,5 +61,9 @@ def _same(step: tuple[Statement, ...], bare: Rule, rule: Rule) -> bool:
     return step == rule.step and bare.state == rule.state
 
 
-def _added_nothing(value: Node) -> Node:
-    return value.args[0] if value.op is Op.ADD and value.args[1] is const(0.0) else value
+def _added_nothing(value: Node, scalars: set[str]) -> Node:
+    """`x` for `x + 0`, and 0 for `0*a` where `a` is made of `scalars` alone, which are finite."""
+    zero = const(0.0)
+    if value.op is Op.MUL and value.args[0] is zero and scalars >= {*names_in([value.args[1]])}:
+        return zero
+    return value.args[0] if value.op is Op.ADD and value.args[1] is zero else value

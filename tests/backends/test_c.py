@@ -335,7 +335,7 @@ def test_source_is_one_text_and_names_what_the_author_named() -> None:
     source = CBackend().emit(program, layout)
     assert source == CBackend().emit(program, layout)
     for line in (
-        " *     v_hat = v/(1 - beta2**t)",
+        " *     sigma = sqrt(v)/sqrt(1 - beta2**t)",
         "    const float one_minus_beta1_t = (float)row[4];  // 1 - beta1**t",
         "    const float direction = adam_direction + decay_direction;",
         "    for (int64_t i = at->first; i < at->last; i++) {",

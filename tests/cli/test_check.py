@@ -26,7 +26,7 @@ def test_what_a_step_moves_and_keeps() -> None:
     assert facts["bytes_read"] == {"p": 4, "g": 4, "m": 4, "v": 4}
     assert facts["bytes_written"] == {"m": 4, "v": 4, "p": 4}
     assert facts["state_bytes"] == {"m": 4, "v": 4}
-    assert facts["hoisted"]["one_minus_beta2_t"] == "1 - beta2**t"
+    assert facts["hoisted"]["sqrt_one_minus_beta2_t"] == "sqrt(1 - beta2**t)"
     assert facts["stores"] == 3
     assert facts["bytes_moved"] == 28 < facts["bytes_unfused"]
 

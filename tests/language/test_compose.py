@@ -27,8 +27,8 @@ hyper: {lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2}
 state: {m: 0, v: 0}
 step: |
   m = beta1*m + (1 - beta1)*g
-  v = beta2*v + (1 - beta2)*g**2
-  direction = m/(1 - beta1**t)/(sqrt(v/(1 - beta2**t)) + eps) + weight_decay*p
+  v = beta2*v + (1 - beta2)*g*g
+  direction = m/(1 - beta1**t)/(sqrt(v)/sqrt(1 - beta2**t) + eps) + weight_decay*p
 """
 
 L2_ADAM = """
@@ -38,8 +38,8 @@ state: {m: 0, v: 0}
 step: |
   d = g + weight_decay*p
   m = beta1*m + (1 - beta1)*d
-  v = beta2*v + (1 - beta2)*d**2
-  direction = m/(1 - beta1**t)/(sqrt(v/(1 - beta2**t)) + eps)
+  v = beta2*v + (1 - beta2)*d*d
+  direction = m/(1 - beta1**t)/(sqrt(v)/sqrt(1 - beta2**t) + eps)
 """
 
 

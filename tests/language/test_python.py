@@ -33,10 +33,10 @@ def adam(g, t, s, *, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):  # type: ignore
     More about it.
     """
     s.m = beta1 * s.m + (1 - beta1) * g
-    s.v = beta2 * s.v + (1 - beta2) * g**2
+    s.v = beta2 * s.v + (1 - beta2) * g * g
     m_hat = s.m / (1 - beta1**t)
-    v_hat = s.v / (1 - beta2**t)
-    return m_hat / (sqrt(v_hat) + eps)
+    sigma = sqrt(s.v) / sqrt(1 - beta2**t)
+    return m_hat / (sigma + eps)
 
 
 def test_adam_is_adam() -> None:

@@ -248,8 +248,8 @@ def test_latex() -> None:
   m_{t} &= \beta_{1} \, m_{t-1} + \left(1 - \beta_{1}\right) \, g_{t} \\
   v_{t} &= \beta_{2} \, v_{t-1} + \left(1 - \beta_{2}\right) \, g_{t}^{2} \\
   \hat{m}_{t} &= \frac{m_{t}}{1 - \beta_{1}^{t}} \\
-  \hat{v}_{t} &= \frac{v_{t}}{1 - \beta_{2}^{t}} \\
-  \Delta_{t}^{\mathrm{adam}} &= \frac{\hat{m}_{t}}{\sqrt{\hat{v}_{t}} + \epsilon} \\
+  \sigma_{t} &= \frac{\sqrt{v_{t}}}{\sqrt{1 - \beta_{2}^{t}}} \\
+  \Delta_{t}^{\mathrm{adam}} &= \frac{\hat{m}_{t}}{\sigma_{t} + \epsilon} \\
   \Delta_{t}^{\mathrm{decay}} &= \mathrm{weight\_decay} \, p_{t-1} \\
   \Delta_{t} &= \Delta_{t}^{\mathrm{adam}} + \Delta_{t}^{\mathrm{decay}} \\
   p_{t} &= p_{t-1} - \mathrm{lr} \, \Delta_{t}
@@ -265,6 +265,10 @@ def test_latex() -> None:
         ("g - (p - m)", r"g_{t} - \left(p_{t-1} - m_{t-1}\right)"),
         ("g*-p", r"g_{t} \, \left(-p_{t-1}\right)"),
         ("g + -2", r"g_{t} + \left(-2\right)"),
+        ("m*g*g", r"m_{t-1} \, g_{t}^{2}"),
+        ("m*(g - p)*(g - p)", r"m_{t-1} \, \left(g_{t} - p_{t-1}\right)^{2}"),
+        ("2*g*g", r"2 \, g_{t}^{2}"),
+        ("g*g*g", r"g_{t} \, g_{t}^{2}"),
         ("2*3*g", r"2 \cdot 3 \, g_{t}"),
         ("g/(p*m)", r"\frac{g_{t}}{p_{t-1} \, m_{t-1}}"),
         ("(g/p)**2", r"\left(\frac{g_{t}}{p_{t-1}}\right)^{2}"),

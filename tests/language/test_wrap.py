@@ -22,8 +22,8 @@ hyper: {lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, k: 5, alpha: 0.5}
 state: {m: 0, v: 0, slow: p}
 step: |
   m = beta1*m + (1 - beta1)*g
-  v = beta2*v + (1 - beta2)*g**2
-  fast = p - lr*(m/(1 - beta1**t)/(sqrt(v/(1 - beta2**t)) + eps))
+  v = beta2*v + (1 - beta2)*g*g
+  fast = p - lr*(m/(1 - beta1**t)/(sqrt(v)/sqrt(1 - beta2**t) + eps))
   if t % k == 0:
     slow = slow + alpha*(fast - slow)
     p = slow

@@ -40,7 +40,7 @@ class WrongConstant(BrokenBackend):
     name = "wrong-constant"
 
     def emit(self, program: Program, layout: Layout) -> str:
-        return super().emit(program, layout).replace("v_new / one_minus_beta2_t", "v_new / one_minus_beta1_t")
+        return super().emit(program, layout).replace(" / sqrt_one_minus_beta2_t", " / one_minus_beta1_t")
 
 
 class NoNan(BrokenBackend):

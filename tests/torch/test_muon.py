@@ -75,6 +75,48 @@ def test_newton_schulz_is_theirs_bit_for_bit(shape: tuple[int, int]) -> None:
     assert all(np.array_equal(found, theirs.numpy()) for found in ours)
 
 
+def updates_in_bfloat16(optimizer: Any, grads: list[Tensor], ours: bool) -> list[Tensor]:
+    """What either side gives to the iteration after a step, each by its own arithmetic."""
+    found = []
+    for p, g in zip(optimizer.param_groups[0]["params"], grads, strict=True):
+        m, share = optimizer.state[p]["momentum_buffer"], np.float32(1 - 0.95)
+        mean = torch.from_numpy(share * g.numpy() + np.float32(0.95) * m.numpy()) if ours else g.lerp(m, 0.95)
+        found.append(mean.bfloat16())
+    return found
+
+
+def test_they_part_where_an_element_rounds_to_another_bfloat16_and_are_equally_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle is theirs in float64, without bfloat16: what parts the two is less than what parts either from it."""
+    shapes, steps = [(16, 16)] * 24 + [(12, 6)] * 8, 20
+    sides = [[torch.nn.Parameter(p.detach().to(dtype)) for p in parameters(torch.float32, shapes)]
+             for dtype in (torch.float32, torch.float32, torch.float64)]  # fmt: skip
+    ours, theirs, exact = rulec.torch.Muon(sides[0]), torch.optim.Muon(sides[1]), torch.optim.Muon(sides[2])
+    flips = np.zeros(len(shapes), int)
+    for step in range(steps):
+        drawn = torch.Generator().manual_seed(step)
+        grads = [torch.randn(shape, generator=drawn) for shape in shapes]
+        for params in sides:
+            for p, g in zip(params, grads, strict=True):
+                p.grad = g.to(p.dtype)
+        ours.step()
+        theirs.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "bfloat16", lambda x: x.double().clone())
+            exact.step()
+        pairs = zip(updates_in_bfloat16(ours, grads, True), updates_in_bfloat16(theirs, grads, False), strict=True)
+        flips += [int((a != b).sum()) for a, b in pairs]
+    wide = [[p.detach().double() for p in params] for params in sides]
+    apart, mine, other = (
+        np.array([float((a - b).abs().max()) for a, b in zip(wide[i], wide[k], strict=True)])
+        for i, k in ((0, 1), (0, 2), (1, 2))
+    )
+    assert 0 < flips.astype(bool).sum() < len(shapes)
+    assert apart[flips == 0].max() <= steps * 2.0**-22 < apart.max() < other.max()
+    np.testing.assert_allclose(mine.mean(), other.mean(), rtol=0.02)
+
+
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours to torch", "torch to ours"])
 def test_a_checkpoint_goes_on_on_the_other_side(ours_first: bool) -> None:
     first, second = both(torch.float64, {}) if ours_first else both(torch.float64, {})[::-1]

@@ -5,10 +5,10 @@
  * https://arxiv.org/abs/1711.05101
  *
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     direction = adam.direction + decay.direction
  *     p = p - lr*direction */
@@ -146,17 +146,18 @@ static void sum_noise(const Noise *noise, int64_t first, int count, float *sums)
 RULEC_FUNCTION void step_element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float direction = adam_direction + decay_direction;
     const float p_new = p - lr * direction;
@@ -179,7 +180,7 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];  // 1 - beta2
     const float one_minus_beta1_t = (float)row[4];  // 1 - beta1**t
-    const float one_minus_beta2_t = (float)row[5];  // 1 - beta2**t
+    const float sqrt_one_minus_beta2_t = (float)row[5];  // sqrt(1 - beta2**t)
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
@@ -192,8 +193,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
         for (int e = 0; e < count; e++) {
             step_element(
                 e, p_at + i, sums, m_at + i, v_at + i,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                weight_decay, lr);
+                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                eps, weight_decay, lr);
         }
     }
 }

@@ -4,10 +4,10 @@
  *
  *     clip_by_global_norm.direction = g*minimum(1, max_norm/(norm(g, per="model") + 1e-06))
  *     m = beta1*m + (1 - beta1)*clip_by_global_norm.direction
- *     v = beta2*v + (1 - beta2)*clip_by_global_norm.direction**2
+ *     v = beta2*v + (1 - beta2)*clip_by_global_norm.direction*clip_by_global_norm.direction
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     adamw.direction = adam.direction + decay.direction
  *     adamw.p = p - lr*adamw.direction
@@ -105,8 +105,8 @@ void stage_0(const Bucket *bucket)
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at, float *slow_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
-    float alpha, bool scalar_11, float scalar_0)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr, float alpha, bool scalar_11, float scalar_0)
 {
     const float p = p_at[i];
     const float g = g_at[i];
@@ -116,10 +116,10 @@ RULEC_FUNCTION void stage_1_element(
     const float clip_by_global_norm_direction = g * scalar_0;
     // beta1*m + (1 - beta1)*clip_by_global_norm_direction
     const float m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction;
-    const float v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction);
+    const float v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction;
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     const float adamw_p = p - lr * adamw_direction;
@@ -145,7 +145,7 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float beta2 = (float)row[3];
     const float one_minus_beta2 = (float)row[4];  // 1 - beta2
     const float one_minus_beta1_t = (float)row[5];  // 1 - beta1**t
-    const float one_minus_beta2_t = (float)row[6];  // 1 - beta2**t
+    const float sqrt_one_minus_beta2_t = (float)row[6];  // sqrt(1 - beta2**t)
     const float eps = (float)row[7];
     const float weight_decay = (float)row[8];
     const float lr = (float)row[9];
@@ -157,8 +157,8 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     for (int64_t i = at->first; i < at->last; i++) {
         stage_1_element(
             i, p_at, g_at, m_at, v_at, slow_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-            weight_decay, lr, alpha, scalar_11, scalar_0);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+            eps, weight_decay, lr, alpha, scalar_11, scalar_0);
     }
 }
 

@@ -5,10 +5,10 @@
  * https://arxiv.org/abs/1904.00962
  *
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     adamw.direction = adam.direction + decay.direction
  *     a = norm(p, per="tensor")
@@ -64,7 +64,7 @@ static double sum_of(const double *lanes)
 RULEC_FUNCTION void stage_0_element(
     int64_t i, const float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay,
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
     double *sum_tensor, double *sum_tensor_2)
 {
     const float p = p_at[i];
@@ -72,10 +72,10 @@ RULEC_FUNCTION void stage_0_element(
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     m_at[i] = m_new;
@@ -100,7 +100,7 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];  // 1 - beta2
     const float one_minus_beta1_t = (float)row[4];  // 1 - beta1**t
-    const float one_minus_beta2_t = (float)row[5];  // 1 - beta2**t
+    const float sqrt_one_minus_beta2_t = (float)row[5];  // sqrt(1 - beta2**t)
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
 
@@ -113,16 +113,16 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
         for (int lane = 0; lane < LANES; lane++) {
             stage_0_element(
                 i + lane, p_at, g_at, m_at, v_at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                weight_decay,
+                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                eps, weight_decay,
                 &sum_tensor[lane], &sum_tensor_2[lane]);
         }
     }
     for (int lane = 0; i < stop; i++, lane++) {
         stage_0_element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-            weight_decay,
+            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+            eps, weight_decay,
             &sum_tensor[lane], &sum_tensor_2[lane]);
     }
     sum_tensor_at[chunk] = sum_of(sum_tensor);
@@ -145,15 +145,15 @@ void stage_0(const Bucket *bucket)
  *     scalar_0 = where(sqrt(sum_tensor) > 0 and sqrt(sum_tensor_2) > 0, sqrt(sum_tensor)/sqrt(sum_tensor_2), 1) */
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *m_at, const float *v_at,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
-    float scalar_0)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr, float scalar_0)
 {
     const float p = p_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_hat = m / one_minus_beta1_t;  // m/(1 - beta1**t)
-    const float v_hat = v / one_minus_beta2_t;  // v/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v) / sqrt_one_minus_beta2_t;  // sqrt(v)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     const float trust_ratio_direction = adamw_direction * scalar_0;
@@ -170,7 +170,7 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float *v_at = bucket->v[at->tensor];
     const double *row = bucket->table + 10 * bucket->row_of[at->tensor];
     const float one_minus_beta1_t = (float)row[4];  // 1 - beta1**t
-    const float one_minus_beta2_t = (float)row[5];  // 1 - beta2**t
+    const float sqrt_one_minus_beta2_t = (float)row[5];  // sqrt(1 - beta2**t)
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
@@ -180,7 +180,7 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     for (int64_t i = at->first; i < at->last; i++) {
         stage_1_element(
             i, p_at, m_at, v_at,
-            one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
     }
 }
 

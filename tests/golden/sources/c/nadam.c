@@ -8,10 +8,10 @@
  *     mu_next = beta1*(1 - 0.5*0.96**((t + 1)*momentum_decay))
  *     mu_product = mu_product*mu
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_bar = (1 - mu)/(1 - mu_product)*g + mu_next/(1 - mu_product*mu_next)*m
- *     v_hat = v/(1 - beta2**t)
- *     direction = m_bar/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     direction = m_bar/(sigma + eps)
  *     p = p - lr*direction */
 
 #include <math.h>
@@ -49,17 +49,17 @@ typedef struct {
 RULEC_FUNCTION void step_element(
     int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
     double beta1, double one_minus_beta1, double beta2, double one_minus_beta2, double scalar_4,
-    double scalar_5, double one_minus_beta2_t, double eps, double lr)
+    double scalar_5, double sqrt_one_minus_beta2_t, double eps, double lr)
 {
     const double p = p_at[i];
     const double g = g_at[i];
     const double m = m_at[i];
     const double v = v_at[i];
     const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const double v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const double v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const double m_bar = scalar_4 * g + scalar_5 * m_new;
-    const double v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const double direction = m_bar / (sqrt(v_hat) + eps);
+    const double sigma = sqrt(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const double direction = m_bar / (sigma + eps);
     const double p_new = p - lr * direction;
     m_at[i] = m_new;
     v_at[i] = v_new;
@@ -81,7 +81,7 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     const double one_minus_beta2 = row[3];  // 1 - beta2
     const double scalar_4 = row[4];
     const double scalar_5 = row[5];
-    const double one_minus_beta2_t = row[6];  // 1 - beta2**t
+    const double sqrt_one_minus_beta2_t = row[6];  // sqrt(1 - beta2**t)
     const double eps = row[7];
     const double lr = row[8];
 
@@ -89,8 +89,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     for (int64_t i = at->first; i < at->last; i++) {
         step_element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t, eps,
-            lr);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
+            eps, lr);
     }
 }
 

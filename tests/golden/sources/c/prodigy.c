@@ -7,7 +7,7 @@
  *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
  *     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
  *     m = beta1*m + (1 - beta1)*d*g
- *     v = beta2*v + (1 - beta2)*(d*g)**2
+ *     v = beta2*v + (1 - beta2)*(d*g)*(d*g)
  *     s = beta3*s + a*d/d0*g
  *     total = sum(abs(s), per="model")
  *     d = maximum(d, where(total > 0, d_coef*num/total, 0))
@@ -138,7 +138,7 @@ RULEC_FUNCTION void stage_1_element(
     const float v = v_at[i];
     const float m_new = beta1 * m + scalar_0 * g;
     const float x1 = scalar_1 * g;
-    const float v_new = beta2 * v + one_minus_beta2 * (x1 * x1);  // beta2*v + (1 - beta2)*(x1*x1)
+    const float v_new = beta2 * v + one_minus_beta2 * x1 * x1;  // beta2*v + (1 - beta2)*x1*x1
     const float p_new = p - a * (m_new / (sqrtf(v_new) + scalar_4) + weight_decay * p);
     m_at[i] = m_new;
     v_at[i] = v_new;

@@ -9,8 +9,8 @@
  *     w = t**r*lr_max**weight_lr_power
  *     weight_sum = weight_sum + w
  *     c = where(weight_sum > 0, w/weight_sum, 0)
- *     v = beta2*v + (1 - beta2)*g**2
- *     d = g/(sqrt(v/(1 - beta2**t)) + eps) + weight_decay*p
+ *     v = beta2*v + (1 - beta2)*g*g
+ *     d = g/(sqrt(v)/sqrt(1 - beta2**t) + eps) + weight_decay*p
  *     p = (1 - c)*p + c*z + gamma*(beta1*(1 - c) - 1)*d
  *     z = z - gamma*d */
 
@@ -48,16 +48,16 @@ typedef struct {
 /* One element: stores z, v, p. */
 RULEC_FUNCTION void step_element(
     int64_t i, float *p_at, const float *g_at, float *z_at, float *v_at,
-    float beta2, float one_minus_beta2, float one_minus_beta2_t, float eps, float weight_decay,
-    float gamma, float scalar_6, float c, float scalar_8)
+    float beta2, float one_minus_beta2, float sqrt_one_minus_beta2_t, float eps,
+    float weight_decay, float gamma, float scalar_6, float c, float scalar_8)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float z = z_at[i];
     const float v = v_at[i];
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
-    // g/(sqrt(v_new/(1 - beta2**t)) + eps) + weight_decay*p
-    const float d = g / (sqrtf(v_new / one_minus_beta2_t) + eps) + weight_decay * p;
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
+    // g/(sqrt(v_new)/sqrt(1 - beta2**t) + eps) + weight_decay*p
+    const float d = g / (sqrtf(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p;
     const float z_new = z - gamma * d;  // z - lr*minimum(1, t/maximum(warmup_steps, 1))*d
     const float p_new = scalar_6 * p + c * z + scalar_8 * d;
     z_at[i] = z_new;
@@ -76,7 +76,7 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     const double *row = bucket->table + 9 * bucket->row_of[at->tensor];
     const float beta2 = (float)row[0];
     const float one_minus_beta2 = (float)row[1];  // 1 - beta2
-    const float one_minus_beta2_t = (float)row[2];  // 1 - beta2**t
+    const float sqrt_one_minus_beta2_t = (float)row[2];  // sqrt(1 - beta2**t)
     const float eps = (float)row[3];
     const float weight_decay = (float)row[4];
     const float gamma = (float)row[5];  // lr*minimum(1, t/maximum(warmup_steps, 1))
@@ -88,7 +88,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     for (int64_t i = at->first; i < at->last; i++) {
         step_element(
             i, p_at, g_at, z_at, v_at,
-            beta2, one_minus_beta2, one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c, scalar_8);
+            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
+            scalar_8);
     }
 }
 

@@ -17,7 +17,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
     beta2 = float32(number(row, 2))
     one_minus_beta2 = float32(number(row, 3))
     one_minus_beta1_t = float32(number(row, 4))
-    one_minus_beta2_t = float32(number(row, 5))
+    sqrt_one_minus_beta2_t = float32(number(row, 5))
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
     lr = float32(number(row, 8))
@@ -27,10 +27,10 @@ def elements(pointers, tensors, tensor, row, start, stop):
         m = load_float32(m_at, i, 2)
         v = load_float32(v_at, i, 3)
         m_new = beta1 * m + one_minus_beta1 * g
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
+        v_new = beta2 * v + one_minus_beta2 * g * g
         m_hat = m_new / one_minus_beta1_t
-        v_hat = v_new / one_minus_beta2_t
-        adam_direction = m_hat / (sqrt(v_hat) + eps)
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
+        adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         direction = adam_direction + decay_direction
         p_new = p - lr * direction

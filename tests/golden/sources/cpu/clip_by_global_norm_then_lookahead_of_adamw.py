@@ -33,7 +33,7 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     beta2 = float32(number(row, 3))
     one_minus_beta2 = float32(number(row, 4))
     one_minus_beta1_t = float32(number(row, 5))
-    one_minus_beta2_t = float32(number(row, 6))
+    sqrt_one_minus_beta2_t = float32(number(row, 6))
     eps = float32(number(row, 7))
     weight_decay = float32(number(row, 8))
     lr = float32(number(row, 9))
@@ -48,10 +48,10 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
         slow = load_float32(slow_at, i, 4)
         clip_by_global_norm_direction = g * scalar_0
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
-        v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction)
+        v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
         m_hat = m_new / one_minus_beta1_t
-        v_hat = v_new / one_minus_beta2_t
-        adam_direction = m_hat / (sqrt(v_hat) + eps)
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
+        adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
         adamw_p = p - lr * adamw_direction

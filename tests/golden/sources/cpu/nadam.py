@@ -18,7 +18,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
     one_minus_beta2 = float64(number(row, 3))
     scalar_4 = float64(number(row, 4))
     scalar_5 = float64(number(row, 5))
-    one_minus_beta2_t = float64(number(row, 6))
+    sqrt_one_minus_beta2_t = float64(number(row, 6))
     eps = float64(number(row, 7))
     lr = float64(number(row, 8))
     for i in range(start, stop):
@@ -27,10 +27,10 @@ def elements(pointers, tensors, tensor, row, start, stop):
         m = load_float64(m_at, i, 2)
         v = load_float64(v_at, i, 3)
         m_new = beta1 * m + one_minus_beta1 * g
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
+        v_new = beta2 * v + one_minus_beta2 * g * g
         m_bar = scalar_4 * g + scalar_5 * m_new
-        v_hat = v_new / one_minus_beta2_t
-        direction = m_bar / (sqrt(v_hat) + eps)
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
+        direction = m_bar / (sigma + eps)
         p_new = p - lr * direction
         store_float64(m_at, i, 2, m_new)
         store_float64(v_at, i, 3, v_new)

@@ -57,7 +57,7 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
         v = load_float32(v_at, i, 3)
         m_new = beta1 * m + scalar_0 * g
         x1 = scalar_1 * g
-        v_new = beta2 * v + one_minus_beta2 * (x1 * x1)
+        v_new = beta2 * v + one_minus_beta2 * x1 * x1
         p_new = p - a * (m_new / (sqrt(v_new) + scalar_4) + weight_decay * p)
         store_float32(m_at, i, 2, m_new)
         store_float32(v_at, i, 3, v_new)

@@ -14,7 +14,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
     v_at = word(pointers, 3 * tensors + tensor)
     beta2 = float32(number(row, 0))
     one_minus_beta2 = float32(number(row, 1))
-    one_minus_beta2_t = float32(number(row, 2))
+    sqrt_one_minus_beta2_t = float32(number(row, 2))
     eps = float32(number(row, 3))
     weight_decay = float32(number(row, 4))
     gamma = float32(number(row, 5))
@@ -26,8 +26,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
         g = load_float32(g_at, i, 1)
         z = load_float32(z_at, i, 2)
         v = load_float32(v_at, i, 3)
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
-        d = g / (sqrt(v_new / one_minus_beta2_t) + eps) + weight_decay * p
+        v_new = beta2 * v + one_minus_beta2 * g * g
+        d = g / (sqrt(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p
         z_new = z - gamma * d
         p_new = scalar_6 * p + c * z + scalar_8 * d
         store_float32(z_at, i, 2, z_new)

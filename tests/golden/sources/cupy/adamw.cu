@@ -5,10 +5,10 @@
  * https://arxiv.org/abs/1711.05101
  *
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     direction = adam.direction + decay.direction
  *     p = p - lr*direction */
@@ -44,18 +44,18 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 __device__ inline void element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
-    float unscale)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float direction = adam_direction + decay_direction;
     const float p_new = p - lr * direction;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];
     const float one_minus_beta1_t = (float)row[4];
-    const float one_minus_beta2_t = (float)row[5];
+    const float sqrt_one_minus_beta2_t = (float)row[5];
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
@@ -103,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         for (int e = 0; e < 4; ++e) {
             element(
                 e, p.at, g.at, m.at, v.at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                weight_decay, lr, unscale);
+                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                eps, weight_decay, lr, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(m_at + i) = m;
@@ -114,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-            weight_decay, lr, unscale);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+            eps, weight_decay, lr, unscale);
     }
 }
 
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
-    row[5] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[5] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[6] = eps;
     row[7] = weight_decay;
     row[8] = lr;

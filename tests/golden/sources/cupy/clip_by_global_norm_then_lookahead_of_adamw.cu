@@ -4,10 +4,10 @@
  *
  *     clip_by_global_norm.direction = g*minimum(1, max_norm/(norm(g, per="model") + 1e-06))
  *     m = beta1*m + (1 - beta1)*clip_by_global_norm.direction
- *     v = beta2*v + (1 - beta2)*clip_by_global_norm.direction**2
+ *     v = beta2*v + (1 - beta2)*clip_by_global_norm.direction*clip_by_global_norm.direction
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     adamw.direction = adam.direction + decay.direction
  *     adamw.p = p - lr*adamw.direction
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at, float *slow_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
-    float alpha, bool scalar_11, float scalar_0, float unscale)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr, float alpha, bool scalar_11, float scalar_0, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -156,10 +156,10 @@ __device__ inline void element_1(
     const float clip_by_global_norm_direction = g * scalar_0;
     // beta1*m + (1 - beta1)*clip_by_global_norm_direction
     const float m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction;
-    const float v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction);
+    const float v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction;
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     const float adamw_p = p - lr * adamw_direction;
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float beta2 = (float)row[3];
     const float one_minus_beta2 = (float)row[4];
     const float one_minus_beta1_t = (float)row[5];
-    const float one_minus_beta2_t = (float)row[6];
+    const float sqrt_one_minus_beta2_t = (float)row[6];
     const float eps = (float)row[7];
     const float weight_decay = (float)row[8];
     const float lr = (float)row[9];
@@ -214,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         for (int e = 0; e < 4; ++e) {
             element_1(
                 e, p.at, g.at, m.at, v.at, slow.at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
+                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                eps, weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(m_at + i) = m;
@@ -226,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element_1(
             i, p_at, g_at, m_at, v_at, slow_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-            weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+            eps, weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
     }
 }
 
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[3] = beta2;
     row[4] = 1.0 - beta2;  // one_minus_beta2
     row[5] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
-    row[6] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[7] = eps;
     row[8] = weight_decay;
     row[9] = lr;

@@ -5,10 +5,10 @@
  * https://arxiv.org/abs/1904.00962
  *
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_hat = m/(1 - beta1**t)
- *     v_hat = v/(1 - beta2**t)
- *     adam.direction = m_hat/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     adam.direction = m_hat/(sigma + eps)
  *     decay.direction = weight_decay*p
  *     adamw.direction = adam.direction + decay.direction
  *     a = norm(p, per="tensor")
@@ -98,7 +98,7 @@ __device__ inline double over_block(int kind, double total)
 __device__ inline void element_0(
     int64_t i, const float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay,
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
     float unscale,
     double *sum_tensor, double *sum_tensor_2)
 {
@@ -107,10 +107,10 @@ __device__ inline void element_0(
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     m_at[i] = m_new;
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];
     const float one_minus_beta1_t = (float)row[4];
-    const float one_minus_beta2_t = (float)row[5];
+    const float sqrt_one_minus_beta2_t = (float)row[5];
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
@@ -158,8 +158,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
             for (int e = 0; e < 4; ++e) {
                 element_0(
                     e, p.at, g.at, m.at, v.at,
-                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                    weight_decay, unscale,
+                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                    eps, weight_decay, unscale,
                     &sum_tensor, &sum_tensor_2);
             }
             if (writes) {
@@ -173,8 +173,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                 auto v = v_at[e];
                 element_0(
                     0, p_at + e, g_at + e, &m, &v,
-                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-                    weight_decay, unscale,
+                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                    eps, weight_decay, unscale,
                     &sum_tensor, &sum_tensor_2);
                 if (writes) {
                     m_at[e] = m;
@@ -193,15 +193,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *m_at, const float *v_at,
-    float one_minus_beta1_t, float one_minus_beta2_t, float eps, float weight_decay, float lr,
-    float scalar_0)
+    float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
+    float lr, float scalar_0)
 {
     const float p = p_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
     const float m_hat = m / one_minus_beta1_t;  // m/(1 - beta1**t)
-    const float v_hat = v / one_minus_beta2_t;  // v/(1 - beta2**t)
-    const float adam_direction = m_hat / (sqrtf(v_hat) + eps);
+    const float sigma = sqrtf(v) / sqrt_one_minus_beta2_t;  // sqrt(v)/sqrt(1 - beta2**t)
+    const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
     const float trust_ratio_direction = adamw_direction * scalar_0;
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float *const v_at = at<const float>(bound[2]);
     const double *const row = table + 10 * place;
     const float one_minus_beta1_t = (float)row[4];
-    const float one_minus_beta2_t = (float)row[5];
+    const float sqrt_one_minus_beta2_t = (float)row[5];
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
@@ -239,13 +239,19 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         auto m = pack<4>(m_at + i);
         auto v = pack<4>(v_at + i);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            element_1(e, p.at, m.at, v.at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+        for (int e = 0; e < 4; ++e) {
+            element_1(
+                e, p.at, m.at, v.at,
+                one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+        }
         pack<4>(p_at + i) = p;
     }
 #pragma unroll 1
-    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x)
-        element_1(i, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+    for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
+        element_1(
+            i, p_at, m_at, v_at,
+            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+    }
 }
 
 // Joins what the blocks of a stage have left, always in the same order.
@@ -293,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
-    row[5] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[5] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[6] = eps;
     row[7] = weight_decay;
     row[8] = lr;

@@ -8,10 +8,10 @@
  *     mu_next = beta1*(1 - 0.5*0.96**((t + 1)*momentum_decay))
  *     mu_product = mu_product*mu
  *     m = beta1*m + (1 - beta1)*g
- *     v = beta2*v + (1 - beta2)*g**2
+ *     v = beta2*v + (1 - beta2)*g*g
  *     m_bar = (1 - mu)/(1 - mu_product)*g + mu_next/(1 - mu_product*mu_next)*m
- *     v_hat = v/(1 - beta2**t)
- *     direction = m_bar/(sqrt(v_hat) + eps)
+ *     sigma = sqrt(v)/sqrt(1 - beta2**t)
+ *     direction = m_bar/(sigma + eps)
  *     p = p - lr*direction */
 
 typedef long long int64_t;
@@ -45,17 +45,17 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 __device__ inline void element(
     int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
     double beta1, double one_minus_beta1, double beta2, double one_minus_beta2, double scalar_4,
-    double scalar_5, double one_minus_beta2_t, double eps, double lr, double unscale)
+    double scalar_5, double sqrt_one_minus_beta2_t, double eps, double lr, double unscale)
 {
     const double p = p_at[i];
     const double g = g_at[i] * unscale;
     const double m = m_at[i];
     const double v = v_at[i];
     const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
-    const double v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
+    const double v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const double m_bar = scalar_4 * g + scalar_5 * m_new;
-    const double v_hat = v_new / one_minus_beta2_t;  // v_new/(1 - beta2**t)
-    const double direction = m_bar / (sqrt(v_hat) + eps);
+    const double sigma = sqrt(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    const double direction = m_bar / (sigma + eps);
     const double p_new = p - lr * direction;
     m_at[i] = m_new;
     v_at[i] = v_new;
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double one_minus_beta2 = row[3];
     const double scalar_4 = row[4];
     const double scalar_5 = row[5];
-    const double one_minus_beta2_t = row[6];
+    const double sqrt_one_minus_beta2_t = row[6];
     const double eps = row[7];
     const double lr = row[8];
     const double unscale = scale ? 1.0f / *scale : 1.0f;
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         for (int e = 0; e < 2; ++e) {
             element(
                 e, p.at, g.at, m.at, v.at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t, eps,
-                lr, unscale);
+                beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
+                eps, lr, unscale);
         }
         pack<2>(p_at + i) = p;
         pack<2>(m_at + i) = m;
@@ -112,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t, eps,
-            lr, unscale);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
+            eps, lr, unscale);
     }
 }
 
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = (1.0 - mu) / (1.0 - mu_product_new_);  // scalar_4
     row[5] = mu_next / (1.0 - mu_product_new_ * mu_next);  // scalar_5
-    row[6] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[7] = eps;
     row[8] = lr;
     mu_product_new[i] = mu_product_new_;

@@ -7,7 +7,7 @@
  *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
  *     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
  *     m = beta1*m + (1 - beta1)*d*g
- *     v = beta2*v + (1 - beta2)*(d*g)**2
+ *     v = beta2*v + (1 - beta2)*(d*g)*(d*g)
  *     s = beta3*s + a*d/d0*g
  *     total = sum(abs(s), per="model")
  *     d = maximum(d, where(total > 0, d_coef*num/total, 0))
@@ -170,7 +170,7 @@ __device__ inline void element_1(
     const float v = v_at[i];
     const float m_new = beta1 * m + scalar_0 * g;
     const float x1 = scalar_1 * g;
-    const float v_new = beta2 * v + one_minus_beta2 * (x1 * x1);  // beta2*v + (1 - beta2)*(x1*x1)
+    const float v_new = beta2 * v + one_minus_beta2 * x1 * x1;  // beta2*v + (1 - beta2)*x1*x1
     const float p_new = p - a * (m_new / (sqrtf(v_new) + scalar_4) + weight_decay * p);
     m_at[i] = m_new;
     v_at[i] = v_new;
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = beta3;
     row[5] = lr;
-    row[6] = sqrt(1.0 - pow(beta2, t));  // scalar_6
+    row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[7] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
     row[8] = d0;
     row[9] = beta3_;  // scalar_9

@@ -9,8 +9,8 @@
  *     w = t**r*lr_max**weight_lr_power
  *     weight_sum = weight_sum + w
  *     c = where(weight_sum > 0, w/weight_sum, 0)
- *     v = beta2*v + (1 - beta2)*g**2
- *     d = g/(sqrt(v/(1 - beta2**t)) + eps) + weight_decay*p
+ *     v = beta2*v + (1 - beta2)*g*g
+ *     d = g/(sqrt(v)/sqrt(1 - beta2**t) + eps) + weight_decay*p
  *     p = (1 - c)*p + c*z + gamma*(beta1*(1 - c) - 1)*d
  *     z = z - gamma*d */
 
@@ -58,16 +58,16 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 
 __device__ inline void element(
     int64_t i, float *p_at, const float *g_at, float *z_at, float *v_at,
-    float beta2, float one_minus_beta2, float one_minus_beta2_t, float eps, float weight_decay,
-    float gamma, float scalar_6, float c, float scalar_8, float unscale)
+    float beta2, float one_minus_beta2, float sqrt_one_minus_beta2_t, float eps,
+    float weight_decay, float gamma, float scalar_6, float c, float scalar_8, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float z = z_at[i];
     const float v = v_at[i];
-    const float v_new = beta2 * v + one_minus_beta2 * (g * g);  // beta2*v + (1 - beta2)*(g*g)
-    // g/(sqrt(v_new/(1 - beta2**t)) + eps) + weight_decay*p
-    const float d = g / (sqrtf(v_new / one_minus_beta2_t) + eps) + weight_decay * p;
+    const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
+    // g/(sqrt(v_new)/sqrt(1 - beta2**t) + eps) + weight_decay*p
+    const float d = g / (sqrtf(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p;
     const float z_new = z - gamma * d;  // z - lr*minimum(1, t/maximum(warmup_steps, 1))*d
     const float p_new = scalar_6 * p + c * z + scalar_8 * d;
     z_at[i] = z_new;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double *const row = table + 9 * place;
     const float beta2 = (float)row[0];
     const float one_minus_beta2 = (float)row[1];
-    const float one_minus_beta2_t = (float)row[2];
+    const float sqrt_one_minus_beta2_t = (float)row[2];
     const float eps = (float)row[3];
     const float weight_decay = (float)row[4];
     const float gamma = (float)row[5];
@@ -114,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         for (int e = 0; e < 4; ++e) {
             element(
                 e, p.at, g.at, z.at, v.at,
-                beta2, one_minus_beta2, one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c, scalar_8,
-                unscale);
+                beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
+                scalar_8, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(z_at + i) = z;
@@ -125,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element(
             i, p_at, g_at, z_at, v_at,
-            beta2, one_minus_beta2, one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c, scalar_8,
-            unscale);
+            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
+            scalar_8, unscale);
     }
 }
 
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     double *const row = table + 9 * i;
     row[0] = beta2;
     row[1] = 1.0 - beta2;  // one_minus_beta2
-    row[2] = 1.0 - pow(beta2, t);  // one_minus_beta2_t
+    row[2] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[3] = eps;
     row[4] = weight_decay;
     row[5] = gamma;

@@ -4,15 +4,15 @@ import jax.numpy as jnp
 
 
 def step(
-    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps,
     weight_decay, lr,
 ):
     """New values of one tensor's buffers, in float32. Arrays are of one shape, scalars 0-d."""
     m_new = beta1 * m + one_minus_beta1 * g
-    v_new = beta2 * v + one_minus_beta2 * (g * g)
+    v_new = beta2 * v + one_minus_beta2 * g * g
     m_hat = m_new / one_minus_beta1_t
-    v_hat = v_new / one_minus_beta2_t
-    adam_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+    sigma = jnp.sqrt(v_new) / sqrt_one_minus_beta2_t
+    adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     direction = adam_direction + decay_direction
     p_new = p - lr * direction

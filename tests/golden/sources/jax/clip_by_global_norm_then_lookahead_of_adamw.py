@@ -13,8 +13,8 @@ def stage_0(g):
 
 
 def stage_1(
-    p, g, m, v, slow, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
-    weight_decay, lr, alpha, scalar_11, scalar_0,
+    p, g, m, v, slow, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+    eps, weight_decay, lr, alpha, scalar_11, scalar_0,
 ):
     """Stage 1 of 2 for one tensor.
 
@@ -23,10 +23,10 @@ def stage_1(
     scalar_11 = scalar_11 != 0
     clip_by_global_norm_direction = g * scalar_0
     m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
-    v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction)
+    v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
     m_hat = m_new / one_minus_beta1_t
-    v_hat = v_new / one_minus_beta2_t
-    adam_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+    sigma = jnp.sqrt(v_new) / sqrt_one_minus_beta2_t
+    adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
     adamw_p = p - lr * adamw_direction

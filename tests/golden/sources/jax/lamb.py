@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 
 def stage_0(
-    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps,
+    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps,
     weight_decay,
 ):
     """Stage 0 of 2 for one tensor, and reductions in float64.
@@ -12,10 +12,10 @@ def stage_0(
     Arrays are of one shape, scalars 0-d; computed in float32.
     """
     m_new = beta1 * m + one_minus_beta1 * g
-    v_new = beta2 * v + one_minus_beta2 * (g * g)
+    v_new = beta2 * v + one_minus_beta2 * g * g
     m_hat = m_new / one_minus_beta1_t
-    v_hat = v_new / one_minus_beta2_t
-    adam_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+    sigma = jnp.sqrt(v_new) / sqrt_one_minus_beta2_t
+    adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
     sum_tensor = jnp.sum(p * p, dtype=jnp.float64)
@@ -23,14 +23,14 @@ def stage_0(
     return {'m': m_new, 'v': v_new}, {'sum_tensor': sum_tensor, 'sum_tensor_2': sum_tensor_2}
 
 
-def stage_1(p, m, v, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scalar_0):
+def stage_1(p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0):
     """Stage 1 of 2 for one tensor.
 
     Arrays are of one shape, scalars 0-d; computed in float32.
     """
     m_hat = m / one_minus_beta1_t
-    v_hat = v / one_minus_beta2_t
-    adam_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+    sigma = jnp.sqrt(v) / sqrt_one_minus_beta2_t
+    adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
     trust_ratio_direction = adamw_direction * scalar_0

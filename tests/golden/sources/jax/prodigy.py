@@ -21,6 +21,6 @@ def stage_1(p, g, m, v, beta1, beta2, one_minus_beta2, weight_decay, scalar_0, s
     """
     m_new = beta1 * m + scalar_0 * g
     x1 = scalar_1 * g
-    v_new = beta2 * v + one_minus_beta2 * (x1 * x1)
+    v_new = beta2 * v + one_minus_beta2 * x1 * x1
     p_new = p - a * (m_new / (jnp.sqrt(v_new) + scalar_4) + weight_decay * p)
     return {'m': m_new, 'v': v_new, 'p': p_new}

@@ -2,18 +2,18 @@
 
 
 def step(
-    xp, real, p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, one_minus_beta2_t,
-    eps, lr,
+    xp, real, p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5,
+    sqrt_one_minus_beta2_t, eps, lr,
 ):
     """Update one tensor in place. Arrays are of one shape, scalars 0-d; computed in float64.
 
     `xp` is the arrays' namespace, `real` makes float64 of a number or an array.
     """
     m_new = beta1 * m + one_minus_beta1 * g
-    v_new = beta2 * v + one_minus_beta2 * (g * g)
+    v_new = beta2 * v + one_minus_beta2 * g * g
     m_bar = scalar_4 * g + scalar_5 * m_new
-    v_hat = v_new / one_minus_beta2_t
-    direction = m_bar / (xp.sqrt(v_hat) + eps)
+    sigma = xp.sqrt(v_new) / sqrt_one_minus_beta2_t
+    direction = m_bar / (sigma + eps)
     p_new = p - lr * direction
     m[...] = m_new
     v[...] = v_new

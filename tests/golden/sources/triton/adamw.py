@@ -5,10 +5,10 @@ Decoupled Weight Decay Regularization (Loshchilov, Hutter, 2019)
 https://arxiv.org/abs/1711.05101
 
     m = beta1*m + (1 - beta1)*g
-    v = beta2*v + (1 - beta2)*g**2
+    v = beta2*v + (1 - beta2)*g*g
     m_hat = m/(1 - beta1**t)
-    v_hat = v/(1 - beta2**t)
-    adam.direction = m_hat/(sqrt(v_hat) + eps)
+    sigma = sqrt(v)/sqrt(1 - beta2**t)
+    adam.direction = m_hat/(sigma + eps)
     decay.direction = weight_decay*p
     direction = adam.direction + decay.direction
     p = p - lr*direction
@@ -21,7 +21,7 @@ import triton.language as tl
 @triton.jit
 def stage_0_blocks(
     first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-    one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, ALL: tl.constexpr,
+    one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scale, ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -44,10 +44,10 @@ def stage_0_blocks(
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         m_new = beta1 * m + one_minus_beta1 * g
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
+        v_new = beta2 * v + one_minus_beta2 * g * g
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
-        v_hat = tl.div_rn(v_new, one_minus_beta2_t)
-        adam_direction = tl.div_rn(m_hat, tl.sqrt_rn(v_hat) + eps)
+        sigma = tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
+        adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         direction = adam_direction + decay_direction
         p_new = p - lr * direction
@@ -80,7 +80,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     beta2 = tl.load(values + 2).to(tl.float32)
     one_minus_beta2 = tl.load(values + 3).to(tl.float32)
     one_minus_beta1_t = tl.load(values + 4).to(tl.float32)
-    one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
+    sqrt_one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
     eps = tl.load(values + 6).to(tl.float32)
     weight_decay = tl.load(values + 7).to(tl.float32)
     lr = tl.load(values + 8).to(tl.float32)
@@ -92,11 +92,11 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, True, BLOCK,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scale, True, BLOCK,
     )
     stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, scale, False, BLOCK // 2,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scale, False, BLOCK // 2,
     )
 
 
@@ -192,7 +192,7 @@ def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constex
     tl.store(row + 2, beta2, mask=inside)
     tl.store(row + 3, 1.0 - beta2, mask=inside)
     tl.store(row + 4, 1.0 - power_64(beta1, t), mask=inside)
-    tl.store(row + 5, 1.0 - power_64(beta2, t), mask=inside)
+    tl.store(row + 5, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
     tl.store(row + 6, eps, mask=inside)
     tl.store(row + 7, weight_decay, mask=inside)
     tl.store(row + 8, lr, mask=inside)

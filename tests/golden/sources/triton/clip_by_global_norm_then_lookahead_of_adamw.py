@@ -4,10 +4,10 @@ ClipByGlobalNormThenLookaheadAdamW
 
     clip_by_global_norm.direction = g*minimum(1, max_norm/(norm(g, per="model") + 1e-06))
     m = beta1*m + (1 - beta1)*clip_by_global_norm.direction
-    v = beta2*v + (1 - beta2)*clip_by_global_norm.direction**2
+    v = beta2*v + (1 - beta2)*clip_by_global_norm.direction*clip_by_global_norm.direction
     m_hat = m/(1 - beta1**t)
-    v_hat = v/(1 - beta2**t)
-    adam.direction = m_hat/(sqrt(v_hat) + eps)
+    sigma = sqrt(v)/sqrt(1 - beta2**t)
+    adam.direction = m_hat/(sigma + eps)
     decay.direction = weight_decay*p
     adamw.direction = adam.direction + decay.direction
     adamw.p = p - lr*adamw.direction
@@ -69,7 +69,7 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
 @triton.jit
 def stage_1_blocks(
     first, last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-    one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
+    one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
     ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -95,10 +95,10 @@ def stage_1_blocks(
         slow = tl.load(slow_at + start + i, mask=inside)
         clip_by_global_norm_direction = g * scalar_0
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
-        v_new = beta2 * v + one_minus_beta2 * (clip_by_global_norm_direction * clip_by_global_norm_direction)
+        v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
-        v_hat = tl.div_rn(v_new, one_minus_beta2_t)
-        adam_direction = tl.div_rn(m_hat, tl.sqrt_rn(v_hat) + eps)
+        sigma = tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
+        adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
         adamw_p = p - lr * adamw_direction
@@ -134,7 +134,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     beta2 = tl.load(values + 3).to(tl.float32)
     one_minus_beta2 = tl.load(values + 4).to(tl.float32)
     one_minus_beta1_t = tl.load(values + 5).to(tl.float32)
-    one_minus_beta2_t = tl.load(values + 6).to(tl.float32)
+    sqrt_one_minus_beta2_t = tl.load(values + 6).to(tl.float32)
     eps = tl.load(values + 7).to(tl.float32)
     weight_decay = tl.load(values + 8).to(tl.float32)
     lr = tl.load(values + 9).to(tl.float32)
@@ -149,12 +149,12 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale, True,
-        BLOCK,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
+        True, BLOCK,
     )
     stage_1_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2,
-        one_minus_beta2, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11,
+        one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11,
         scalar_0, scale, False, BLOCK // 2,
     )
 
@@ -327,7 +327,7 @@ def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constex
     tl.store(row + 3, beta2, mask=inside)
     tl.store(row + 4, 1.0 - beta2, mask=inside)
     tl.store(row + 5, 1.0 - power_64(beta1, t), mask=inside)
-    tl.store(row + 6, 1.0 - power_64(beta2, t), mask=inside)
+    tl.store(row + 6, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
     tl.store(row + 7, eps, mask=inside)
     tl.store(row + 8, weight_decay, mask=inside)
     tl.store(row + 9, lr, mask=inside)

@@ -5,10 +5,10 @@ Large Batch Optimization for Deep Learning: Training BERT in 76 minutes (You and
 https://arxiv.org/abs/1904.00962
 
     m = beta1*m + (1 - beta1)*g
-    v = beta2*v + (1 - beta2)*g**2
+    v = beta2*v + (1 - beta2)*g*g
     m_hat = m/(1 - beta1**t)
-    v_hat = v/(1 - beta2**t)
-    adam.direction = m_hat/(sqrt(v_hat) + eps)
+    sigma = sqrt(v)/sqrt(1 - beta2**t)
+    adam.direction = m_hat/(sigma + eps)
     decay.direction = weight_decay*p
     adamw.direction = adam.direction + decay.direction
     a = norm(p, per="tensor")
@@ -25,7 +25,7 @@ import triton.language as tl
 @triton.jit
 def stage_0_blocks(
     first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-    one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, ALL: tl.constexpr,
+    one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, scale, stays, row, ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -52,10 +52,10 @@ def stage_0_blocks(
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         m_new = beta1 * m + one_minus_beta1 * g
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
+        v_new = beta2 * v + one_minus_beta2 * g * g
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
-        v_hat = tl.div_rn(v_new, one_minus_beta2_t)
-        adam_direction = tl.div_rn(m_hat, tl.sqrt_rn(v_hat) + eps)
+        sigma = tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
+        adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
         writable = inside if stays is None else (write if ALL else inside & write)
@@ -91,7 +91,7 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     beta2 = tl.load(values + 2).to(tl.float32)
     one_minus_beta2 = tl.load(values + 3).to(tl.float32)
     one_minus_beta1_t = tl.load(values + 4).to(tl.float32)
-    one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
+    sqrt_one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
     eps = tl.load(values + 6).to(tl.float32)
     weight_decay = tl.load(values + 7).to(tl.float32)
     first = number.to(tl.int64) * span
@@ -100,11 +100,11 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     sum_tensor, sum_tensor_2 = stage_0_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, True, BLOCK,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, scale, stays, row, True, BLOCK,
     )
     sum_tensor_rest, sum_tensor_2_rest = stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, scale, stays, row, False, BLOCK // 2,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, scale, stays, row, False, BLOCK // 2,
     )
     tl.store(slots + tl.load(known + 2) + number, sum_tensor + sum_tensor_rest)
     tl.store(slots + tl.load(known + 3) + number, sum_tensor_2 + sum_tensor_2_rest)
@@ -112,8 +112,8 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
 
 @triton.jit
 def stage_1_blocks(
-    first, last, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
-    scalar_0, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    first, last, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay,
+    lr, scalar_0, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -129,8 +129,8 @@ def stage_1_blocks(
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         m_hat = tl.div_rn(m, one_minus_beta1_t)
-        v_hat = tl.div_rn(v, one_minus_beta2_t)
-        adam_direction = tl.div_rn(m_hat, tl.sqrt_rn(v_hat) + eps)
+        sigma = tl.div_rn(tl.sqrt_rn(v), sqrt_one_minus_beta2_t)
+        adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
         trust_ratio_direction = adamw_direction * scalar_0
@@ -157,7 +157,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     m_at = tl.load(known + 3)
     v_at = tl.load(known + 4)
     one_minus_beta1_t = tl.load(values + 4).to(tl.float32)
-    one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
+    sqrt_one_minus_beta2_t = tl.load(values + 5).to(tl.float32)
     eps = tl.load(values + 6).to(tl.float32)
     weight_decay = tl.load(values + 7).to(tl.float32)
     lr = tl.load(values + 8).to(tl.float32)
@@ -169,12 +169,12 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
-        first, whole, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay, lr,
-        scalar_0, True, BLOCK,
+        first, whole, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay,
+        lr, scalar_0, True, BLOCK,
     )
     stage_1_blocks(
-        2 * whole, 2 * last, size, p_at, m_at, v_at, one_minus_beta1_t, one_minus_beta2_t, eps, weight_decay,
-        lr, scalar_0, False, BLOCK // 2,
+        2 * whole, 2 * last, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps,
+        weight_decay, lr, scalar_0, False, BLOCK // 2,
     )
 
 
@@ -314,7 +314,7 @@ def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constex
     tl.store(row + 2, beta2, mask=inside)
     tl.store(row + 3, 1.0 - beta2, mask=inside)
     tl.store(row + 4, 1.0 - power_64(beta1, t), mask=inside)
-    tl.store(row + 5, 1.0 - power_64(beta2, t), mask=inside)
+    tl.store(row + 5, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
     tl.store(row + 6, eps, mask=inside)
     tl.store(row + 7, weight_decay, mask=inside)
     tl.store(row + 8, lr, mask=inside)

@@ -8,10 +8,10 @@ https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ
     mu_next = beta1*(1 - 0.5*0.96**((t + 1)*momentum_decay))
     mu_product = mu_product*mu
     m = beta1*m + (1 - beta1)*g
-    v = beta2*v + (1 - beta2)*g**2
+    v = beta2*v + (1 - beta2)*g*g
     m_bar = (1 - mu)/(1 - mu_product)*g + mu_next/(1 - mu_product*mu_next)*m
-    v_hat = v/(1 - beta2**t)
-    direction = m_bar/(sqrt(v_hat) + eps)
+    sigma = sqrt(v)/sqrt(1 - beta2**t)
+    direction = m_bar/(sigma + eps)
     p = p - lr*direction
 """
 
@@ -22,7 +22,7 @@ import triton.language as tl
 @triton.jit
 def stage_0_blocks(
     first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
-    scalar_5, one_minus_beta2_t, eps, lr, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float64: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -44,10 +44,10 @@ def stage_0_blocks(
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         m_new = beta1 * m + one_minus_beta1 * g
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
+        v_new = beta2 * v + one_minus_beta2 * g * g
         m_bar = scalar_4 * g + scalar_5 * m_new
-        v_hat = v_new / one_minus_beta2_t
-        direction = m_bar / (tl.sqrt(v_hat) + eps)
+        sigma = tl.sqrt(v_new) / sqrt_one_minus_beta2_t
+        direction = m_bar / (sigma + eps)
         p_new = p - lr * direction
         tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
@@ -79,7 +79,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     one_minus_beta2 = tl.load(values + 3).to(tl.float64)
     scalar_4 = tl.load(values + 4).to(tl.float64)
     scalar_5 = tl.load(values + 5).to(tl.float64)
-    one_minus_beta2_t = tl.load(values + 6).to(tl.float64)
+    sqrt_one_minus_beta2_t = tl.load(values + 6).to(tl.float64)
     eps = tl.load(values + 7).to(tl.float64)
     lr = tl.load(values + 8).to(tl.float64)
     first = number.to(tl.int64) * span
@@ -90,11 +90,11 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
-        scalar_5, one_minus_beta2_t, eps, lr, scale, True, BLOCK,
+        scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, True, BLOCK,
     )
     stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        scalar_4, scalar_5, one_minus_beta2_t, eps, lr, scale, False, BLOCK // 2,
+        scalar_4, scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, False, BLOCK // 2,
     )
 
 
@@ -197,7 +197,7 @@ def scalars(counts, groups, hyper, mu_product_at, table, new, tensors, kinds, LA
     tl.store(row + 3, 1.0 - beta2, mask=inside)
     tl.store(row + 4, (1.0 - mu) / (1.0 - mu_product_new), mask=inside)
     tl.store(row + 5, mu_next / (1.0 - mu_product_new * mu_next), mask=inside)
-    tl.store(row + 6, 1.0 - power_64(beta2, t), mask=inside)
+    tl.store(row + 6, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
     tl.store(row + 7, eps, mask=inside)
     tl.store(row + 8, lr, mask=inside)
     tl.store(new + 0 * tensors + n, mu_product_new, mask=inside)

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2306.06101
     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
     m = beta1*m + (1 - beta1)*d*g
-    v = beta2*v + (1 - beta2)*(d*g)**2
+    v = beta2*v + (1 - beta2)*(d*g)*(d*g)
     s = beta3*s + a*d/d0*g
     total = sum(abs(s), per="model")
     d = maximum(d, where(total > 0, d_coef*num/total, 0))
@@ -118,7 +118,7 @@ def stage_1_blocks(
         v = tl.load(v_at + start + i, mask=inside)
         m_new = beta1 * m + scalar_0 * g
         x1 = scalar_1 * g
-        v_new = beta2 * v + one_minus_beta2 * (x1 * x1)
+        v_new = beta2 * v + one_minus_beta2 * x1 * x1
         p_new = p - a * (tl.div_rn(m_new, tl.sqrt_rn(v_new) + scalar_4) + weight_decay * p)
         tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)

@@ -9,8 +9,8 @@ https://arxiv.org/abs/2405.15682
     w = t**r*lr_max**weight_lr_power
     weight_sum = weight_sum + w
     c = where(weight_sum > 0, w/weight_sum, 0)
-    v = beta2*v + (1 - beta2)*g**2
-    d = g/(sqrt(v/(1 - beta2**t)) + eps) + weight_decay*p
+    v = beta2*v + (1 - beta2)*g*g
+    d = g/(sqrt(v)/sqrt(1 - beta2**t) + eps) + weight_decay*p
     p = (1 - c)*p + c*z + gamma*(beta1*(1 - c) - 1)*d
     z = z - gamma*d
 """
@@ -21,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
+    first, last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps,
     weight_decay, gamma, scalar_6, c, scalar_8, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -43,8 +43,8 @@ def stage_0_blocks(
             g = g * unscale
         z = tl.load(z_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        v_new = beta2 * v + one_minus_beta2 * (g * g)
-        d = tl.div_rn(g, tl.sqrt_rn(tl.div_rn(v_new, one_minus_beta2_t)) + eps) + weight_decay * p
+        v_new = beta2 * v + one_minus_beta2 * g * g
+        d = tl.div_rn(g, tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t) + eps) + weight_decay * p
         z_new = z - gamma * d
         p_new = scalar_6 * p + c * z + scalar_8 * d
         tl.store(z_at + start + i, z_new, mask=inside)
@@ -73,7 +73,7 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     g_at = tl.load(moving + 1)
     beta2 = tl.load(values + 0).to(tl.float32)
     one_minus_beta2 = tl.load(values + 1).to(tl.float32)
-    one_minus_beta2_t = tl.load(values + 2).to(tl.float32)
+    sqrt_one_minus_beta2_t = tl.load(values + 2).to(tl.float32)
     eps = tl.load(values + 3).to(tl.float32)
     weight_decay = tl.load(values + 4).to(tl.float32)
     gamma = tl.load(values + 5).to(tl.float32)
@@ -87,12 +87,12 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | g_at | z_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
+        first, whole, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps,
         weight_decay, gamma, scalar_6, c, scalar_8, scale, True, BLOCK,
     )
     stage_0_blocks(
-        2 * whole, 2 * last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, one_minus_beta2_t, eps,
-        weight_decay, gamma, scalar_6, c, scalar_8, scale, False, BLOCK // 2,
+        2 * whole, 2 * last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t,
+        eps, weight_decay, gamma, scalar_6, c, scalar_8, scale, False, BLOCK // 2,
     )
 
 
@@ -205,7 +205,7 @@ def scalars(
     row = table + 9 * n
     tl.store(row + 0, beta2, mask=inside)
     tl.store(row + 1, 1.0 - beta2, mask=inside)
-    tl.store(row + 2, 1.0 - power_64(beta2, t), mask=inside)
+    tl.store(row + 2, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
     tl.store(row + 3, eps, mask=inside)
     tl.store(row + 4, weight_decay, mask=inside)
     tl.store(row + 5, gamma_, mask=inside)
