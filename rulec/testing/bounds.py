@@ -17,6 +17,9 @@ from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
 
 _EXACT = (Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.MINIMUM, Op.MAXIMUM, Op.WHERE, Op.ISFINITE)
 
+#: What NumPy, too, rounds to the nearest number.
+_ROUNDED = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.SQRT)
+
 
 @dataclass(frozen=True)
 class Given:
@@ -38,6 +41,11 @@ class Bounds:
         self.program, self.compute, self.numerics = program, compute, numerics
         self.stage = program.stages[stage]
         self.order = list(walk(self.stage.roots))
+        plain = (*_EXACT, *_ROUNDED)
+        #: Whether every operation of the stage has one nearest result, which NumPy gives.
+        self.is_rounded = all(
+            n.op in plain or n.op.kind in (Kind.LEAF, Kind.COMPARE, Kind.LOGIC, Kind.REDUCE) for n in self.order
+        )
 
     def ranges(self, given: Given) -> tuple[dict[str, Range], dict[str, Range]]:
         """The range of each stored buffer, before it is rounded to the buffer's dtype, and of what is reduced."""
@@ -49,18 +57,29 @@ class Bounds:
         reduced = {r.name: self._subnormal_zero(values[r.value.args[0]]) for r in self.stage.reduces}
         return stored, reduced
 
-    def exact(self, given: Given) -> tuple[dict[str, Array], dict[str, Array]]:
-        """The same values in float64, as the language defines them."""
+    def rounded(self, given: Given) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The same values where each operation gives the nearest number of `compute`: they lie in the ranges.
+
+        Only of a stage that `is_rounded`.
+        """
+        narrow = {name: x.astype(self.compute) for name, x in given.loads.items()}
+        vectors = {name: x.astype(self.compute) for name, x in given.vectors.items()}
+        columns = given.columns.astype(self.compute)
+        stored, operands = self.exact(Given(narrow, columns, vectors), np.dtype(self.compute).type)
+        return stored, operands
+
+    def exact(self, given: Given, number: type[Any] = np.float64) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The same values in float64, as the language defines them; constants are made by `number`."""
         values: dict[Node, Any] = {}
         with np.errstate(all="ignore"):
             for node in self.order:
-                values[node] = self._exact(node, values, given)
+                values[node] = self._exact(node, values, given, number)
         stored = {s.buffer: values[s.value] for s in self.stage.stores}
         return stored, {r.name: values[r.value.args[0]] for r in self.stage.reduces}
 
-    def _exact(self, node: Node, values: Mapping[Node, Any], given: Given) -> Any:
+    def _exact(self, node: Node, values: Mapping[Node, Any], given: Given, number: type[Any]) -> Any:
         if node.op is Op.CONST:
-            return np.float64(node.arg)  # type: ignore[arg-type]
+            return number(node.arg)
         if node.op is Op.LOAD:
             return given.loads[str(node.arg)]
         if node.op in (Op.SCALAR, Op.RESULT):

@@ -7,7 +7,7 @@ between stages, numbers that are drawn. What may differ is the rounding of one s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,14 @@ import numpy as np
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.layout import Layout, is_shaped, kernel_buffers
 from rulec.backend.protocol import Backend, Kernel, Rows
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, Result
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import InternalError
 from rulec.language.node import is_boolean
 from rulec.language.rule import Rule
 from rulec.testing.bounds import Bounds, Given, rounded_to
-from rulec.testing.interval import Array, Range
+from rulec.testing.interval import Array, Range, point
 from rulec.testing.kinds import ArrayKind
 from rulec.testing.numerics import EPS, Numerics
 from rulec.testing.scalars import ScalarRows
@@ -101,6 +101,8 @@ class Trial:
         self.reductions: dict[tuple[int, str], list[Array]] = {}
         #: What the last step was given on the device; None where the table was NumPy's.
         self.on_device: OnDevice | None = None
+        #: Whether the numbers of this step are compared with anything.
+        self.judged = True
         self.kernel = kernel or subject.kernel(program, layout)
         views = [self.views] if is_shaped(program) else []
         self.call = self.kernel.bind(self.params, self.states, *views)
@@ -125,13 +127,16 @@ class Trial:
         arrays = {"p": self.params[index], **self.states[index]}
         return {name: self.subject.kind.read(arrays[name]) for name in self.buffers}
 
-    def step(self, grads: Mapping[int, Array], skipped: Sequence[int] = (), on_device: OnDevice | None = None) -> None:
+    def step(
+        self, grads: Mapping[int, Array], skipped: Sequence[int] = (), on_device: OnDevice | None = None,
+        judged: bool = True,
+    ) -> None:  # fmt: skip
         """One step of the tensors among `grads`, in that order, with those gradients (float64, rounded as stored).
 
         The last stage leaves out those `skipped`. AssertionError, in one sentence, where anything differs from what
-        the language and the protocol say.
+        the language and the protocol say; where not `judged`, numbers may be any.
         """
-        self.on_device = on_device
+        self.on_device, self.judged = on_device, judged
         with np.errstate(all="ignore"):
             self._step(grads, skipped)
 
@@ -209,15 +214,43 @@ class Trial:
         given = self._given(index, fired, before, drawn)
         written = self._run(index, fired, drawn)
         after = self._after(index, fired, drawn)
+        self._read_reductions(index, fired, written)
+        stays = [] if self.on_device is None else list(self.on_device.stays or ())
+        if self.judged and not self._is_rounded(index, fired, given, after, stays):
+            self._judge(index, fired, given, after, stays)
+        stored = {s.buffer for s in self.program.stages[index].stores}
+        self._compare_untouched([i for i in fired if i not in stays], stored, before, after)
+
+    def _is_rounded(self, index: int, fired: Sequence[int], given: Given, after: Values, stays: Sequence[int]) -> bool:
+        """Whether all is what NumPy gives, each operation rounded to the nearest number, which lies in every bound.
+
+        A sum may be of any order. Where the machine works otherwise, or a function is not exact, the answer is no.
+        """
+        bounds = self.bounds[index]
+        if not bounds.is_rounded:
+            return False
+        wanted, operands = bounds.rounded(given)
+        count = given.loads["g"].shape
+        with np.errstate(all="ignore"):
+            for name, want in wanted.items():
+                stored = np.broadcast_to(want, count).astype(numpy_dtype(self.layout.dtype(name))).astype(np.float64)
+                if not np.array_equal(self._got(fired, name, after, stored, stays), stored, equal_nan=True):
+                    return False
+        spread = {name: point(np.broadcast_to(x, count)) for name, x in operands.items()}
+        return all(
+            got.shape == allowed.low.shape and _inside(got, allowed).all()
+            for *_, got, allowed in self._pieces(index, fired, spread)
+        )
+
+    def _judge(self, index: int, fired: Sequence[int], given: Given, after: Values, stays: Sequence[int]) -> None:
+        """AssertionError where a number is not one that a machine with these numerics may give."""
         stored, totals = self.bounds[index].ranges(given)
         wanted, operands = self.bounds[index].exact(given)
-        stays = [] if self.on_device is None else list(self.on_device.stays or ())
         for name, r in stored.items():
             ends = np.broadcast_arrays(r.low, r.high, r.nan, given.loads["g"])[:3]
             want = np.broadcast_to(wanted[name], ends[0].shape)
             self._compare(fired, name, after, rounded_to(Range(*ends), self.layout.dtype(name)), want, stays)
-        self._compare_reductions(index, fired, written, totals, operands)
-        self._compare_untouched([i for i in fired if i not in stays], set(stored), before, after)
+        self._compare_reductions(index, fired, totals, operands)
 
     def _given(self, index: int, fired: Sequence[int], before: Values, drawn: Drawn) -> Given:
         sign = -1.0 if self.layout.maximize else 1.0
@@ -285,10 +318,8 @@ class Trial:
     ) -> None:
         stored = want.astype(numpy_dtype(self.layout.dtype(name))).astype(np.float64)
         self._check_bounds(name, stored, allowed)
-        got = _flat([after[i][name] for i in fired])
-        sizes = [int(np.prod(self.shapes[i])) for i in fired]
-        # What stays is compared with what it was.
-        got = np.where(np.repeat([i in stays for i in fired], sizes), stored, got)
+        sizes = self._sizes(fired)
+        got = self._got(fired, name, after, stored, stays)
         if _inside(got, allowed).all():
             return
         at = _farthest(got, stored, allowed)
@@ -297,22 +328,38 @@ class Trial:
         element = at - (int(ends[place - 1]) if place else 0)
         self._fail(fired[place], f"element {element} of {name}", got, stored, allowed, at)
 
-    def _compare_reductions(
-        self, index: int, fired: Sequence[int], found: Mapping[str, Any], operands: Mapping[str, Range],
-        wanted: Mapping[str, Array],
-    ) -> None:  # fmt: skip
-        pieces = np.cumsum([0, *(int(np.prod(self.shapes[i])) for i in fired)])
+    def _sizes(self, fired: Sequence[int]) -> list[int]:
+        return [int(np.prod(self.shapes[i])) for i in fired]
+
+    def _got(self, fired: Sequence[int], name: str, after: Values, stored: Array, stays: Sequence[int]) -> Array:
+        """What a buffer holds after a stage; of tensors that stay, which are compared with what they were, `stored`."""
+        got = _flat([after[i][name] for i in fired])
+        return np.where(np.repeat([i in stays for i in fired], self._sizes(fired)), stored, got)
+
+    def _read_reductions(self, index: int, fired: Sequence[int], found: Mapping[str, Any]) -> None:
         for reduction in self.program.stages[index].reduces:
-            name, op, level = reduction.name, reduction.value.op, str(reduction.value.arg)
-            got = self._read(name, found[name], len(fired), level)
-            self.reductions[index, name] = got
+            name, level = reduction.name, str(reduction.value.arg)
+            self.reductions[index, name] = self._read(name, found[name], len(fired), level)
+
+    def _pieces(
+        self, index: int, fired: Sequence[int], operands: Mapping[str, Range]
+    ) -> Iterator[tuple[Result, int, slice, Array, Range]]:
+        """Each reduction of each tensor: the tensor, where its elements lie, what was found and what it may be."""
+        ends = np.cumsum([0, *self._sizes(fired)])
+        for reduction in self.program.stages[index].reduces:
+            op, level, r = reduction.value.op, str(reduction.value.arg), operands[reduction.name]
             for place, i in enumerate(fired):
-                piece = slice(pieces[place], pieces[place + 1])
-                r = operands[name]
-                part = Range(r.low[piece], r.high[piece], r.nan[piece])
-                allowed = reduced(op, level, part, self.views[i])
-                want = exact(op, level, wanted[name][piece], self.views[i])
-                self._compare_reduction(i, name, level, got[place], allowed, want)
+                piece = slice(ends[place], ends[place + 1])
+                allowed = reduced(op, level, Range(r.low[piece], r.high[piece], r.nan[piece]), self.views[i])
+                yield reduction, i, piece, self.reductions[index, reduction.name][place], allowed
+
+    def _compare_reductions(
+        self, index: int, fired: Sequence[int], operands: Mapping[str, Range], wanted: Mapping[str, Array]
+    ) -> None:
+        for reduction, i, piece, got, allowed in self._pieces(index, fired, operands):
+            level = str(reduction.value.arg)
+            want = exact(reduction.value.op, level, wanted[reduction.name][piece], self.views[i])
+            self._compare_reduction(i, reduction.name, level, got, allowed, want)
 
     def _read(self, name: str, found: Any, count: int, level: str) -> list[Array]:
         """A reduction as float64 arrays, one for each tensor fired."""
@@ -325,7 +372,7 @@ class Trial:
         if got.shape != want.shape:
             fault = f"the reduction {name} of a tensor of shape {self.shapes[tensor]} has shape {got.shape}"
             raise AssertionError(f"{self.title()} {fault}, not {want.shape}")
-        flat = Range(allowed.low.reshape(-1), allowed.high.reshape(-1), allowed.nan.reshape(-1))
+        flat = _flattened(allowed)
         got, want = got.reshape(-1), want.reshape(-1)
         self._check_bounds(name, want, flat)
         if not _inside(got, flat).all():
@@ -396,6 +443,10 @@ def _farthest(got: Array, want: Array, allowed: Range) -> int:
     distance = np.where(_inside(got, allowed), 0.0, np.abs(got - want))
     distance[np.isnan(distance)] = np.inf
     return int(np.argmax(distance))
+
+
+def _flattened(r: Range) -> Range:
+    return Range(r.low.reshape(-1), r.high.reshape(-1), r.nan.reshape(-1))
 
 
 def _inside(x: Array, allowed: Range) -> Array:
