@@ -78,9 +78,7 @@ refresh: setup
 # The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
 prove: setup
 	@rm -rf .pytest_cache/d/proved tests/golden/proved.txt
-	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'not gpu' $(addprefix tests/backends/test_,\
-	  triton_assembly.py triton_epilogue.py noise_triton.py cuda_code.py noise_cupy.py) \
-	  -k 'kernel or machine_code or moved or architecture or wide_states'
+	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'proof and not gpu' tests/backends
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet

@@ -64,6 +64,7 @@ def first_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    ledger.marked = item.get_closest_marker("proof") is not None
     if item.get_closest_marker("gpu") is not None:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():

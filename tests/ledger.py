@@ -16,6 +16,9 @@ from pathlib import Path
 
 LEDGER = Path(__file__).parent / "golden" / "proved.txt"
 
+#: Whether the test that runs is marked `proof`, as conftest.py notes.
+marked = False
+
 #: The environment's names of the folder of this checkout's own digests, and of whether everything is proved anew.
 FOLDER, ANEW = "RULEC_PROVED_DIR", "RULEC_PROVE_ANEW"
 
@@ -46,6 +49,7 @@ def prove(claims: Mapping[str, str], check: Callable[[list[str]], None]) -> None
 
     Those that `check` did not raise for are recorded.
     """
+    assert marked, "mark this test `proof`: it is by that mark that `make prove` finds it"
     open_claims = [name for name, claim in claims.items() if not is_proved(claim)]
     if open_claims:
         check(open_claims)

@@ -1,8 +1,8 @@
-"""The element functions of every rule, for tests that compile them."""
+"""The element functions of rules, for tests that compile them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import rulec
 from rulec.backend.layout import Layout, layout_for, scheduled
@@ -18,21 +18,25 @@ from rulec.testing.cases import (
 from rulec_backends.c.dialect import Dialect
 from rulec_backends.c.print import ElementWriter
 from rulec_backends.c.words import words_used
+from tests.backends.kinds import rule_of
 
 
-def programs(dtype: str) -> Iterator[tuple[Program, Layout]]:
-    """Every program of the library, for tensors of several shapes, and of the rules that tests are made of."""
-    rules = [*map(loaded, rulec.rules()), *hostile_rules(), *operation_rules(), *staged_rules()]
+def programs(dtype: str, names: Sequence[str] | None = None) -> Iterator[tuple[Program, Layout]]:
+    """The programs of these rules, or of all of the library and the suite, for tensors of several shapes."""
+    if names is None:
+        rules = [*map(loaded, rulec.rules()), *hostile_rules(), *operation_rules(), *staged_rules()]
+    else:
+        rules = [rule_of(name) for name in names]
     for rule in rules:
         for bucket in buckets_of(rule, MATRIX_SHAPES):
             yield scheduled(bucket.program, layout_for(bucket.program, dtype, transposed=bucket.transposed))
 
 
-def every_element(dialect: Dialect, dtype: str) -> str:
-    """The functions of all stages of all programs, under names of their own, and the words they use."""
+def every_element(dialect: Dialect, dtype: str, names: Sequence[str] | None = None) -> str:
+    """The functions of all stages of these programs, under names of their own, and the words they use."""
     writers = [
         ElementWriter(program, layout, stage, dialect, scaled=True)
-        for program, layout in programs(dtype) for stage in program.stages if stage.roots
+        for program, layout in programs(dtype, names) for stage in program.stages if stage.roots
     ]  # fmt: skip
     texts = []
     for number, writer in enumerate(writers):

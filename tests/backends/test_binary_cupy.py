@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from rulec.es.binary import Bits, convolve, draw, pack, product, score_gradient
 from rulec_backends.cupy.binary_source import source
+from tests import ledger
 from tests.backends import cuda_stand_in
-from tests.backends.cuda_assembly import ARCHITECTURES, kernels, missing
+from tests.backends.cuda_assembly import ARCHITECTURES, CHECKERS, kernels, missing
 from tests.es.test_binary_products import CONVOLUTIONS, bits
 
 needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
@@ -56,11 +58,15 @@ def test_bits_are_drawn_and_added_up(cupy: Any, shape: Any) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(a, marks=[] if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES]
-)
-def test_gpus_count_bits_by_an_instruction(architecture: str) -> None:
+@pytest.mark.proof
+def test_gpus_count_bits_by_an_instruction() -> None:
     """Tiles stay in registers and shared memory: nothing goes to a thread's own memory."""
+    known = ledger.checker(Path(__file__), *CHECKERS)
+    claims = {architecture: ledger.digest(known, architecture, source()) for architecture in ARCHITECTURES}
+    ledger.prove(claims, lambda changed: [check_code(architecture) for architecture in changed])
+
+
+def check_code(architecture: str) -> None:
     found = kernels(source(), architecture, ["multiply_bits", "draw_bits", "add_bits"])
     for code in found.values():
         assert (code.local(), code.stack) == ([], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,10 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.language.node import Op, walk
-from rulec.testing import check_backend
+from rulec.testing import IEEE, NumpyKind, TorchKind, check_backend
+from rulec.testing.cases import MATRIX_SHAPES, loaded
+from rulec.testing.conformance import check_rule
+from rulec.testing.trial import Subject
 from rulec_backends.c import CBackend, CKernel
 from rulec_backends.c import print as c_print
 from rulec_backends.c import threads as c_threads
@@ -26,11 +30,14 @@ from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING
 from tests.backends.cpu_stages import bucket_of as staged_bucket_of
-from tests.backends.test_cpu_stages import LARGE, PROGRAMS, SHAPES, program
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, rule_of
+from tests.backends.test_cpu_stages import COMBINED, LARGE, SHAPES, program
 
 pytestmark = pytest.mark.skipif(CBackend().unavailable_reason() is not None, reason="there is no C compiler")
 
 SIZES = [1, 7, 16, 1000, 0, 33_000]
+
+SUBJECT = Subject(CBackend(), NumpyKind(), IEEE)
 
 
 def kernel_of(program: Program, layout: Layout) -> CKernel:
@@ -66,32 +73,52 @@ def exact_rules() -> list[str]:
 # The suite
 
 
+@pytest.mark.parametrize("name", [*KINDS, *AWKWARD])
+def test_rules_of_every_kind(name: str) -> None:
+    check_rule(SUBJECT, rule_of(name), "float32")
+
+
+def test_every_operation() -> None:
+    check_every_operation(SUBJECT)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*zip(CUTS, ("float64", "bfloat16", "float16"), strict=True)])
+def test_other_dtypes_on_torch_tensors(name: str, dtype: str) -> None:
+    pytest.importorskip("torch")
+    check_rule(Subject(CBackend(), TorchKind(), IEEE), loaded(name), dtype, MATRIX_SHAPES[5:])
+
+
+@pytest.mark.slow
 def test_every_rule_passes_the_suite_in_float32() -> None:
     report = check_backend("c", dtypes=["float32"])
     assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
 
 
-def test_some_rules_pass_the_suite_on_torch_tensors_of_bfloat16() -> None:
-    pytest.importorskip("torch")
-    report = check_backend("c", rules=["adamw", "lamb", "adafactor"], dtypes=["bfloat16"], arrays="torch")
-    assert (report.refused, report.unmet, report.stages) == ([], [], True)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("arrays", ["numpy", "torch"])
-def test_every_rule_passes_the_suite_in_every_dtype(arrays: str) -> None:
-    report = check_backend("c", arrays=arrays)
+def test_rules_of_every_kind_pass_the_suite_in_every_dtype_on_torch_tensors() -> None:
+    pytest.importorskip("torch")
+    report = check_backend("c", rules=KINDS, arrays="torch")
     assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
-    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+    assert (report.rules, report.refused, report.unmet, report.stages) == ([*KINDS], [], [], True)
 
 
 # One stage, bit for bit
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", exact_rules())
-def test_every_rule_of_exact_operations_equals_numpy_bit_for_bit(name: str, dtype: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [
+    ("adamw", "float32"), ("adan", "float64"), ("rprop", "float32"), ("rprop", "float64"), ("radam", "float32"),
+    ("transforms/clip_by_value", "float64"),
+])  # fmt: skip
+def test_rules_of_exact_operations_equal_numpy_bit_for_bit(name: str, dtype: str) -> None:
     assert_step_is_numpys(bucket_of(name, SIZES, dtype=dtype))
+
+
+@pytest.mark.slow
+def test_every_rule_of_exact_operations_equals_numpy_bit_for_bit() -> None:
+    names = exact_rules()
+    assert len(names) > 30
+    for name in names:
+        assert_step_is_numpys(bucket_of(name, SIZES))
 
 
 @pytest.mark.parametrize("expression", [
@@ -172,8 +199,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "dtype"), COMBINED)
 def test_every_stage_of_every_shape_is_numpys(name: str, dtype: str) -> None:
     bucket = staged_bucket_of(program(name), SHAPES, dtype=dtype)
     bucket.bind(kernel_of(bucket.program, bucket.layout))
@@ -367,10 +393,13 @@ def test_an_operation_without_a_spelling_is_refused_by_name(monkeypatch: pytest.
         CBackend().emit(program, layout_for(program, "float32"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_every_source_compiles_without_a_warning(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [("float64", (*CUTS, *AWKWARD)), *(pytest.param(d, None, marks=pytest.mark.slow) for d in ("float32", "bfloat16"))],
+)
+def test_sources_compile_without_a_warning(dtype: str, names: Sequence[str] | None, tmp_path: Path) -> None:
     files = []
-    for number, pair in enumerate(programs(dtype)):
+    for number, pair in enumerate(programs(dtype, names)):
         files.append(tmp_path / f"{number}.c")
         files[-1].write_text(CBackend().emit(*pair))
     checks = ["-std=c99", "-pedantic", "-fopenmp", "-Wall", "-Wextra", "-Wvla", "-Werror", "-fsyntax-only"]

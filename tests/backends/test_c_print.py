@@ -17,6 +17,7 @@ from rulec_backends.c.print import ElementWriter
 from rulec_backends.c.words import WORDS, words_used
 from tests.backends.c_programs import every_element
 from tests.backends.cpu_programs import program_of
+from tests.backends.kinds import AWKWARD, KINDS
 
 DIALECT = Dialect("c")
 
@@ -135,24 +136,35 @@ def test_words_are_printed_before_those_that_call_them_and_in_a_dialects_own_spe
     assert words_used("bits_offset(y) + my_signf(z)", DIALECT) == []
 
 
-@pytest.mark.parametrize("compiler", [["cc", "-std=c99", "-pedantic"], ["c++", "-std=c++17", "-x", "c++"]])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_every_rule_is_c_and_c_plus_plus_without_a_warning(dtype: str, compiler: list[str], tmp_path: Path) -> None:
-    """CUDA C is C++ where the two differ."""
+C = ["cc", "-std=c99", "-pedantic"]
+C_PLUS_PLUS = ["c++", "-std=c++17", "-x", "c++"]
+
+
+def assert_no_warning(code: str, compiler: list[str], folder: Path) -> None:
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"there is no {compiler[0]}")
-    source = tmp_path / "elements.c"
-    source.write_text(HEAD + every_element(DIALECT, dtype))
+    source = folder / "elements.c"
+    source.write_text(HEAD + code)
     command = [*compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("dtype", "compiler"), [("bfloat16", C), ("float16", C_PLUS_PLUS)])
+def test_rules_of_every_kind_are_c_and_c_plus_plus_without_a_warning(
+    dtype: str, compiler: list[str], tmp_path: Path
+) -> None:
+    """CUDA C is C++ where the two differ."""
+    assert_no_warning(every_element(DIALECT, dtype, (*KINDS, *AWKWARD)), compiler, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_every_rule_is_c_and_c_plus_plus_without_a_warning(dtype: str, tmp_path: Path) -> None:
+    code = every_element(DIALECT, dtype)
+    assert_no_warning(code, C, tmp_path)
+    assert_no_warning(code, C_PLUS_PLUS, tmp_path)
+
+
 def test_every_word_is_c_without_a_warning(tmp_path: Path) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("there is no cc")
-    source = tmp_path / "words.c"
-    source.write_text(HEAD + "\n".join(words_used(" ".join(f"{name}(" for name in WORDS), DIALECT)))
-    command = ["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert_no_warning("\n".join(words_used(" ".join(f"{name}(" for name in WORDS), DIALECT)), C, tmp_path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,18 +45,33 @@ def bits(text: str, backend: str, seed: int, shapes: list[tuple[int, ...]], dtyp
     return [np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x) for x in found]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rules(), shapes, st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 2**31))
-def test_c_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
+def a_few_and_many(few: int, many: int) -> pytest.MarkDecorator:
+    """How many examples there are every day, and among the slow tests."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def examples(count: int, check: Callable[..., None], *drawn: st.SearchStrategy[Any]) -> None:
+    """Checks so many."""
+    settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))(given(*drawn)(check))()
+
+
+@a_few_and_many(6, 40)
+def test_c_and_numpy_give_the_same_bits(count: int) -> None:
+    dtypes = st.sampled_from(["float32", "float64", "float16"])
+    examples(count, same_bits, rules(), shapes, dtypes, st.integers(0, 2**31))
+
+
+def same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
     ours, plain = (bits(text, backend, seed, shapes, dtype) for backend in ("c", "numpy"))
     for c, numpy in zip(ours, plain, strict=True):
         assert c.tobytes() == numpy.tobytes(), text
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
-def test_c_follows_the_reference_through_reductions_levels_and_branches(
-    text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
-) -> None:
+@a_few_and_many(4, 30)
+def test_c_follows_the_reference_through_reductions_levels_and_branches(count: int) -> None:
+    examples(count, follows, reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
+
+
+def follows(text: str, shapes: list[tuple[int, ...]], seed: int, special: bool) -> None:
     follow_reference(Subject(registry.get("c"), NumpyKind(), IEEE), rulec.parse(text), shapes, seed, special)

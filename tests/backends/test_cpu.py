@@ -25,12 +25,9 @@ from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import threads as cpu_threads
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
+from tests.backends.kinds import ELEMENTWISE
 
 SIZES = [1, 7, 16, 1000, 0, 33_000]
-
-
-def elementwise_rules() -> list[str]:
-    return [name for name in rulec.rules(wrappers=False) if rulec.compile(rulec.load(name)).elementwise]
 
 
 def step(bucket: Bucket) -> None:
@@ -46,10 +43,20 @@ def assert_step_is_numpys(bucket: Bucket) -> None:
             assert np.array_equal(got, values, equal_nan=True), (bucket.program.name, tensor, name)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", elementwise_rules())
-def test_every_rule_equals_numpy_bit_for_bit(name: str, dtype: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [
+    *((name, "float32") for name in (*ELEMENTWISE, "radam", "yogi")),
+    ("adamw", "float64"), ("madgrad", "float64"), ("rprop", "float64"), ("transforms/clip_by_value", "float64"),
+])  # fmt: skip
+def test_rules_of_one_stage_equal_numpy_bit_for_bit(name: str, dtype: str) -> None:
     assert_step_is_numpys(bucket_of(name, SIZES, dtype=dtype))
+
+
+@pytest.mark.slow
+def test_every_rule_of_one_stage_equals_numpy_bit_for_bit() -> None:
+    names = [name for name in rulec.rules(wrappers=False) if rulec.compile(rulec.load(name)).elementwise]
+    assert len(names) > 40
+    for name in names:
+        assert_step_is_numpys(bucket_of(name, SIZES))
 
 
 @pytest.mark.parametrize("expression", [
@@ -260,8 +267,8 @@ def widest() -> str:
 
 
 @pytest.mark.parametrize("rule", [
-    "adam", "lion", "ademamix", "adan", "direction = exp(g)*log(p)", "direction = cbrt(g) + tanh(p)",
-    "direction = abs(g)**a", "direction = erf(g)*sigmoid(p)",
+    "adam", "direction = exp(g)*log(p) + cbrt(g) + tanh(p) + abs(g)**a + erf(g)*sigmoid(p)",
+    *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("lion", "ademamix", "adan")),
 ])  # fmt: skip
 def test_kernels_are_vectors_of_full_width(rule: str) -> None:
     register = widest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -45,14 +46,16 @@ def _sprinkle(array: Array, offset: int) -> None:
     array[: len(values)] = values[: array.size]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    state=expressions, update=expressions, size=st.integers(1, 100), maximize=st.booleans(),
-    dtypes=st.tuples(*[st.sampled_from(["float32", "float64", "float16"])] * 3),
-)  # fmt: skip
-def test_random_steps_equal_numpy(
-    state: str, update: str, size: int, maximize: bool, dtypes: tuple[str, str, str]
-) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(25, marks=pytest.mark.slow)])
+def test_random_steps_equal_numpy(count: int) -> None:
+    drawn = given(
+        state=expressions, update=expressions, size=st.integers(1, 100), maximize=st.booleans(),
+        dtypes=st.tuples(*[st.sampled_from(["float32", "float64", "float16"])] * 3),
+    )  # fmt: skip
+    settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])(drawn(check))()
+
+
+def check(state: str, update: str, size: int, maximize: bool, dtypes: tuple[str, str, str]) -> None:
     text = f"m = {state}\np = {update}"
     layout = layout_for(program_of(text), dtypes[0], dtypes[1], {"m": dtypes[2]}, maximize)
     bucket = bucket_of(text, [size, 3], layout)

@@ -27,6 +27,7 @@ from rulec_backends.cpu import chunks as cpu_chunks
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import print as cpu_print
+from rulec_backends.cpu import threads as cpu_threads
 from rulec_backends.cpu.chunks import CHUNK, Matrices
 from rulec_backends.cpu.print import kernel_source
 from rulec_backends.cpu.staged import StagedCall
@@ -105,8 +106,10 @@ def check_every_stage(bucket: StagedBucket) -> None:
         bucket.check(stage)
 
 
-COMBINED = [(name, dtype) for name in PROGRAMS for dtype in ("float32", "bfloat16")]
-COMBINED += [(name, dtype) for name in ("lamb", "adafactor", "every reduction") for dtype in ("float64", "float16")]
+#: Every program, every dtype, and every dtype of the program that reduces in all ways.
+COMBINED = [(name, "float32") for name in PROGRAMS]
+COMBINED += [("every reduction", dtype) for dtype in ("bfloat16", "float64", "float16")]
+COMBINED += [("adafactor", "bfloat16"), ("lamb", "float64"), ("matrices and truth", "bfloat16")]
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -121,7 +124,7 @@ def test_large_tensors(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("name", ["lamb", "adafactor", "every reduction", "a matrix function"])
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
 def test_storage_of_several_widths(name: str) -> None:
     found = program(name)
     layout = layout_for(found, "bfloat16", "float32", {"m": "float64", "v": "float16", "r": "float32"})
@@ -129,14 +132,13 @@ def test_storage_of_several_widths(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("name", ["lamb", "every reduction"])
-def test_maximize_negates_gradients_in_every_stage(name: str) -> None:
-    found = program(name)
+def test_maximize_negates_gradients_in_every_stage() -> None:
+    found = program("every reduction")
     check_every_stage(bucket_of(found, SHAPES, layout_for(found, "float32", maximize=True)))
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("name", ["adafactor", "every reduction", "matrices and truth", "a matrix function"])
+@pytest.mark.parametrize("name", ["adafactor", "every reduction", "a matrix function"])
 def test_rows_of_a_rule_may_be_columns_in_memory(name: str) -> None:
     step, more = PROGRAMS[name]
     found = program_of(step, **more, view="{short: first}")
@@ -198,13 +200,13 @@ def test_nan_and_infinities_reach_every_reduction_without_a_warning() -> None:
 
 
 def test_sums_are_those_of_float64() -> None:
-    """Seventeen million ones, more than float32 can count, and what is lost beside them in float32."""
+    """Of seventeen million, more than float32 can count by ones, and what is lost beside them in float32."""
     found = program_of("direction = g/sum(g)")
-    bucket = bucket_of(found, [(17_000_001,)])
-    bucket.buffers[0]["g"][...] = 1
+    bucket = bucket_of(found, [(70_001,)])
+    bucket.buffers[0]["g"][...] = 256
     bucket.buffers[0]["g"][-1] = 2.0**-20
     (number,) = bucket.call(0).reduced["sum_tensor"]
-    assert number == 17_000_000 + 2.0**-20
+    assert number == 256 * 70_000 + 2.0**-20
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor"])
@@ -268,6 +270,16 @@ print([fingerprint(bucket_of(program(name), LARGE)) for name in ("lamb", "adafac
 """
 
 
+@pytest.mark.parametrize("name", ["adafactor", "every reduction"])
+def test_bits_do_not_depend_on_the_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = fingerprint(bucket_of(program(name), LARGE))
+    team = cpu_threads._Team(3)
+    for setting, value in {"thread_count": lambda: 4, "_openmp": lambda loaded: None, "_team": lambda: team}.items():
+        monkeypatch.setattr(cpu_threads, setting, value)
+    assert fingerprint(bucket_of(program(name), LARGE)) == wanted
+
+
+@pytest.mark.slow
 def test_bits_do_not_depend_on_threads() -> None:
     """In a process each: with PyTorch's threads, and with Python's."""
     runs = [("1", ""), ("2", ""), ("8", ""), ("8", "import torch")]
@@ -395,8 +407,8 @@ def instructions(assembly: str) -> list[str]:
 
 @pytest.mark.parametrize(("step", "wanted"), [
     ("direction = g/norm(g)", ["vmulps", "vcvtps2pd", "vaddpd"]),
-    ('direction = g/sum(g*p, per="row")', ["vmulps", "vcvtps2pd", "vaddpd"]),
-    ('direction = g/sum(g*p, per="col")', ["vmulps", "vcvtps2pd", "vaddpd"]),
+    *(pytest.param(f'direction = g/sum(g*p, per="{line}")', ["vmulps", "vcvtps2pd", "vaddpd"], marks=pytest.mark.slow)
+      for line in ("row", "col")),
     ("direction = g/max(g*p)", ["vmulps", "vminps|vmaxps"]),
 ])  # fmt: skip
 def test_reductions_are_vectors(step: str, wanted: list[str]) -> None:
@@ -452,8 +464,10 @@ def test_matrices_need_views_that_fit_the_layout() -> None:
 # The limit
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), [
+    ("lamb", "float32"), ("adafactor", "bfloat16"), ("every reduction", "float32"), ("a matrix function", "bfloat16"),
+    ("an input, reduced", "float32"),
+])  # fmt: skip
 def test_the_limit_of_stages_moves_the_same_arrays_and_changes_nothing(name: str, dtype: str) -> None:
     bucket = bucket_of(program(name), SHAPES, dtype=dtype)
     before = [{k: a.copy() for k, a in bucket.buffers[i].items()} for i in range(len(SHAPES))]
@@ -487,15 +501,21 @@ def test_the_library_has_every_reduction_that_is_tested_here() -> None:
     assert ops == {Op.SUM, Op.MIN, Op.MAX}
 
 
-def rules_of_stages() -> list[str]:
-    alone = [name for name in rulec.rules() if not rulec.load(name).wraps]
-    return [name for name in alone if not rulec.compile(rulec.load(name)).elementwise]
+MATRICES = [(40, 60), (64, 64), (3, 200), (2, 5, 7)]
 
 
-@pytest.mark.parametrize("name", rules_of_stages())
-def test_stages_of_the_library(name: str) -> None:
-    shapes = [(40, 60), (64, 64), (3, 200), (2, 5, 7)]
-    check_every_stage(bucket_of(rulec.compile(rulec.load(name)), shapes))
+@pytest.mark.parametrize("name", ["sm3", "prodigy", "transforms/skip_not_finite"])
+def test_stages_of_rules(name: str) -> None:
+    check_every_stage(bucket_of(rulec.compile(rulec.load(name)), MATRICES))
+
+
+@pytest.mark.slow
+def test_stages_of_the_library() -> None:
+    programs = [rulec.compile(rulec.load(name)) for name in rulec.rules() if not rulec.load(name).wraps]
+    staged = [found for found in programs if not found.elementwise]
+    assert len(staged) > 20
+    for found in staged:
+        check_every_stage(bucket_of(found, MATRICES))
 
 
 def norms(count: int) -> str:
@@ -523,4 +543,4 @@ def test_numba_s_work_for_reductions_grows_with_their_number() -> None:
             total += again * sum(isinstance(n, ast.stmt) for n in ast.walk(function))
         return total
 
-    assert work(256) < 2.2 * work(128)
+    assert work(128) < 2.2 * work(64)

@@ -20,13 +20,9 @@ from rulec_backends.cupy.print import kernel_source
 from rulec_backends.plan import COL, ELEMENT, place, vectors
 from tests import ledger
 from tests.backends.cuda_assembly import ARCHITECTURES, CHECKERS, CompileError, compiled, kernels, missing
+from tests.backends.kinds import KINDS
 
 needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
-
-CHOSEN = [
-    "sgd", "adamw", "lion", "nadam", "rprop", "adafactor", "lamb", "prodigy", "muon", "schedule_free_adamw", "adamp",
-    "transforms/skip_not_finite",
-]  # fmt: skip
 
 
 def programs(name: str, dtype: str) -> Iterator[tuple[Program, Layout]]:
@@ -43,17 +39,13 @@ def moved(program: Program, layout: Layout, stage: Stage) -> tuple[int, int]:
     return read, sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
 
 
-def check_machine_code(names: Sequence[str], dtype: str, architecture: str) -> None:
-    """Proves the kernels of the rules whose text, compiler or check changed since they were proved."""
+def check_machine_code(names: Sequence[str], dtype: str) -> None:
+    """Proves, for every architecture, the kernels of the rules whose text, compiler or check changed since."""
     known = ledger.checker(Path(__file__), *CHECKERS)
     texts = {name: [kernel_source(*one) for one in programs(name, dtype)] for name in names}
-    claims = {name: ledger.digest(known, architecture, *text) for name, text in texts.items()}
-
-    def compile_and_check(changed: list[str]) -> None:
-        for name in changed:
-            check_rule(name, dtype, architecture)
-
-    ledger.prove(claims, compile_and_check)
+    for architecture in ARCHITECTURES:
+        claims = {name: ledger.digest(known, architecture, *text) for name, text in texts.items()}
+        ledger.prove(claims, lambda changed, at=architecture: [check_rule(name, dtype, at) for name in changed])
 
 
 def check_rule(name: str, dtype: str, architecture: str) -> None:
@@ -81,21 +73,22 @@ def test_compiling_leaves_the_bytes_of_python_as_they_are() -> None:
 
 
 @needs_nvrtc
+@pytest.mark.proof
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_elements_are_moved_by_16_bytes_and_once(dtype: str, architecture: str) -> None:
-    check_machine_code(CHOSEN, dtype, architecture)
+def test_elements_are_moved_by_16_bytes_and_once(dtype: str) -> None:
+    check_machine_code(KINDS, dtype)
 
 
 @needs_nvrtc
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.proof
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_every_rule_for_every_architecture(dtype: str, architecture: str) -> None:
-    check_machine_code(rulec.rules(), dtype, architecture)
+def test_every_rule_for_every_architecture(dtype: str) -> None:
+    check_machine_code(rulec.rules(), dtype)
 
 
 @needs_nvrtc
+@pytest.mark.proof
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_operation_compiles(dtype: str) -> None:
     rule = rulec.parse(
@@ -106,7 +99,9 @@ def test_every_operation_compiles(dtype: str) -> None:
         "  p = p - y*max(g) - min(p)\n"
     )
     program = compile(rule)
-    assert compiled(kernel_source(program, layout_for(program, dtype, states={"a": "float16"})), "sm_90")
+    source = kernel_source(program, layout_for(program, dtype, states={"a": "float16"}))
+    claim = ledger.digest(ledger.checker(Path(__file__), *CHECKERS), "compiles", source)
+    ledger.prove({"sm_90": claim}, lambda _: compiled(source, "sm_90"))
 
 
 @needs_nvrtc

@@ -29,14 +29,9 @@ from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
+from tests.backends.kinds import AWKWARD, BETWEEN, CUTS, KINDS, check_every_operation, rule_of
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
-
-#: Rules of every kind: of one stage and of several, with rows and columns, matrices, scalar states and branches.
-CHOSEN = [
-    "sgd", "adamw", "lion", "nadam", "rprop", "adafactor", "lamb", "prodigy", "muon", "schedule_free_adamw", "adamp",
-    "transforms/skip_not_finite",
-]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +55,16 @@ SUBJECT = Subject(backend(), CupyKind(), IEEE)
 # The contract
 
 
+@pytest.mark.parametrize("name", [*KINDS, *AWKWARD])
+def test_rules_of_every_kind(name: str) -> None:
+    check_rule(SUBJECT, rule_of(name), "float32")
+
+
+def test_every_operation() -> None:
+    check_every_operation(SUBJECT)
+
+
+@pytest.mark.slow
 def test_every_rule_in_float32() -> None:
     report = check_backend(backend(), arrays=CupyKind(), dtypes=["float32"])
     assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
@@ -67,22 +72,22 @@ def test_every_rule_in_float32() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-def test_every_rule_in_other_dtypes(dtype: str) -> None:
-    report = check_backend(backend(), arrays=CupyKind(), dtypes=[dtype])
-    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+def test_rules_of_every_kind_in_other_dtypes(dtype: str) -> None:
+    for name in (*KINDS, *AWKWARD):
+        check_rule(SUBJECT, rule_of(name), dtype, MATRIX_SHAPES[2:])
+    for name in CUTS:
+        check_on_device(SUBJECT, loaded(name), dtype, MATRIX_SHAPES[2:])
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_mixed_dtypes(name: str) -> None:
-    check_mixed_dtypes(SUBJECT, loaded(name), ["float32", "float64", "bfloat16", "float16"])
+def test_mixed_dtypes() -> None:
+    check_mixed_dtypes(SUBJECT, loaded("came"), ["float32", "float64", "bfloat16", "float16"])
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor"])
+@pytest.mark.parametrize("name", CUTS)
 def test_blocks_of_as_many_threads_as_on_a_gpu(name: str) -> None:
     whole = Subject(CupyBackend(), CupyKind(), IEEE)
     assert CupyBackend().threads == THREADS
-    check_rule(whole, loaded(name), "float32", MATRIX_SHAPES)
-    check_rule(whole, loaded(name), "bfloat16", LARGE_SHAPES)
+    check_rule(whole, loaded(name), "bfloat16", [(33, 65), *LARGE_SHAPES])
 
 
 def test_lines_of_several_tiles() -> None:
@@ -95,15 +100,15 @@ def test_rows_stays_and_scale_on_the_device(name: str) -> None:
     check_on_device(SUBJECT, loaded(name), "float32", MATRIX_SHAPES)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "muon", "prodigy", "transforms/skip_not_finite"])
 def test_whole_steps_are_the_reference_s(name: str) -> None:
     check_whole(SUBJECT, loaded(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in rulec.rules() if name not in CHOSEN])
-def test_whole_steps_of_all_other_rules_are_the_reference_s(name: str) -> None:
-    check_whole(SUBJECT, loaded(name))
+def test_whole_steps_of_every_kind_are_the_reference_s() -> None:
+    for name in (*KINDS, *BETWEEN):
+        check_whole(SUBJECT, loaded(name))
 
 
 # What calls share

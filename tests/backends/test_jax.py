@@ -16,12 +16,12 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable
 from rulec.testing import XLA, JaxKind, check_backend
+from rulec.testing.cases import loaded
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
 from rulec_backends.jax import JaxBackend, JaxKernel
-
-ISSUE = ["sgd", "adamw", "lion", "radam"]
+from tests.backends.kinds import CUTS, KINDS, check_every_operation, rule_of
 
 LION = '''\
 """Lion by the jax backend: p:bf16 g:bf16 m:f32. Printed by rulec."""
@@ -61,23 +61,49 @@ def table(program: Any, tensors: int, value: float = 0.5) -> Rows:
     return Rows(np.full((1, len(program.scalars.columns)), value), np.zeros(tensors, np.int64))
 
 
-@pytest.mark.slow
-def test_it_is_a_backend(wide: bool) -> None:
-    dtypes = ["float64", "bfloat16"] if wide else ["float32", "float16"]
-    report = check_backend("jax", rules=ISSUE, dtypes=dtypes)
-    assert (report.rules, report.refused, report.unmet, report.stages) == (ISSUE, [], [], True)
+def test_dtypes_are_those_that_jax_is_set_to(wide: bool) -> None:
     assert list(JaxKind().dtypes) == ["float32", *(["float64"] if wide else []), "bfloat16", "float16"]
 
 
-@pytest.mark.parametrize("name", ["adamw", "rprop", "madgrad", "asgd", "lamb", "adafactor", "cautious_adamw"])
+@pytest.mark.slow
+def test_it_is_a_backend() -> None:
+    report = check_backend("jax", rules=CUTS, dtypes=["float32"])
+    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
+
+
+#: A number, nothing, and two matrices: XLA compiles for every shape.
+FEW = [(), (0,), (9, 5), (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw", "rprop", "madgrad", "asgd", "lamb", "adafactor", "cautious_adamw", "muon", "transforms/lookahead",
+     "Exchange", "Names", "Words", "Last2", "Seldom"],
+)  # fmt: skip
 def test_rules_of_every_kind(name: str) -> None:
-    check_rule(subject(), rulec.load(name), "float32")
+    check_rule(subject(), rule_of(name), "float32", FEW)
+
+
+def test_every_operation() -> None:
+    check_every_operation(subject())
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("adamw", "float64"), ("lamb", "float16"), ("adafactor", "bfloat16")])
+def test_other_dtypes(name: str, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        check_rule(subject(), loaded(name), dtype, FEW[1:3])
 
 
 @pytest.mark.slow
-def test_it_is_a_backend_for_every_rule() -> None:
-    report = check_backend("jax", dtypes=["float32"])
-    assert (report.refused, report.stages) == ([], True)
+def test_rules_of_every_kind_in_other_dtypes(wide: bool) -> None:
+    for name in KINDS:
+        check_rule(subject(), loaded(name), "float64" if wide else "bfloat16", FEW)
+
+
+@pytest.mark.slow
+def test_every_rule() -> None:
+    for name in rulec.rules():
+        check_rule(subject(), loaded(name), "float32", FEW)
 
 
 def test_the_code_reads_like_the_rule() -> None:

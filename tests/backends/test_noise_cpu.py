@@ -17,7 +17,7 @@ from rulec_backends.cpu import CpuBackend, noise
 from rulec_backends.cpu.chunks import CHUNK
 from rulec_backends.cpu.noise import fill_lines, fill_noise, fill_words
 from rulec_backends.cpu.noise_record import TILE
-from tests.backends.cpu_programs import NUMPY_DTYPES, Bucket, bucket_of, program_of
+from tests.backends.cpu_programs import Bucket, bucket_of, program_of
 
 VALUES = ("normal", "rademacher", "popcount")
 
@@ -219,9 +219,10 @@ def test_some_tensors_of_a_bucket_are_updated_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["sgd", "lion", "rprop"])
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(("rule", "dtype", "values"), [
+    ("sgd", "float64", "normal"), ("lion", "float16", "rademacher"), ("rprop", "float32", "popcount"),
+    ("lion", "float64", "popcount"), ("rprop", "float16", "normal"), ("sgd", "float32", "rademacher"),
+])  # fmt: skip
 def test_updates_with_noise_of_other_rules_and_dtypes(rule: str, dtype: str, values: str) -> None:
     check(rule, values, dtype=dtype)
 

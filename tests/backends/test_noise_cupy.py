@@ -128,12 +128,14 @@ def check_code(source: str, architecture: str, program: Program, layout: Layout,
 
 
 @needs_nvrtc
+@pytest.mark.proof
 def test_machine_code_keeps_sums_in_registers() -> None:
     check("adamw", "float32", "popcount", "sm_90")
 
 
 @needs_nvrtc
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize(
     ("dtype", "architecture"), [*(("float32", a) for a in ARCHITECTURES), ("bfloat16", "sm_90"), ("float64", "sm_80")]
@@ -143,8 +145,14 @@ def test_machine_code_of_other_kinds(dtype: str, values: Values, architecture: s
 
 
 @needs_nvrtc
-@pytest.mark.slow
-def test_the_kernel_of_words_compiles() -> None:
-    for architecture in ARCHITECTURES:
-        code = kernels(words_source(), architecture, ["words"])["words"]
-        assert (code.local(), code.stack) == ([], 0)
+@pytest.mark.proof
+def test_the_kernel_of_words_keeps_nothing_in_local_memory() -> None:
+    known = ledger.checker(Path(__file__), *CHECKERS)
+    claims = {architecture: ledger.digest(known, architecture, words_source()) for architecture in ARCHITECTURES}
+
+    def check_words(changed: list[str]) -> None:
+        for architecture in changed:
+            code = kernels(words_source(), architecture, ["words"])["words"]
+            assert (code.local(), code.stack) == ([], 0)
+
+    ledger.prove(claims, check_words)

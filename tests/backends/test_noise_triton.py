@@ -118,6 +118,7 @@ def check(facts: Facts) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("target", "dtype", "values"),
     [

@@ -15,10 +15,15 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported, InternalError, TensorError
-from rulec.testing import NumpyKind, check_backend
-from rulec.testing.cases import loaded
+from rulec.testing import IEEE, NumpyKind, check_backend
+from rulec.testing.cases import MATRIX_SHAPES, loaded
+from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_operations, check_rule
+from rulec.testing.trial import Subject
 from rulec_backends.numpy import NumpyBackend, NumpyKernel
 from tests.backends import strict_arrays
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, rule_of
+
+SUBJECT = Subject(NumpyBackend(), NumpyKind(), IEEE)
 
 ADAMW = '''\
 """AdamW by the numpy backend: p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
@@ -57,6 +62,27 @@ def one_row(program: Any, value: float = 0.5) -> Rows:
     return Rows(np.full((1, len(program.scalars.columns)), value), np.zeros(1, np.int64))
 
 
+@pytest.mark.parametrize("name", [*KINDS, *AWKWARD])
+def test_rules_of_every_kind(name: str) -> None:
+    check_rule(SUBJECT, rule_of(name), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", CUTS)
+def test_other_dtypes(name: str, dtype: str) -> None:
+    check_rule(SUBJECT, loaded(name), dtype, MATRIX_SHAPES[5:])
+
+
+def test_mixed_dtypes_and_ascent() -> None:
+    check_mixed_dtypes(SUBJECT, loaded("came"), ["float32", "bfloat16", "float64"])
+    check_maximize(SUBJECT, loaded("lamb"), "float16")
+
+
+def test_every_operation() -> None:
+    check_operations(SUBJECT, "float32")
+
+
+@pytest.mark.slow
 def test_it_is_a_backend() -> None:
     report = check_backend("numpy")
     assert report.rules == rulec.rules()
@@ -210,12 +236,31 @@ class StrictKind(NumpyKind):
         return array.values.copy()  # type: ignore[no-any-return]
 
 
-def test_the_code_runs_on_arrays_that_only_follow_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = [name for name in rulec.rules() if "cbrt" not in str(compile(loaded(name)).stages)]
+STRICT = Subject(NumpyBackend(), StrictKind(), IEEE)
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two functions that the standard lacks."""
     monkeypatch.setattr(strict_arrays, "cbrt", strict_arrays.wrapped(np.cbrt), raising=False)
     monkeypatch.setattr(strict_arrays, "erf", strict_arrays.wrapped(strict_arrays.slow_erf), raising=False)
-    report = check_backend("numpy", rules=rules[::3], arrays=StrictKind())
-    assert (report.rules, report.unmet) == (rules[::3], [])
+
+
+@pytest.mark.parametrize("name", [n for n in (*KINDS, *AWKWARD) if n != "madgrad"])
+def test_the_code_runs_on_arrays_that_only_follow_the_standard(name: str) -> None:
+    check_rule(STRICT, rule_of(name), "float32", MATRIX_SHAPES[2:6])
+
+
+@pytest.mark.usefixtures("complete")
+def test_operations_on_arrays_that_only_follow_the_standard() -> None:
+    check_operations(STRICT, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("complete")
+def test_it_is_a_backend_of_arrays_that_only_follow_the_standard() -> None:
+    report = check_backend("numpy", rules=CUTS, arrays=StrictKind())
+    assert (report.rules, report.unmet) == ([*CUTS], [])
 
 
 def test_what_the_standard_lacks_is_an_error_that_says_so() -> None:

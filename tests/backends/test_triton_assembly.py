@@ -12,7 +12,17 @@ import pytest
 
 import rulec
 from tests import ledger
-from tests.backends.triton_compiled import CHECKERS, TARGETS, Facts, Loop, compiled, compiled_helpers, loops, sources
+from tests.backends.triton_compiled import (
+    CHECKERS,
+    HELPED,
+    TARGETS,
+    Facts,
+    Loop,
+    compiled,
+    compiled_helpers,
+    loops,
+    sources,
+)
 
 #: Few buffers and many, functions, one reduction and several, of tensors, rows and columns, both ways round.
 SPOT = (
@@ -56,25 +66,33 @@ def check_rules(target: str, dtype: str, rules: Sequence[str], states: str = "")
     ledger.prove(claims, compile_and_check)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("target", "dtype"), [("cuda:90", "bfloat16"), ("hip:gfx942", "float32")])
 def test_kernels_move_what_the_program_moves_sixteen_bytes_at_a_time(target: str, dtype: str) -> None:
     check_rules(target, dtype, SPOT)
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_kernels_of_every_rule(target: str, dtype: str) -> None:
-    check_rules(target, dtype, rulec.rules())
+def test_the_kernels_of_every_rule(dtype: str) -> None:
+    for target in TARGETS:
+        check_rules(target, dtype, rulec.rules())
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_narrow_parameters_with_wide_states() -> None:
     check_rules("cuda:90", "bfloat16", rulec.rules(), states="float32")
 
 
-def test_the_scalar_program_and_what_finishes_reductions_compile() -> None:
-    assert compiled_helpers() == {"cuda:80": 2, "cuda:90": 2, "cuda:100": 2, "hip:gfx942": 2}
+@pytest.mark.proof
+def test_the_scalar_program_and_what_finishes_reductions_keep_nothing_in_local_memory() -> None:
+    def compile_and_check(_: list[str]) -> None:
+        assert compiled_helpers() == {"cuda:80": 2, "cuda:90": 2, "cuda:100": 2, "hip:gfx942": 2}
+
+    claim = ledger.digest(ledger.checker(Path(__file__), *CHECKERS), "helpers", *sources(HELPED, "float32"))
+    ledger.prove({HELPED: claim}, compile_and_check)
 
 
 PTX = """

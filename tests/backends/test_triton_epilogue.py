@@ -124,12 +124,14 @@ def check_products(target: str, rules: Sequence[str], states: str = "", most: in
     ledger.prove(claims, compile_and_check)
 
 
-@pytest.mark.parametrize("target", ["cuda:90", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
+@pytest.mark.proof
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 def test_the_kernel_of_adamw_uses_tensor_cores_and_spills_nothing(target: str) -> None:
     check_products(target, ["adamw"], most=1)
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
 @pytest.mark.parametrize("states", ["", "float32"])
 def test_the_kernels_of_other_rules(target: str, states: str) -> None:

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import rulec
 from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.ir import Program
 from rulec.testing.cases import buckets_of, loaded
@@ -37,6 +36,9 @@ TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 CHECKERS = (
     Path(__file__), *(ROOT / "backends" / name for name in ("plan.py", "triton/plan.py", "triton/blocks.py"))
 )  # fmt: skip
+
+#: The rule whose scalar program, and whose kernel that finishes reductions, are compiled.
+HELPED = "novograd"
 
 #: Of one matrix, so that it is the program for matrices that is compiled, where there are two.
 SHAPES = ((64, 48),)
@@ -250,8 +252,7 @@ def compiled_helpers() -> dict[str, int]:
 
 def _helpers() -> dict[str, int]:
     """The same, in the process that compiles: the scalar program of a rule, and what finishes its reductions."""
-    program = rulec.compile(rulec.load("novograd"))
-    layout = layout_for(program, "float32")
+    ((program, layout),) = programs(HELPED, "float32")
     kernels = TritonBackend().build(program, layout, TritonBackend().emit(program, layout)).kernels
     known = {"finish": {"LANES": FINISHED}, "scalars": {"LANES": LANES}}
     counted = {}

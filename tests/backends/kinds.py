@@ -1,0 +1,60 @@
+"""Rules that stand for the library where a backend is tested: one of each kind of program that a rule can become.
+
+Every backend runs these every day; the others are among the slow tests, in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import rulec
+from rulec.backend.layout import layout_for
+from rulec.language.rule import Rule
+from rulec.testing.cases import SPECIAL, hostile_rules, loaded, operation_rules, staged_rules
+from rulec.testing.trial import Subject, Trial
+
+#: One stage: few buffers and many, signs, choices, roots, states that are numbers, a parameter of its own.
+ELEMENTWISE = ("sgd", "adamw", "lion", "adan", "rprop", "madgrad", "nadam", "schedule_free_adamw")
+
+#: Several: norms, means of truth, rows and columns, greatest numbers, matrices, projections, states of the model,
+#: branches that are decided before a step and in one.
+STAGED = (
+    "lamb", "cautious_adamw", "adafactor", "sm3", "muon", "adamp", "prodigy", "transforms/lookahead",
+    "transforms/skip_not_finite",
+)  # fmt: skip
+
+#: Of the suite: values that another store overwrites, names a source may use for itself, steps that store nothing,
+#: every reduction, views, inputs, states that are read before they are written.
+AWKWARD = ("Exchange", "Names", "Sometimes", "Nothing", "Words", "Tensors", "Rows1", "Matrices0", "Last2", "Seldom")
+
+KINDS = (*ELEMENTWISE, *STAGED)
+
+#: One for each way of cutting tensors: elements, reductions of tensors, and lines of matrices.
+CUTS = ("adamw", "lamb", "adafactor")
+
+#: What else there is between stages: every matrix function, random numbers, powers and logarithms of scalars.
+BETWEEN = ("soap", "apollo_mini", "galore", "shampoo", "ademamix", "transforms/adaptive_clip")
+
+
+def every_operation() -> Rule:
+    """A rule with a state for each elementwise operation of `g` and `p`: all of them in one kernel."""
+    expressions = [rule.name for rule in operation_rules() if "t ==" not in rule.name and "t >" not in rule.name]
+    states = ", ".join(f"s{i}: 0" for i in range(len(expressions)))
+    step = "".join(f"  s{i} = {expression}\n" for i, expression in enumerate(expressions))
+    return rulec.parse(f"name: Every\nstate: {{{states}}}\nstep: |\n{step}")
+
+
+def check_every_operation(subject: Subject, dtype: str = "float32") -> None:
+    """Steps of that rule with all pairs of special values."""
+    rule = every_operation()
+    program = rulec.compile(rule)
+    with np.errstate(all="ignore"):
+        values = np.array(SPECIAL).astype(dtype).astype(np.float64)
+        g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
+        Trial(subject, rule, program, layout_for(program, dtype), [p], [{}]).step({0: g})
+
+
+def rule_of(name: str) -> Rule:
+    """A rule of the library, or one of the suite's own."""
+    awkward = {rule.name: rule for rule in (*hostile_rules(), *staged_rules())} if name in AWKWARD else {}
+    return awkward.get(name) or loaded(name)
