@@ -40,7 +40,8 @@ def every_operation() -> Rule:
     """A rule with a state for each elementwise operation of `g` and `p`: all of them in one kernel."""
     expressions = [rule.name for rule in operation_rules() if "t ==" not in rule.name and "t >" not in rule.name]
     states = ", ".join(f"s{i}: 0" for i in range(len(expressions)))
-    step = "".join(f"  s{i} = {expression}\n" for i, expression in enumerate(expressions))
+    lines = [f"s{i} = where(s{i} == 0, {expression}, 0)" for i, expression in enumerate(expressions)]
+    step = "".join(f"  {line}\n" for line in [*lines, "p = p"])
     return rulec.parse(f"name: Every\nstate: {{{states}}}\nstep: |\n{step}")
 
 

@@ -81,7 +81,7 @@ FEW = [(), (0,), (9, 5), (2, 3, 4)]
      "Exchange", "Names", "Words", "Last2", "Seldom"],
 )  # fmt: skip
 def test_rules_of_every_kind(name: str) -> None:
-    check_rule(subject(), rule_of(name), "float32", FEW)
+    check_rule(subject(), rule_of(name), "float32", FEW[1:3])
 
 
 def test_every_operation() -> None:

@@ -342,6 +342,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_neither_numbers_nor_counts_nor_addresses_specialise_a_kernel() -> None:
     """Only whether there are tensors that stay, or a scale, makes another kernel: see Triton's own key."""
     found = in_a_process(SPECIALISED)

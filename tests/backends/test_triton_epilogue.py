@@ -15,6 +15,7 @@ from rulec_backends.triton.epilogue import EpilogueStage
 from rulec_backends.triton.product import Tile, tile_for, tiles_for
 from tests import ledger
 from tests.backends import triton_products
+from tests.backends.kinds import ELEMENTWISE
 from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_process import in_the_interpreter
 from tests.backends.triton_products import Product, compiled_products, product_source
@@ -38,7 +39,7 @@ def test_an_update_by_factors_has_the_bits_of_one_by_their_product(dtype: str, f
     """Whole tiles and ends of them, any number of tokens; factors whose product is exact, but for its own rounding."""
     program = f"""{BITS}
 for i, shape in enumerate(SHAPES):
-    for tokens in (TOKENS[i % 4], TOKENS[(i + 1) % 4])[: 1 + (i < 2)]:
+    for tokens in (TOKENS[i % 4], TOKENS[(i + 1) % 4])[: 1 + (i < 2 and {dtype!r} != 'bfloat16')]:
         if not same_bits('adamw', {dtype!r}, {factors!r}, shape, tokens):
             failed.append([shape, tokens])
 """
@@ -84,7 +85,7 @@ for name in NAMES:
     [
         (["adamw", "lion"], "float32", "float32", 2),
         pytest.param(None, "bfloat16", "bfloat16", 40, marks=pytest.mark.slow),
-        pytest.param(None, "float32", "bfloat16", 40, marks=pytest.mark.slow),
+        pytest.param([*ELEMENTWISE], "float32", "bfloat16", 5, marks=pytest.mark.slow),
     ],
 )
 def test_rules_are_within_the_bounds_of_their_definition(

@@ -18,7 +18,7 @@ from rulec_backends.printed import run_source
 from rulec_backends.triton.words import words_used
 
 NAMES = ("exp", "log", "erf", "sigmoid", "tanh", "cbrt")
-COUNT = 1 << 18
+COUNT = 1 << 16
 EXACT = {
     "exp": np.exp, "log": np.log, "erf": scipy.special.erf, "tanh": np.tanh, "cbrt": np.cbrt,
     "sigmoid": lambda x: np.where(x < 0, np.exp(-np.abs(x)), 1) / (1 + np.exp(-np.abs(x))),
