@@ -90,12 +90,10 @@ class Witness:
         """Whether `p` was seen to move otherwise with gradients that are larger, all alike or each step by itself."""
 
         def differ(hyper: Mapping[str, float]) -> bool:
-            runs = [self._path(hyper, lambda k: 1.0)]
-            if changing:
-                runs.append(self._path(hyper, lambda k: (8.0, 64.0, 1 / 64, 1.0, 512.0)[k % 5]))
-            else:
-                runs += [self._path(hyper, lambda k: 128.0), self._path(hyper, lambda k: 1 / 128)]
-            return any(_parted(runs[0], other, self.params) for other in runs[1:])
+            (plain,) = self._once(("plain", *hyper), lambda: [self._path(hyper, (1.0,))])
+            cycles = [(8.0, 64.0, 1 / 64, 1.0, 512.0)] if changing else [(128.0,), (1 / 128,)]
+            runs = (self._path(hyper, own) for own in cycles)
+            return any(_parted(plain.params, other.params, self.params) for other in runs)
 
         return self._seen(differ)
 
@@ -160,15 +158,26 @@ class Witness:
 
     def _four(self, hyper: Mapping[str, float]) -> list[ReferenceOptimizer]:
         """Runs that end with one gradient, with another, with both together, and with none."""
-        one, two, warm = self.grads(10), self.grads(11), list(map(self.grads, range(_WARM)))
+        one, two = self.grads(10), self.grads(11)
         zero, both = [0 * g for g in one], [a + b for a, b in zip(one, two, strict=True)]
-        return [self._after(self.watched, hyper, [*warm, grads]) for grads in (one, two, both, zero)]
+        return [self._further(self._warm(hyper, _WARM), grads, _WARM) for grads in (one, two, both, zero)]
 
     def _at_zero(self, hyper: Mapping[str, float], first: bool) -> list[ReferenceOptimizer]:
         """A run before a gradient of zeros, and after it."""
-        warm = [] if first else list(map(self.grads, range(_WARM)))
-        zero = [0 * g for g in self.grads(0)]
-        return [self._after(self.watched, hyper, grads) for grads in (warm, [*warm, zero])]
+        count = 0 if first else _WARM
+        before = self._warm(hyper, count)
+        return [before, self._further(before, [0 * g for g in self.grads(0)], count)]
+
+    def _warm(self, hyper: Mapping[str, float], count: int) -> ReferenceOptimizer:
+        """A run after so many ordinary steps."""
+        grads = list(map(self.grads, range(count)))
+        return self._once(("warm", count, *hyper), lambda: [self._after(self.watched, hyper, grads)])[0]
+
+    def _further(self, run: ReferenceOptimizer, grads: Values, step: int) -> ReferenceOptimizer:
+        """What a run becomes by one more step."""
+        run = run.copy()
+        self._step(run, grads, step, {})
+        return run
 
     def _optimizer(self, rule: Rule, hyper: Mapping[str, float]) -> ReferenceOptimizer:
         return ReferenceOptimizer(rule, self.params, dict(hyper))
@@ -187,8 +196,10 @@ class Witness:
             self._step(run, each, step, {})
         return run
 
-    def _path(self, hyper: Mapping[str, float], scale: Callable[[int], float]) -> Values:
-        return self._after(self.rule, hyper, [[g * scale(k) for g in self.grads(k)] for k in range(_STEPS)]).params
+    def _path(self, hyper: Mapping[str, float], scales: Sequence[float]) -> ReferenceOptimizer:
+        """A run of gradients that are scaled, by turns."""
+        every = [[g * scales[k % len(scales)] for g in self.grads(k)] for k in range(_STEPS)]
+        return self._after(self.rule, hyper, every)
 
     def _states(self, run: ReferenceOptimizer, state: str, when: str) -> Values:
         """A state of each parameter that has it, `before` or `after` the last step."""

@@ -27,8 +27,9 @@ class AxisInference:
 
     def axes(self, value: Node) -> Axes:
         """The axes of `value`; RuleError where its parts do not fit together."""
-        for part in walk([value], self.known):
-            self.known[part] = self._infer(part)
+        if value not in self.known:
+            for part in walk([value], self.known):
+                self.known[part] = self._infer(part)
         return self.known[value]
 
     def _infer(self, value: Node) -> Axes:

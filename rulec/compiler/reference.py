@@ -5,9 +5,10 @@ Slow on purpose. Every backend is compared with the float64 walk, and the float6
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -96,6 +97,8 @@ class Run:
         self.shared, self.gradients, self.seed = shared, gradients, seed
         self.inference, self.joins = _known(program)
         self.values: dict[tuple[Node, Key], Any] = {}
+        #: The nodes of which every instance is among the values.
+        self.done: set[Node] = set()
         self.columns: dict[tuple[int, Key], Any] = {}
         self.by_index = {t.index: t for t in self.tensors}
         #: The runs of one step, this one among them: what several tensors share is reduced over all of them.
@@ -155,10 +158,11 @@ class Run:
 
     def _evaluate(self, roots: Sequence[Node]) -> None:
         with np.errstate(all="ignore"):
-            for part in walk(roots):
+            for part in walk(roots, self.done):
                 for key in self._keys(self._letters(part)):
                     if (part, key) not in self.values:
                         self.values[part, key] = self._compute(part, key)
+                self.done.add(part)
 
     def _get(self, value: Node, key: Key, letters: str) -> Any:
         """The instance of `value` that the instance `key` of something with axes `letters` sees."""
@@ -359,6 +363,22 @@ class ReferenceOptimizer:
                 extent[letter] = int(run._get(size, tensor.index, "kn"))
         shape = tuple(extent[c] if c in buffer.axes.letters else 1 for c in "bij")
         tensor.states[state] = np.broadcast_to(value, shape).copy()
+
+    def copy(self) -> ReferenceOptimizer:
+        """Another run that goes on from where this one is."""
+        twin = copy.copy(self)
+        # A step puts new arrays in the place of old ones, and changes none.
+        twin.tensors = [replace(t, states=dict(t.states)) for t in self.tensors]
+        twin._shared = {key: dict(shared) for key, shared in self._shared.items()}
+        places = {id(shared): key for key, shared in self._shared.items()}
+        twin._parts = {
+            key: _Part(
+                part.program, [dict(h) for h in part.hyper], twin._shared[places[id(part.shared)]],
+                [twin.tensors[t.index] for t in part.tensors],
+            )
+            for key, part in self._parts.items()
+        }  # fmt: skip
+        return twin
 
     @property
     def params(self) -> list[Array]:

@@ -273,3 +273,23 @@ def test_a_model_wide_sum_that_some_tensors_alone_read_is_refused() -> None:
     optimizer = ReferenceOptimizer(_branching("a", "b"), grads)
     with pytest.raises(RuleError, match="do not all have the same values across the model"):
         optimizer.step(grads)
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    rule = rule_of(
+        'm = 0.9*m + g\nw = w + sum(g, per="group")\nd = d + sum(w*t, per="model")\ndirection = m + w + d',
+        "hyper: {lr: 1.0}\nstate: {m: 0, w: {init: 0, per: group}, d: {init: 0, per: model}}\n",
+    )
+    one = ReferenceOptimizer(rule, PARAMS, [{}, {}], groups=GROUPS)
+    one.step(GRADS)
+    before, other = [p.copy() for p in one.params], one.copy()
+    other.step(GRADS, {"lr": 0.5})
+    for p, old, new in zip(one.params, before, other.params, strict=True):
+        np.testing.assert_array_equal(p, old)
+        assert not np.array_equal(new, old)
+    straight = ReferenceOptimizer(rule, PARAMS, [{}, {}], groups=GROUPS)
+    straight.step(GRADS)
+    for run in (one, other, straight):
+        run.step(GRADS, {"lr": 1.0})
+    for ours, wanted in zip(one.params, straight.params, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
