@@ -2,85 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+import rulec
 from rulec.analysis import Fact, Rest
-from tests.analysis.runs import (
-    WARM,
-    Trial,
-    analysed,
-    before_and_after,
-    far_apart,
-    hypers,
-    lifted,
-    names,
-    two_calls,
-    watched,
-)
+from tests.analysis.runs import WARM, Trial, before_and_after, far_apart, hypers, lifted, names, two_calls
 
-NAMES = names()
 EXACT, SEEN = 1e-7, 1e-5
 STRAIGHT, BENT = 1e-10, 1e-8
 
-rules = pytest.mark.parametrize("text", NAMES)
-few = settings(max_examples=3, deadline=None, database=None)
-seeds = st.integers(0, 1000)
+#: Scales of gradients: powers of two, which round nothing, for what is claimed; others for what is denied.
+ONE, EACH = [2.0**-7] * 8, [8.0, 2.0**-8, 32.0, 1.0, 0.25, 2.0**8, 0.5, 4.0]
+ONES, MANY = ([200.0] * 8, [0.01] * 8), [4.0, 100.0, 0.01, 10.0, 1.0, 0.1, 50.0, 2.0]
 
 
-def refuted(text: str, differs: Callable[[Trial], bool]) -> bool:
-    """Whether some of a few trials shows a difference."""
-    rule, _ = analysed(text)
-    trials = [Trial(rule, hyper, seed, seed == 4) for seed in (3, 4) for hyper in ({}, lifted(rule))]
-    return any(map(differs, trials))
+class Subject:
+    """A rule, its analysis, and the trials that it is held against: one is enough for all claims under a condition."""
+
+    def __init__(self, text: str) -> None:
+        self.rule = rulec.load(text)
+        self.found = self.rule.analysis
+        self.plain = Trial(self.rule, {}, 1)
+        self._under: dict[tuple[str, ...], Trial] = {}
+
+    def under(self, where: Sequence[str]) -> Trial:
+        """The trial whose hyper-parameters meet these conditions."""
+        hyper = hypers(self.rule, where)
+        return self._under.setdefault(tuple(hyper), Trial(self.rule, hyper, 2)) if hyper else self.plain
+
+    @cached_property
+    def doubts(self) -> list[Trial]:
+        """Trials of which one shows what is denied: at the defaults, and at values far enough from 0 to be felt."""
+        values: list[dict[str, float]] = [{}, lifted(self.rule)]
+        return [Trial(self.rule, hyper, seed, seed == 4) for seed in (3, 4) for hyper in values]
+
+    def refuted(self, differs: Callable[[Trial], bool]) -> bool:
+        """Whether some trial shows a difference."""
+        return any(map(differs, self.doubts))
+
+
+@pytest.mark.parametrize("text", names())
+def test_every_claim_about_a_rule(text: str) -> None:
+    subject = Subject(text)
+    scales(subject)
+    scales_that_matter(subject)
+    linear_states(subject)
+    accumulation(subject)
+    gradients_of_zeros(subject)
+    scope(subject)
+    where_p_is_not_read(subject)
 
 
 def parts(trial: Trial, scales: list[float], least: float) -> bool:
     """Whether `p` goes another way with scaled gradients."""
-    return far_apart(trial.path(scales), trial.path([1.0] * len(scales)), trial.params, least)
+    return far_apart(trial.path(scales), trial.straight, trial.params, least)
 
 
-@rules
-@few
-@given(seeds, st.integers(-8, 8))
-def test_one_scale(text: str, seed: int, power: int) -> None:
-    rule, found = analysed(text)
-    if found.constant_scale.answer == "yes":
-        trial = Trial(rule, hypers(rule, found.constant_scale.where), seed)
-        assert not parts(trial, [2.0**power] * 8, EXACT)
+def scales(subject: Subject) -> None:
+    for fact, scales in ((subject.found.constant_scale, ONE), (subject.found.changing_scale, EACH)):
+        if fact.answer == "yes":
+            assert not parts(subject.under(fact.where), scales, EXACT), fact
 
 
-@rules
-@few
-@given(seeds, st.lists(st.integers(-8, 8), min_size=6, max_size=6))
-def test_a_scale_for_each_step(text: str, seed: int, powers: list[int]) -> None:
-    rule, found = analysed(text)
-    if found.changing_scale.answer == "yes":
-        trial = Trial(rule, hypers(rule, found.changing_scale.where), seed)
-        assert not parts(trial, [2.0**power for power in powers], EXACT)
-
-
-@rules
-def test_scales_that_matter(text: str) -> None:
-    _, found = analysed(text)
-    one, many = found.constant_scale, found.changing_scale
+def scales_that_matter(subject: Subject) -> None:
+    one, many = subject.found.constant_scale, subject.found.changing_scale
     if one.answer == "no" or (one.where and all(" = 0" in x for x in one.where)):
-        assert refuted(text, lambda trial: parts(trial, [200.0] * 8, SEEN) or parts(trial, [0.01] * 8, SEEN))
+        assert subject.refuted(lambda trial: any(parts(trial, scales, SEEN) for scales in ONES)), one
     if many.answer == "no":
-        assert refuted(text, lambda trial: parts(trial, [4.0, 100.0, 0.01, 10.0, 1.0, 0.1, 50.0, 2.0], SEEN))
+        assert subject.refuted(lambda trial: parts(trial, MANY, SEEN)), many
 
 
 def bend(trial: Trial, key: str) -> float:
     """How far a state's new value is from affine in the gradient, in parts of it."""
-    warm = [trial.grads(k) for k in range(WARM)]
-    one, two = trial.grads(10), trial.grads(11)
-    variants = [one, two, [a + b for a, b in zip(one, two, strict=True)], [0 * g for g in one]]
-    runs = [before_and_after(trial.after([*warm, g], watched(trial.rule)), key) for g in variants]
+    runs = [before_and_after(run, key) for run in trial.affine]
     worst = 0.0
     for f1, f2, f12, f0 in zip(*([new for _, new in run] for run in runs), strict=True):
         size = np.max(np.abs([f1, f2, f12, f0]))
@@ -89,37 +87,18 @@ def bend(trial: Trial, key: str) -> float:
     return worst
 
 
-def bends(key: str, trial: Trial) -> bool:
-    return bend(trial, key) > BENT
-
-
-@rules
-@few
-@given(seeds)
-def test_linear_states(text: str, seed: int) -> None:
-    rule, found = analysed(text)
-    for key, fact in found.linear.items():
+def linear_states(subject: Subject) -> None:
+    for key, fact in subject.found.linear.items():
         if fact.answer == "yes":
-            assert bend(Trial(rule, {}, seed), key) < STRAIGHT, key
+            assert bend(subject.plain, key) < STRAIGHT, key
+        elif fact.answer == "no":
+            assert any(bend(trial, key) > BENT for trial in subject.doubts), key
 
 
-@rules
-def test_states_that_are_not_linear(text: str) -> None:
-    _, found = analysed(text)
-    for key, fact in found.linear.items():
-        if fact.answer == "no":
-            assert refuted(text, partial(bends, key)), key
-
-
-@rules
-@few
-@given(seeds)
-def test_accumulation(text: str, seed: int) -> None:
+def accumulation(subject: Subject) -> None:
     """The last call is given no gradient at all: only the states can have brought the sum."""
-    rule, found = analysed(text)
-    if found.accumulates.fact.answer == "yes":
-        trial = Trial(rule, {}, seed)
-        assert not far_apart(*two_calls(trial), trial.params, 1e-9)
+    if subject.found.accumulates.fact.answer == "yes":
+        assert not far_apart(*two_calls(subject.plain), subject.plain.params, 1e-9)
 
 
 def holds(rest: Rest, old: np.ndarray, new: np.ndarray) -> bool:
@@ -133,38 +112,30 @@ def holds(rest: Rest, old: np.ndarray, new: np.ndarray) -> bool:
 
 def at_zero(trial: Trial, key: str, first: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """`p` or a state before and after a step with a gradient of zeros."""
-    warm = [] if first else [trial.grads(k) for k in range(WARM)]
-    start = trial.after(warm, watched(trial.rule)).params
-    run = trial.after([*warm, [0 * g for g in trial.grads(0)]], watched(trial.rule))
-    return list(zip(start, run.params, strict=True)) if key == "p" else before_and_after(run, key)
+    start, run = (trial.fresh, trial.without[0]) if first else (trial.warm, trial.without[1])
+    return list(zip(start.params, run.params, strict=True)) if key == "p" else before_and_after(run, key)
 
 
-@rules
-def test_a_gradient_of_zeros(text: str) -> None:
-    rule, found = analysed(text)
-    for first, rests in ((True, found.at_zero.first), (False, found.at_zero.later)):
+def changes(trial: Trial, key: str, first: bool) -> bool:
+    return any(not np.allclose(a, b, rtol=1e-9, atol=0) for a, b in at_zero(trial, key, first))
+
+
+def gradients_of_zeros(subject: Subject) -> None:
+    zero = subject.found.at_zero
+    for first, rests in ((True, zero.first), (False, zero.later)):
         for key, rest in ((key, rest) for key, cases in rests.items() for rest in cases):
             if rest.what in ("stays", "shrinks", "NaN"):
-                trial = Trial(rule, hypers(rule, rest.where), 5)
-                pairs = at_zero(trial, key, first)
+                pairs = at_zero(subject.under(rest.where), key, first)
                 test = any if rest.what == "NaN" else all
                 assert test(holds(rest, old, new) for old, new in pairs), (key, first, rest)
             elif rest.what == "changes":
-
-                def changes(trial: Trial, key: str = key, first: bool = first) -> bool:
-                    return any(not np.allclose(a, b, rtol=1e-9, atol=0) for a, b in at_zero(trial, key, first))
-
-                assert refuted(text, changes), (key, first, rest)
+                assert any(changes(trial, key, first) for trial in subject.doubts), (key, first, rest)
 
 
-@rules
-@few
-@given(seeds)
-def test_scope(text: str, seed: int) -> None:
+def scope(subject: Subject) -> None:
     """One element's gradient reaches no other element of an elementwise rule, no other tensor but of a model's."""
-    rule, found = analysed(text)
-    trial = Trial(rule, {}, seed)
-    if found.scope == "model" or not trial.shapes:
+    trial, scope = subject.plain, subject.found.scope
+    if scope == "model" or not trial.shapes:
         return
     grads = [trial.grads(k) for k in range(4)]
     other = [[g.copy() for g in each] for each in grads]
@@ -173,21 +144,18 @@ def test_scope(text: str, seed: int) -> None:
     one, two = trial.after(grads).params, trial.after(other).params
     same = [np.equal(a, b) | (np.isnan(a) & np.isnan(b)) for a, b in zip(one, two, strict=True)]
     assert all(s.all() for s in same[1:])
-    if found.scope == "elementwise":
+    if scope == "elementwise":
         assert same[0].ravel()[1:].all()
 
 
-@rules
-@few
-@given(seeds)
-def test_rules_that_do_not_read_p_move_alike_everywhere(text: str, seed: int) -> None:
-    rule, found = analysed(text)
-    if found.reads_parameter:
+def where_p_is_not_read(subject: Subject) -> None:
+    """The rule moves p alike, wherever it is."""
+    if subject.found.reads_parameter:
         return
-    trial = Trial(rule, {}, seed)
-    grads, shifted = [trial.grads(k) for k in range(4)], [p + 3.0 for p in trial.params]
-    one, two = trial.after(grads).params, trial.after(grads, params=shifted).params
-    for a, b, p in zip(one, two, trial.params, strict=True):
+    trial = subject.plain
+    shifted = [p + 3.0 for p in trial.params]
+    moved = trial.after([trial.grads(k) for k in range(WARM + 1)], params=shifted).params
+    for a, b, p in zip(trial.straight, moved, trial.params, strict=True):
         np.testing.assert_allclose(b - (p + 3.0), a - p, rtol=1e-6, atol=1e-13)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,15 @@ from tests.analysis.runs import Array, Trial, before_and_after, far_apart, hyper
 STATES = {"m": State(const(0)), "v": State(const(0)), "w": State(name("p")), "n": State(const(0), per="tensor")}
 HYPER = {"lr": Hyper(0.1, min=0), "eps": Hyper(0.2, min=0), "b": Hyper(0.5, min=0, below=1), "d": Hyper(0.3, above=0)}
 WARM = 3
+
+seeds = st.integers(0, 99)
+few = settings(max_examples=12, deadline=None)
+
+
+def many(test: Callable[..., None]) -> Callable[..., None]:
+    """For the slow run."""
+    return pytest.mark.slow(settings(max_examples=150, deadline=None)(test))
+
 
 leaves = st.sampled_from(["g", "g", "m", "v", "n", "w", "p", "eps", "b", "d", "t"]).map(name)
 numbers = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0, 3.0]).map(const)
@@ -95,9 +105,19 @@ def ordinary(arrays: Sequence[Array]) -> bool:
     return all(np.isfinite(a).all() for a in arrays) and all(((s > 1e-9) & (s < 1e9)).all() for s in sizes)
 
 
-@settings(max_examples=60, deadline=None)
-@given(unscaled_rules(), st.integers(0, 99))
+@few
+@given(unscaled_rules(), seeds)
 def test_scales(rule: Rule, seed: int) -> None:
+    check_scales(rule, seed)
+
+
+@many
+@given(unscaled_rules(), seeds)
+def test_scales_of_many(rule: Rule, seed: int) -> None:
+    check_scales(rule, seed)
+
+
+def check_scales(rule: Rule, seed: int) -> None:
     flow = flow_of(rule)
     claims: list[tuple[Fact, list[float]]] = [
         (constant_scale(flow), [64.0] * 4), (changing_scale(flow), [64.0, 1.0, 64.0**-2, 64.0]),
@@ -110,14 +130,25 @@ def test_scales(rule: Rule, seed: int) -> None:
                 assert not far_apart(scaled, plain, trial.params, 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
-@given(drawn_rules(), st.integers(0, 99))
+@few
+@given(drawn_rules(), seeds)
 def test_linear_states_and_accumulation(rule: Rule, seed: int) -> None:
+    check_linear_states_and_accumulation(rule, seed)
+
+
+@many
+@given(drawn_rules(), seeds)
+def test_linear_states_and_accumulation_of_many(rule: Rule, seed: int) -> None:
+    check_linear_states_and_accumulation(rule, seed)
+
+
+def check_linear_states_and_accumulation(rule: Rule, seed: int) -> None:
     flow, forms, trial = flow_of(rule), LinearForms(), Trial(rule, {}, seed)
     warm, one, two = [trial.grads(k) for k in range(WARM)], trial.grads(7), trial.grads(8)
     both = [a + b for a, b in zip(one, two, strict=True)]
     linear = [key for key in STATES if forms.form(flow.new[key]).broken is None]
-    ends = [trial.after([*warm, g], watched(rule)) for g in (one, two, both, [0 * g for g in one])]
+    run = trial.after(warm, watched(rule))
+    ends = [trial.further(run, g, WARM) for g in (one, two, both, [0 * g for g in one])]
     for key in linear:
         pairs = [before_and_after(run, key) for run in ends]
         for (_, f1), (_, f2), (_, f12), (_, f0) in zip(*pairs, strict=True):
@@ -135,9 +166,19 @@ def test_linear_states_and_accumulation(rule: Rule, seed: int) -> None:
             assert not far_apart(run.params, ends[2].params, trial.params, 1e-7)
 
 
-@settings(max_examples=60, deadline=None)
-@given(drawn_rules(), st.integers(0, 99))
+@few
+@given(drawn_rules(), seeds)
 def test_gradients_of_zero(rule: Rule, seed: int) -> None:
+    check_gradients_of_zero(rule, seed)
+
+
+@many
+@given(drawn_rules(), seeds)
+def test_gradients_of_zero_of_many(rule: Rule, seed: int) -> None:
+    check_gradients_of_zero(rule, seed)
+
+
+def check_gradients_of_zero(rule: Rule, seed: int) -> None:
     found = at_zero(flow_of(rule), lambda key, first: True)
     for rests, count in ((found.first, 0), (found.later, WARM)):
         check_at_zero(rule, rests, count, seed)
@@ -149,7 +190,7 @@ def check_at_zero(rule: Rule, rests: Mapping[str, Any], count: int, seed: int) -
         trial = Trial(rule, hypers(rule, rest.where), seed)
         warm = [trial.grads(k) for k in range(count)]
         start = trial.after(warm, watched(rule))
-        run = trial.after([*warm, [0 * g for g in trial.grads(0)]], watched(rule))
+        run = trial.further(start, [0 * g for g in trial.grads(0)], count)
         before = [old for k in STATES for old, _ in before_and_after(run, k)]
         if not all(np.isfinite(x).all() for x in (*before, *start.params)):
             continue
