@@ -16,8 +16,9 @@ from rulec.errors import RulecError, RuleError
 from rulec.runtime.engine import default_hyper
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
-@pytest.mark.parametrize("name", ["adamw", "nadam", "rprop", "madgrad"])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("adamw", "numpy"), ("nadam", "cpu"), ("nadam", "jax"), ("rprop", "jax"), ("madgrad", "cpu")]
+)
 def test_a_backend_follows_the_reference(name: str, backend: str) -> None:
     rule = rulec.load(name).standalone()
     hyper, trial = default_hyper(rule, {}), Trial("float64", 4)
@@ -28,8 +29,13 @@ def test_a_backend_follows_the_reference(name: str, backend: str) -> None:
     assert set(found.largest) == set(order)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu", "jax"])
-@pytest.mark.parametrize("name", ["lamb", "adafactor", "prodigy", "soap", "normuon", "came", "lookahead(adamw)"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("lamb", "cpu"), ("adafactor", "jax"), ("prodigy", "numpy"), ("prodigy", "jax"), ("soap", "numpy"),
+        ("normuon", "jax"), ("came", "numpy"), ("lookahead(adamw)", "cpu"),
+    ],
+)  # fmt: skip
 def test_a_backend_with_stages_follows_the_reference(name: str, backend: str) -> None:
     rule = rulec.load(name).standalone()
     hyper, trial = default_hyper(rule, {}), Trial("float64", 4)

@@ -86,9 +86,30 @@ def _run(text: str, backend: str, seed: int, shapes: list[tuple[int, ...]], dtyp
 shapes = st.lists(st.sampled_from([(), (1,), (3,), (17,), (2, 9), (0,), (130,)]), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rules(), shapes, st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 2**31))
+DTYPES, SEEDS = st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 2**31)
+
+
+def examples(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@examples(4)
+@given(rules(), shapes, DTYPES, SEEDS)
 def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
+    cpu_beside_numpy(text, shapes, dtype, seed)
+
+
+@pytest.mark.slow
+@examples(60)
+@given(rules(), shapes, DTYPES, SEEDS)
+def test_cpu_and_numpy_give_the_same_bits_in_many(
+    text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int
+) -> None:
+    cpu_beside_numpy(text, shapes, dtype, seed)
+
+
+def cpu_beside_numpy(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
+    """Steps a rule by both."""
     cpu, plain = (_run(text, backend, seed, shapes, dtype) for backend in ("cpu", "numpy"))
     for name in cpu.names:
         _assert_same_bits(cpu._params[name], plain._params[name], f"p of {name} by\n{text}")
@@ -96,18 +117,18 @@ def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...
             _assert_same_bits(cpu.state(name)[state], plain.state(name)[state], f"{state} of {name} by\n{text}")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rules(), shapes, st.integers(0, 2**31))
-def test_cpu_and_the_reference_give_the_same_bits_in_float64(
+@examples(25)
+@given(rules(), shapes, SEEDS)
+def test_numpy_and_the_reference_give_the_same_bits_in_float64(
     text: str, shapes: list[tuple[int, ...]], seed: int
 ) -> None:
-    cpu = _run(text, "cpu", seed, shapes, "float64")
+    ours = _run(text, "numpy", seed, shapes, "float64")
     rng = np.random.default_rng(seed)
     reference = ReferenceOptimizer(rulec.parse(text), [_values(rng, s, "float64") for s in shapes])
     for _ in range(2):
         reference.step([_values(rng, s, "float64") for s in shapes])
-    for name, theirs in zip(cpu.names, reference.params, strict=True):
-        _assert_same_bits(cpu._params[name], theirs, f"p of {name} by\n{text}")
+    for name, theirs in zip(ours.names, reference.params, strict=True):
+        _assert_same_bits(ours._params[name], theirs, f"p of {name} by\n{text}")
 
 
 def _subject(backend: str) -> Subject:
@@ -115,7 +136,7 @@ def _subject(backend: str) -> Subject:
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(8)
 @given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
 def test_numpy_follows_the_reference_through_reductions_levels_and_branches(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
@@ -123,8 +144,19 @@ def test_numpy_follows_the_reference_through_reductions_levels_and_branches(
     follow_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(80)
+@given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
+def test_numpy_follows_the_reference_through_many(
+    text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
+) -> None:
+    follow_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
+@examples(8)
 @given(reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
 def test_cpu_follows_the_reference_through_reductions_levels_and_branches(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool

@@ -1,7 +1,7 @@
 """Random compositions of transforms, wrappers and rules, beside their pieces stepped by hand.
 
 The pieces are run line by line on NumPy arrays, one after the other, and the wrappers around them are written out
-here: what is composed, compiled and run must give the same. `SIDES` names who runs the composed rule.
+here: what is composed, compiled and run must give the same.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from tests.compiler.plain import Array, PlainRun
 
 STEPS, SHAPE = 9, (1, 3, 4)
 
-#: Runs some steps of a rule from a parameter: gives the parameter after each of them.
-Side = Callable[[Rule, Array, Sequence[Array]], list[Array]]
-
 
 def by_reference(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array]:
     """The compiled rule by the reference, in float64."""
@@ -37,23 +34,6 @@ def by_reference(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array
         optimizer.step([g])
         found.append(optimizer.params[0].copy())
     return found
-
-
-def by_backend(name: str) -> Side:
-    """The compiled rule by a backend, on float64 arrays."""
-
-    def run(rule: Rule, param: Array, grads: Sequence[Array]) -> list[Array]:
-        now, found = param.copy(), []
-        optimizer = Optimizer(rule, [now], backend=name)
-        for g in grads:
-            optimizer.step([g])
-            found.append(now.copy())
-        return found
-
-    return run
-
-
-SIDES: dict[str, Side] = {"reference": by_reference, "numpy": by_backend("numpy"), "cpu": by_backend("cpu")}
 
 
 def is_plain(rule: Rule) -> bool:
@@ -249,7 +229,9 @@ drawn = st.builds(
     st.booleans(),
 ).filter(lambda d: 2 <= len(d.before) + len(d.wrappers) + len(d.inside) + d.decayed <= 3)
 
-SETTINGS = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+
+def examples(count: int) -> settings:
+    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 def trial(seed: int) -> tuple[Array, list[Array]]:
@@ -266,31 +248,31 @@ def fits(make: Callable[[], Rule]) -> Rule:
         raise
 
 
-@pytest.mark.parametrize("side", ["reference", "numpy"])
 @given(drawn, st.integers(0, 1000))
-@SETTINGS
-def test_a_composition_is_its_pieces_stepped_by_hand(side: str, composition: Drawn, seed: int) -> None:
-    against_its_pieces(side, composition, seed)
+@examples(15)
+def test_a_composition_is_its_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
+    against_its_pieces(composition, seed)
 
 
+@pytest.mark.slow
 @given(drawn, st.integers(0, 1000))
-@settings(SETTINGS, max_examples=12)
-def test_a_composition_of_the_cpu_backend_is_its_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
-    against_its_pieces("cpu", composition, seed)
+@examples(150)
+def test_many_compositions_are_their_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
+    against_its_pieces(composition, seed)
 
 
-def against_its_pieces(side: str, composition: Drawn, seed: int) -> None:
-    """Steps a composition by one side and its pieces by hand."""
+def against_its_pieces(composition: Drawn, seed: int) -> None:
+    """Steps a composition by the reference and its pieces by hand."""
     rule = fits(composition.composed)
     param, grads = trial(seed)
     run = composition.by_hand(param)
-    for found, g in zip(SIDES[side](rule, param, grads), grads, strict=True):
+    for found, g in zip(by_reference(rule, param, grads), grads, strict=True):
         run.update(g, g)
         np.testing.assert_allclose(found, run.p, rtol=1e-10, atol=1e-12)
 
 
 @given(st.tuples(transforms, transforms), st.sampled_from(RULES), st.integers(0, 1000))
-@SETTINGS
+@examples(20)
 def test_chains_are_associative(names: tuple[str, str], rule: str, seed: int) -> None:
     a, b, c = part(names[0], 0), part(names[1], 1), part(rule, 2)
     param, grads = trial(seed)
@@ -299,7 +281,7 @@ def test_chains_are_associative(names: tuple[str, str], rule: str, seed: int) ->
 
 
 @given(drawn)
-@SETTINGS
+@examples(20)
 def test_a_composition_is_written_and_read_again(composition: Drawn) -> None:
     rule = fits(composition.composed)
     assert rulec.parse(rule.to_yaml()) == rule
@@ -332,13 +314,21 @@ REFUSED = (
 
 
 @given(any_composition, st.integers(0, 1000))
-@SETTINGS
+@examples(8)
 def test_any_composition_of_the_numpy_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
     against_the_reference("numpy", composition, seed)
 
 
+@pytest.mark.slow
 @given(any_composition, st.integers(0, 1000))
-@settings(SETTINGS, max_examples=12)
+@examples(80)
+def test_many_compositions_of_the_numpy_backend_step_as_the_reference_does(composition: Drawn, seed: int) -> None:
+    against_the_reference("numpy", composition, seed)
+
+
+@pytest.mark.slow
+@given(any_composition, st.integers(0, 1000))
+@examples(12)
 def test_any_composition_of_the_cpu_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
     against_the_reference("cpu", composition, seed)
 

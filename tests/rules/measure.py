@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tests.rules.peers import PEERS, Peer
-from tests.rules.runs import Array, Hyper, OurRun, Run
+from tests.rules.runs import Array, Hyper, OracleRun, OurRun, Run, our_run
 
 STEPS = 25
 Shapes = tuple[tuple[int, ...], ...]
@@ -90,10 +90,17 @@ def largest_difference(ours: Run, theirs: Run, trial: Trial, hyper: Hyper) -> Di
 
 
 def against_peer(peer: Peer, dtype: str, backend: str, *, shipped: bool = False) -> Difference:
-    """The largest difference between our side and theirs."""
+    """The largest difference between our side, on a backend or by the reference, and theirs."""
     trial = Trial(dtype)
-    ours = OurRun(peer.ours(), trial.params, peer.hyper, backend)
+    ours = our_run(peer.ours(), trial.params, peer.hyper, backend)
     return largest_difference(ours, peer.start(trial.params, peer.hyper, shipped=shipped), trial, peer.hyper)
+
+
+def against_reference(peer: Peer, trial: Trial) -> Difference:
+    """The largest difference between our side on the numpy backend, in the trial's dtype, and the float64 reference."""
+    rule = peer.ours()
+    ours = OurRun(rule, trial.params, peer.hyper, "numpy")
+    return largest_difference(ours, OracleRun(rule, trial.params, "float64", peer.hyper), trial, peer.hyper)
 
 
 def table(peers: Sequence[Peer] = PEERS, backend: str = "numpy") -> str:

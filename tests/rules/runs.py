@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -142,10 +143,7 @@ class OptaxRun:
         self, make: Callable[[Hyper], Any], params: Sequence[Array], hyper: Hyper, *,
         prepare: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        # Compiled once for all steps: the numbers of a step, but whole ones, are no constants of what is compiled.
-        self.update = jax.jit(
-            lambda whole, moving, *given: make({**dict(whole), **moving}).update(*given), static_argnums=0
-        )
+        self.update = _update(make)
         with jax.enable_x64(True):
             self.now = [jax.numpy.asarray(p) for p in params]
             self.optax_state = make(hyper).init(self.now)
@@ -175,6 +173,12 @@ class OptaxRun:
             elif jax.numpy.issubdtype(jax.numpy.asarray(value).dtype, jax.numpy.floating):
                 found[name] = np.array(value)
         return found
+
+
+@functools.cache
+def _update(make: Callable[[Hyper], Any]) -> Any:
+    """The update, compiled once for all steps and runs: a step's numbers, but whole ones, are no constants of it."""
+    return jax.jit(lambda whole, moving, *given: make({**dict(whole), **moving}).update(*given), static_argnums=0)
 
 
 def _fields(state: Any) -> Iterator[tuple[str, Any]]:

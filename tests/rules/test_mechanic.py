@@ -1,4 +1,4 @@
-"""Mechanic on the backends, where the way from the start grows and where norms are zero."""
+"""Mechanic where the way from the start grows and where norms are zero."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ pytestmark = pytest.mark.peer
 ROW = next(row for row in WRAPPERS if row.composed.startswith("mechanic"))
 
 
-@pytest.mark.parametrize("run", ["reference", "numpy", "cpu"])
-@pytest.mark.parametrize("kind", [Trial, SomeZero, Drifting])
+@pytest.mark.parametrize(("kind", "run"), [(SomeZero, "reference"), (Drifting, "reference"), (Drifting, "numpy")])
 def test_float64(kind: type[Trial], run: str) -> None:
     trial = kind("float64", shapes=ALL_DIMENSIONS)
     ours = our_run(rulec.load(ROW.composed), trial.params, ROW.hyper, run)
