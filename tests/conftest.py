@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from rulec_backends.c.compile import processor
-from tests import ledger
+from tests import budget, ledger
 
 # The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
 # pytest --hypothesis-profile=explore.
@@ -31,14 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
     xdist's workers inherit the folders, and so exercise the locks. `pytest --cache-clear` empties them; tests of the
     caches themselves use empty folders.
     """
-    if hasattr(config, "workerinput"):
-        return
-    for name, folder in kept_folders(config.rootpath).items():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.environ[name] = str(folder)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    if config.getoption("--prove"):
-        os.environ[ledger.ANEW] = "1"
+    if not hasattr(config, "workerinput"):
+        folders = kept_folders(config.rootpath)
+        os.environ[budget.WARM] = "1" if (folders["RULEC_CACHE_DIR"] / "cpu").is_dir() else ""
+        for name, folder in folders.items():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.environ[name] = str(folder)
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if config.getoption("--prove"):
+            os.environ[ledger.ANEW] = "1"
+    if os.environ[budget.WARM]:
+        config.pluginmanager.register(budget.Budget(budget.processor_seconds, budget.compiled_since, budget.slowness))
 
 
 def kept_folders(root: Path) -> dict[str, Path]:

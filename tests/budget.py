@@ -1,0 +1,78 @@
+"""An everyday test has a second of processor time, once what it compiles is kept; one that needs more is slow.
+
+The second is that of the machine that the budget was set on: a loop of known work, timed beside the test, says how fast
+this one is just now. So a busy machine judges as an idle one does.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+#: The environment's name of whether a run found kernels of one before.
+WARM = "RULEC_TESTS_ARE_WARM"
+
+#: Seconds of the processor that an everyday test may take.
+SECONDS = 1.0
+
+#: Additions in the loop, and what it takes on the reference.
+_ADDITIONS, _REFERENCE = 1_000_000, 0.0215
+
+
+def processor_seconds() -> float:
+    """What this process and those it has waited for have taken."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def slowness() -> float:
+    """How many times as long as the reference this processor takes for known work; the least of three."""
+    return min(_loop() for _ in range(3)) / _REFERENCE
+
+
+def _loop() -> float:
+    began, total = time.process_time(), 0
+    for i in range(_ADDITIONS):
+        total += i
+    return time.process_time() - began
+
+
+def compiled_since(began: float) -> bool:
+    """Whether anything was put into the caches of compiled code."""
+    kernels, xla = (Path(os.environ[name]) for name in ("RULEC_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"))
+    folders = [xla, *kernels.glob("*"), *kernels.glob("*/*")]
+    return any(folder.stat().st_mtime >= began - 1 for folder in folders if folder.is_dir())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The plugin: fails everyday tests that passed but took more than they may.
+
+    `clock` gives the seconds of the processor, `compiled` whether something was compiled since a time, `slowness` how
+    many times as long as the reference this processor takes.
+    """
+
+    clock: Callable[[], float]
+    compiled: Callable[[float], bool]
+    slowness: Callable[[], float]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        began, before = time.time(), self.clock()
+        yield
+        spent = self.clock() - before
+        if spent <= SECONDS or item.get_closest_marker("slow") or self.compiled(began):
+            return
+        fair = spent / self.slowness()
+        if fair > SECONDS:
+            pytest.fail(
+                f"took {fair:.1f} s of the processor, and an everyday test has {SECONDS:g}: make it cheaper, or mark "
+                "it slow and leave a cheap one that finds the same fault",
+                pytrace=False,
+            )
