@@ -50,6 +50,7 @@ def kept_folders(root: Path) -> dict[str, Path]:
     kept = root / ".pytest_cache" / "d"
     return {
         "RULEC_CACHE_DIR": kept / "kernels",
+        "RULEC_TESTS_COMPILED": kept / "compiled",
         "JAX_COMPILATION_CACHE_DIR": kept / f"xla-{machine}",
         ledger.FOLDER: kept / "proved",
     }
