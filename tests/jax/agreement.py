@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,8 @@ import optax
 import rulec.jax
 from rulec.jax.drop_ins import names
 
-STEPS = 50
+STEPS = 16
+HALF = STEPS // 2
 
 #: Every function: those of optax.contrib with the module's name before theirs.
 FUNCTIONS = [*names(), *(f"contrib.{name}" for name in names("contrib."))]
@@ -57,8 +58,8 @@ class Both(NamedTuple):
     params: tuple[Any, Any]
 
 
-def run(pair: tuple[Any, Any], given: Trial, states: tuple[Any, Any] | None = None) -> Both:
-    """Both transformations on their own parameters, from these states or their first."""
+def loop(pair: tuple[Any, Any]) -> Callable[[Any, Any, Any], Both]:
+    """Both transformations on their own parameters, from states of their own, in one function that is compiled."""
 
     def step(carried: Any, grads: Any) -> Any:
         params, kept = carried
@@ -67,12 +68,19 @@ def run(pair: tuple[Any, Any], given: Trial, states: tuple[Any, Any] | None = No
         return (params, tuple(new for _, new in made)), tuple(update for update, _ in made)
 
     @jax.jit
-    def loop(params: Any, kept: Any, grads: Any) -> Any:
-        kept = tuple(tx.init(params) for tx in pair) if kept is None else kept
-        return jax.lax.scan(step, ((params, params), kept), grads)
+    def steps(params: Any, kept: Any, grads: Any) -> Any:
+        return jax.lax.scan(step, (params, kept), grads)
 
-    (params, kept), updates = loop(given.params, states, given.grads)
-    return Both(updates, kept, params)
+    def both(params: Any, kept: Any, grads: Any) -> Both:
+        (params, kept), updates = steps(params, kept, grads)
+        return Both(updates, kept, params)
+
+    return both
+
+
+def run(pair: tuple[Any, Any], given: Trial) -> Both:
+    """Both from the same parameters and their first states."""
+    return loop(pair)((given.params, given.params), tuple(tx.init(given.params) for tx in pair), given.grads)
 
 
 def difference(mine: Any, other: Any, across: bool = False) -> np.ndarray[Any, Any]:
