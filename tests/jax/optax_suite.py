@@ -1,8 +1,8 @@
-"""optax's own tests with our functions under optax's names: `python -m tests.jax.optax_suite MODULE [METHOD ...]`.
+"""optax's own tests with our functions under optax's names: `python -m tests.jax.optax_suite`.
 
-Runs the tests of one module of optax's wheel, or those of the named methods, that are about a function that we have,
-and prints as JSON what was run, what optax's tests skipped themselves, what failed, and what was left out and why.
-With `--few` only some of the functions are taken. It patches optax, so it is a program of its own.
+Runs those tests of optax's wheel that are about some functions that we have, of each kind of state one, and prints as
+JSON how many of each method were run, what optax's tests skipped themselves, what failed, and what was left out and
+why. It patches optax, so it is a program of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import unittest
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,8 +32,14 @@ from rulec.jax.drop_ins import names
 #: Where optax's modules and tests look for its functions.
 PLACES: dict[str, list[Any]] = {"": [optax, alias, transform, _accumulation], "contrib.": [contrib, _schedule_free]}
 
-#: The functions that `--few` takes: of each kind of state one.
-FEW = ("adamw", "lion", "sgd", "novograd", "prodigy", "schedule_free_sgd")
+#: The modules whose tests are run.
+MODULES = (
+    "optax._src.alias_test", "optax.contrib._common_test", "optax._src.sharding_test", "optax._src.transform_test",
+    "optax.contrib._schedule_free_test",
+)  # fmt: skip
+
+#: The functions that are taken.
+FEW = ("adamw", "lion", "sgd", "novograd", "prodigy", "schedule_free_sgd", "scale_by_adam")
 
 #: Tests that cannot be ours, by what is in their name or their parameters, and the reason.
 NOT_OURS = {
@@ -85,7 +92,7 @@ def subject(text: str, method: str, known: Iterable[str]) -> str:
     return ABOUT.get(method, max(found, key=len, default=""))
 
 
-def left_out(text: str, method: str, known: Iterable[str], few: bool) -> str:
+def left_out(text: str, method: str, known: Iterable[str]) -> str:
     """Why a test is not run; empty where it is."""
     reasons = [reason for word, reason in NOT_OURS.items() if word in text or word in method]
     name = subject(text, method, known)
@@ -93,35 +100,31 @@ def left_out(text: str, method: str, known: Iterable[str], few: bool) -> str:
         return reasons[0]
     if name not in OWN:
         return f"rulec has no {name}" if name else "is about no function that rulec has"
-    return "not among the few" if few and name not in FEW else ""
+    return "" if name in FEW else "not among the few"
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Runs the tests and prints the report."""
-    few = "--few" in arguments
-    name, *methods = [argument for argument in arguments if argument != "--few"]
     patch()
     suite = unittest.TestSuite()
-    report: dict[str, Any] = {"left_out": {}}
-    module = importlib.import_module(name)
-    known = {*OWN, *getattr(module, "OPTIMIZERS", ())}
-    ending = rf"(\d+|_({'|'.join(known)}))$"
-    for case, text in cases(module):
-        method = case._testMethodName
-        if methods and not {method, re.sub(ending, "", method)} & {*methods}:
-            continue
-        why = left_out(text, method, known, few)
-        if why:
-            report["left_out"][case.id()] = why
-        else:
-            suite.addTest(case)
+    report: dict[str, Any] = {"run": Counter(), "left_out": {}}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        known = {*OWN, *getattr(module, "OPTIMIZERS", ())}
+        ending = re.compile(rf"(\d+|_({'|'.join(known)}))$")
+        for case, text in cases(module):
+            why = left_out(text, case._testMethodName, known)
+            if why:
+                report["left_out"][case.id()] = why
+            else:
+                suite.addTest(case)
+                report["run"][f"{name}.{ending.sub('', case._testMethodName)}"] += 1
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         result = unittest.TextTestRunner(stream=nowhere, verbosity=0).run(suite)
-    report["run"] = result.testsRun
     report["skipped"] = {case.id(): why for case, why in result.skipped}
     report["failed"] = {case.id(): trace for case, trace in [*result.failures, *result.errors]}
     json.dump(report, sys.stdout)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

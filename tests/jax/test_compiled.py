@@ -54,8 +54,8 @@ def stored_as_large(rule: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [name for name in rulec.rules() if name not in SOME and not rulec.load(name).wraps])
-def test_every_step_needs_as_much_memory_as_is_known(rule: str) -> None:
+@pytest.mark.parametrize("rule", [*KEPT, "adagrad", "adan", "madgrad", "larc", "fromage", "transforms/centralize"])
+def test_steps_need_as_much_memory_as_is_known(rule: str) -> None:
     made = own_step(rule)
     check_memory(made, KEPT.get(rule, 0))
     if rule in elementwise_rules() and rule not in KEPT:

@@ -32,8 +32,14 @@ def gradient(step: int, dtype: Any = np.complex64) -> Any:
     return {"real": tree(dtype)["real"] * (step + 1), "z": jnp.array(np.roll(START, step) * (0.5 - 1j), dtype)}
 
 
-@pytest.mark.parametrize("rule", THEIRS)
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [
+        ("momentum", np.complex128),
+        pytest.param("adamw", np.complex64, marks=pytest.mark.slow),
+        pytest.param("rmsprop", np.complex128, marks=pytest.mark.slow),
+    ],
+)
 def test_steps_are_torch_s(rule: str, dtype: Any) -> None:
     make, hyper = THEIRS[rule]
     with jax.enable_x64(dtype is np.complex128):

@@ -21,6 +21,7 @@ from tests.jax.training import PARAMS, difference, gradients, params, trained
 AVERAGED = rulec.load("ema")(rulec.load("adamw"))
 
 
+@pytest.mark.slow
 def test_of_schedule_free_as_in_optax() -> None:
     tree, state = trained(rulec.jax.transform("schedule_free_adamw", lr=0.05), params())
     other, moments = trained(contrib.schedule_free_adamw(0.05), params())
@@ -31,7 +32,10 @@ def test_of_schedule_free_as_in_optax() -> None:
 
 @pytest.mark.parametrize(
     ("name", "moment", "in_torch"),
-    [("schedule_free_adamw", "beta1", {"betas": (0.8, 0.999)}), ("schedule_free_sgd", "momentum", {"momentum": 0.8})],
+    [
+        pytest.param("schedule_free_adamw", "beta1", {"betas": (0.8, 0.999)}, marks=pytest.mark.slow),
+        ("schedule_free_sgd", "momentum", {"momentum": 0.8}),
+    ],
 )
 def test_of_schedule_free_as_in_torch(name: str, moment: str, in_torch: dict[str, Any]) -> None:
     """With warm-up, and a momentum of its own, in 64 bits."""

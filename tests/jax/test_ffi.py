@@ -50,7 +50,7 @@ def hlo(rule: str, params: Any, grads: Any, backend: str | None, **hyper: float)
 # Numbers
 
 
-@pytest.mark.parametrize("rule", ["lion", "nadam"])
+@pytest.mark.parametrize("rule", ["lion", pytest.param("nadam", marks=pytest.mark.slow)])
 def test_a_step_gives_what_the_numpy_backend_gives(rule: str) -> None:
     shapes = {"a": (3, 5), "b": (), "c": (70_000,), "d": (0,)}
     params = {k: normal(i, *shape) for i, (k, shape) in enumerate(shapes.items())}
@@ -68,6 +68,7 @@ def test_a_step_gives_what_the_numpy_backend_gives(rule: str) -> None:
         np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_half_width_leaves_are_stored_and_rounded_as_by_xla() -> None:
     dtype = jnp.bfloat16
     params, grads = {"w": normal(0, 1000, dtype=dtype)}, {"w": normal(1, 1000, dtype=dtype)}
@@ -80,6 +81,7 @@ def test_half_width_leaves_are_stored_and_rounded_as_by_xla() -> None:
     np.testing.assert_allclose(cpu_state.m["w"], jax_state.m["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adamw_agrees_with_optax_for_ten_steps() -> None:
     params = {"w": normal(0, 40, 50), "b": normal(1, 50)}
     theirs, made = params, optax.adamw(1e-2, weight_decay=0.1)
@@ -95,7 +97,9 @@ def test_adamw_agrees_with_optax_for_ten_steps() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("choice", ["by size", "cpu", "packed"])
+@pytest.mark.parametrize(
+    "choice", ["packed", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("by size", "cpu"))]
+)
 def test_a_rule_without_scalars(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = rulec.parse("name: HeavyBall\nstate: {m: 0}\nstep: |\n  m = 0.5*m + g\n  p = p - 0.25*m\n")
     used = kernels(monkeypatch)
@@ -118,6 +122,7 @@ def test_leaves_of_several_rules_and_groups_have_their_own_scalars() -> None:
     assert float(new["c"][3]) == pytest.approx(-1e-3)
 
 
+@pytest.mark.slow
 def test_many_leaves_are_updated_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "MOST_LEAVES", 3)
     params = {f"l{i}": normal(i, i + 1) for i in range(8)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +14,8 @@ import rulec
 import rulec.array
 import rulec.jax
 from rulec.backend.printer import unique_name
-from rulec.compiler.routing import Router
-from rulec.compiler.view import matrix_view
-from rulec.errors import RuleError
 from rulec.jax import cpu
-from tests.jax.runs import JaxRun
 from tests.jax.test_ffi import hlo, kernels, normal, numbers
-from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
-from tests.rules.peers import Peer
-from tests.rules.reducing import REDUCING
 
 #: Leaves without dimensions and without elements, of several chunks, stacks, and matrices cut in both directions.
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -33,35 +25,22 @@ SHAPES: dict[str, tuple[int, ...]] = {
 #: Those of which matrix functions give what is definite, and soon.
 SQUARE: dict[str, tuple[int, ...]] = {"number": (), "long": (70_000,), "square": (6, 6), "stack": (3, 5, 5)}
 
-#: Every rule of the library that is more than one pass over elements, and some compositions.
-REDUCE = (
-    "adafactor", "adafactor_paper", "adai", "adam_mini", "adamp", "came", "cautious_adamw", "dadapt_adam", "dog",
-    "dowg", "fromage", "lamb", "larc", "lars", "mars_adamw", "novograd", "prodigy", "sgdp", "sm3", "stable_adamw",
-    "transforms/adaptive_clip >> sgd", "transforms/cautious >> sgd", "transforms/centralize >> adam",
-    "transforms/clip_by_global_norm >> lookahead(adamw)", "transforms/clip_by_norm >> momentum",
-    "transforms/noise >> sgd", "transforms/normalize >> lion", "adam >> transforms/projection",
-    "adam >> transforms/trust_ratio", "mechanic(adam)",
-)  # fmt: skip
-MATRICES = (
-    "apollo(rank=2)", "apollo_mini", "galore(rank=2)", "muon", "normuon", "shampoo", "soap",
-    "sgd >> transforms/orthogonalize", "low_rank(adam)",
-)  # fmt: skip
+#: Rules of every kind of stage, each in one dtype of parameters, and of states where that is another: reductions of the
+#: model, of tensors, rows, columns and blocks; numbers that are drawn; states of another dtype; one rule in another.
+STAGED = {
+    "sm3": ("bfloat16", "float32"), "prodigy": ("float32", None), "adafactor": ("float64", None),
+    "adam_mini": ("float16", None), "novograd": ("float32", None), "adamp": ("float64", None),
+    "mars_adamw": ("bfloat16", "float32"), "transforms/noise >> sgd": ("float32", None),
+    "transforms/clip_by_global_norm >> lookahead(adamw)": ("float16", None), "mechanic(adam)": ("float32", None),
+}  # fmt: skip
+MATRICES = ("apollo(rank=2)", "muon", "soap")
 
 STEPS = 3
 
-#: Of parameters, and of states where that is another.
-DTYPES = (("float32", None), ("bfloat16", "float32"), ("float16", None), ("float64", None))
-
-#: What the everyday run compares: per model and per tensor; states that a first stage stores; rows and columns.
-EVERYDAY = {("prodigy", "float32"), ("sm3", "bfloat16")}
-
-
 CASES = [
-    pytest.param(
-        rule, dtype, states, marks=[] if (rule, dtype) in EVERYDAY else pytest.mark.slow, id=f"{rule} in {dtype}"
-    )
-    for rule, (dtype, states) in itertools.product(REDUCE, DTYPES)
-]  # fmt: skip
+    pytest.param(rule, *dtypes, marks=[] if rule == "sm3" else pytest.mark.slow, id=f"{rule} in {dtypes[0]}")
+    for rule, dtypes in STAGED.items()
+]
 
 
 def both(
@@ -135,41 +114,6 @@ def test_matrices_that_are_seen_transposed_are_left_to_xla(monkeypatch: pytest.M
     assert used == ["Transposed"] * 2
 
 
-def test_every_rule_of_several_stages_is_compared() -> None:
-    named = " ".join([*REDUCE, *MATRICES])
-    assert [name for name in rulec.rules() if is_staged(name) and name.rpartition("/")[2] not in named] == []
-
-
-def is_staged(name: str) -> bool:
-    """Whether leaves of some shape take more than one pass over elements, and none may be skipped."""
-    try:
-        rules = Router(rulec.load(name).standalone()).rules
-    except RuleError:  # it wraps another rule
-        return False
-    programs = [
-        rulec.compile(rule, {**matrix_view(shape, rule.view).facts, "machine_eps": 1e-7}, static(rule))
-        for rule in rules for shape in ((4,), (4, 4))
-    ]  # fmt: skip
-    return any(not program.elementwise and program.skip is None for program in programs)
-
-
-def static(rule: rulec.Rule) -> dict[str, float]:
-    return {name: float(h.default) for name, h in rule.hyper.items() if h.static}  # type: ignore[arg-type]
-
-
-PEER = "l2 >> dog = optax.contrib.dog"
-
-
-@pytest.mark.peer
-@pytest.mark.parametrize(
-    "row", [pytest.param(r, marks=[] if str(r) == PEER else pytest.mark.slow, id=str(r)) for r in REDUCING]
-)
-def test_a_step_gives_what_others_give(row: Peer) -> None:
-    trial = Trial("float64", 8, ALL_DIMENSIONS)
-    ours = JaxRun(row.ours(), trial.params, "kernel")
-    assert largest_difference(ours, row.start(trial.params, row.hyper), trial, row.hyper).relative <= 1e-12
-
-
 EXTREMES = """
 name: Extremes
 hyper: {lr: 1}
@@ -179,7 +123,7 @@ step: |
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_extremes_sums_and_inputs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several chunks; where an input is of another dtype than the parameter, XLA's code reads it."""
     used = kernels(monkeypatch)
@@ -195,6 +139,7 @@ def test_extremes_sums_and_inputs(dtype: str, monkeypatch: pytest.MonkeyPatch) -
     assert used == (["Extremes"] * 2 if dtype == "float32" else [])
 
 
+@pytest.mark.slow
 def test_leaves_of_several_calls_and_groups_share_what_is_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "MOST_LEAVES", 3)
     rules = rulec.partition({"l[0-3]": ("novograd", {"lr": 0.5}), "l[45]": "novograd", "...": "dog"})
@@ -234,7 +179,8 @@ def test_large_leaves_are_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     assert used == ["DoG", "DoG"]
 
 
-@pytest.mark.parametrize("rule", ["prodigy", pytest.param("adafactor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["adafactor", "prodigy"])
 def test_packed_states_of_rules_that_reduce(rule: str) -> None:
     """Of the parameters' shape, and of rows and columns, which stages do not write."""
     params = {"a": normal(0, 6, 4), "b": normal(1, 7), "c": normal(2, 5, 9)}

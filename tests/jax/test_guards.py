@@ -27,7 +27,11 @@ def drawn(random: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("rule", "hyper"),
-    [("galore", {"gap": 3, "rank": 2}), ("shampoo", {"every": 3, "eps": 1e-3}), ("soap", {"every": 3})],
+    [
+        ("galore", {"gap": 3, "rank": 2}),
+        pytest.param("shampoo", {"every": 3, "eps": 1e-3}, marks=pytest.mark.slow),
+        pytest.param("soap", {"every": 3}, marks=pytest.mark.slow),
+    ],
 )
 def test_steps_with_and_without_them_are_those_of_numpy(rule: str, hyper: dict[str, float]) -> None:
     random = np.random.default_rng(3)

@@ -104,10 +104,8 @@ def eqx_run(transformation: optax.GradientTransformation) -> tuple[list[float], 
 @pytest.mark.parametrize(
     ("name", "run"),
     [
-        ("clipped", nnx_run),
-        ("adamw", eqx_run),
-        pytest.param("adamw", nnx_run, marks=pytest.mark.slow),
-        pytest.param("clipped", eqx_run, marks=pytest.mark.slow),
+        pytest.param("clipped", nnx_run, marks=pytest.mark.slow),
+        pytest.param("adamw", eqx_run, marks=pytest.mark.slow),
     ],
 )
 def test_trains_as_with_optax(name: str, run: Any) -> None:

@@ -58,11 +58,11 @@ def schedule(count: Any) -> Any:
 
 
 def agree(partition: Any, theirs: optax.GradientTransformation, **hyper: Any) -> Any:
-    """20 steps of `rulec.jax.step` arrive where optax does; the state after them."""
+    """Five steps of `rulec.jax.step` arrive where optax does; the state after them."""
     ours, their = model(), model()
     state, their_state = rulec.jax.init(partition(), ours, **hyper), theirs.init(their)
     their_update = jax.jit(theirs.update)
-    for number in range(20):
+    for number in range(5):
         grads = gradient(their, number)
         ours, state = rulec.jax.step(partition(), ours, grads, state, **hyper)
         changes, their_state = their_update(grads, their_state, their)
@@ -115,6 +115,7 @@ def clip_as_torch(bound: float) -> optax.GradientTransformation:
     )
 
 
+@pytest.mark.slow
 def test_what_is_of_the_model_is_of_one_rules_leaves() -> None:
     """Three rules that reduce over the model, two of them with numbers of the same name: each over its own leaves."""
     words = {"bias": "clipped", "layer": "prodigy", "table": "other"}

@@ -53,7 +53,7 @@ def scan_bytes(rule: str, layers: int = LAYERS) -> StepBytes:
 
 
 @in_order
-@pytest.mark.parametrize("rule", ["lion", "adamw"])
+@pytest.mark.parametrize("rule", ["lion", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_a_scan_takes_the_layers_inputs_and_two_layers_gradients(rule: str) -> None:
     found = scan_bytes(rule)
     assert found.activations == INPUTS
@@ -64,6 +64,7 @@ def test_a_scan_takes_the_layers_inputs_and_two_layers_gradients(rule: str) -> N
 
 
 @in_order
+@pytest.mark.slow
 def test_nothing_but_the_layers_inputs_grows_with_their_number() -> None:
     few, many = scan_bytes("sgd", 6), scan_bytes("sgd", 48)
     assert many.activations == 8 * few.activations
@@ -72,9 +73,7 @@ def test_nothing_but_the_layers_inputs_grows_with_their_number() -> None:
 
 @in_order
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule", ["adamw", "apollo", "lamb", "lars", "schedule_free_adamw", "clip_by_global_norm >> adamw"]
-)
+@pytest.mark.parametrize("rule", ["apollo", "lamb", "clip_by_global_norm >> adamw"])
 def test_no_rule_makes_more_than_the_inputs_grow(rule: str) -> None:
     few, many = scan_bytes(rule, 6), scan_bytes(rule, 24)
     assert many.working - many.activations == pytest.approx(few.working - few.activations, abs=1000)
@@ -90,6 +89,7 @@ def test_formulations_that_look_right_copy_the_stacks(name: str) -> None:
     assert (found <= 2.05) == (name == "loop, a stack of one, in order")
 
 
+@pytest.mark.slow
 def test_an_unrolled_model_takes_two_gradients_beside_activations_in_two_passes_too() -> None:
     params, rule = listed(deep(6)), "clip_by_global_norm >> adamw"
     found = rulec.jax.eager_step(models.loss, rule, skip_nonfinite=True).bytes(params, BATCH, lr=1e-3)

@@ -37,7 +37,9 @@ step: |
 GROUPS = rulec.partition({"**/out": rulec.part(DRIFT, lr=0.1, rate=0.3), "...": rulec.part(DRIFT, lr=0.1)})
 
 
-@pytest.mark.parametrize("rule", [WARY, GROUPS], ids=["tensors", "groups"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(WARY, id="tensors", marks=pytest.mark.slow), pytest.param(GROUPS, id="groups")]
+)
 def test_a_run_goes_on_with_a_list_of_layers_and_back(rule: Any) -> None:
     made, params, batch = rulec.jax.eager_scan(models.layer, models.head, rule), models.deep(2), models.pairs()
     theirs, gradient = models.unstacked(params), jax.jit(jax.grad(models.loss))

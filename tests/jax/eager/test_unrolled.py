@@ -12,7 +12,6 @@ import pytest
 import rulec.jax
 from rulec.language.library import load
 from tests.jax.eager import models
-from tests.jax.eager.test_scan import ALONE
 from tests.jax.training import difference
 
 #: Of the last bits of float32: XLA contracts and orders additions by what else is in the same function.
@@ -39,10 +38,8 @@ def test_a_run_goes_from_eager_to_deferred_and_back_and_clips_as_it_does() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [*ALONE, "noise >> sgd", "normalize >> sgd", "skip_not_finite >> adam"])
-def test_every_local_rule_is_the_deferred_one_in_float64(rule: str) -> None:
-    if load(rule).analysis.scope == "model" and ">>" not in rule:
-        pytest.skip("it looks at all parameters at once")
+@pytest.mark.parametrize("rule", ["nadam", "adafactor", "muon", "noise >> sgd", "skip_not_finite >> adam"])
+def test_every_kind_of_local_rule_is_the_deferred_one_in_float64(rule: str) -> None:
     with jax.enable_x64(True):
         params, batch = models.deep(2, 6, np.float64), models.pairs(6, 4, np.float64)
         eager, deferred = (after(rule, params, batch, ways) for ways in ("eee", "ddd"))

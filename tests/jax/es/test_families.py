@@ -26,7 +26,7 @@ PARAMS = {
 NEAR = 64 * 2.0**-24
 
 #: The others are slow, and what they compute is tested with NumPy's arrays every day.
-EVERYDAY = ("signflip_both", "lowrank")
+EVERYDAY = ("signflip_both", "dropout")
 ALL = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in CASES]
 
 

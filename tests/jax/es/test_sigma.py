@@ -19,7 +19,9 @@ TX = optax.scale(-1.0)
 PARAMS = {"w": jnp.linspace(-1, 1, 12).reshape(4, 3), "b": jnp.ones(3)}
 
 
-@pytest.mark.parametrize("family", ["lowrank", "independent", "signflip"])
+@pytest.mark.parametrize(
+    "family", ["independent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowrank", "signflip"))]
+)
 def test_members_and_estimates_have_the_sigma_of_the_state(family: str) -> None:
     pairs = Perturbation(family, 3, 0.5, values="rademacher")  # type: ignore[arg-type]
     before = es.init(PARAMS, pairs)
@@ -46,6 +48,7 @@ def test_members_and_estimates_have_the_sigma_of_the_state(family: str) -> None:
         np.testing.assert_allclose(rows[index], np.ones(4) @ w + b, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_estimate_does_not_ask_the_perturbation_for_its_sigma() -> None:
     pairs = Perturbation("lowrank", 2, 0.5)
     state, fitness = es.init(PARAMS, pairs), jnp.arange(4.0)

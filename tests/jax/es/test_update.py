@@ -29,7 +29,6 @@ JOINED = {
     "adafactor": lambda: rulec.jax.transform("adafactor"),
     "lamb": lambda: optax.lamb(0.01),
 }
-ALL = [pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow) for name in ELEMENTWISE]
 
 
 def tree() -> Any:
@@ -66,7 +65,8 @@ def near(found: Any, expected: Any) -> bool:
     return all(np.abs(a - b).max() <= 2.0**-22 * np.abs(b).max() for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ELEMENTWISE)
 def test_a_fused_step_is_that_of_a_gradient_and_has_none(name: str) -> None:
     perturbation, tx = Perturbation("independent", 2, values="popcount"), ELEMENTWISE[name]()
     state = es.init(tree(), perturbation)

@@ -1,0 +1,58 @@
+"""Shardings as types: what a step says of its results where the axes of a mesh are explicit, on no device at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import rulec
+import rulec.jax
+
+P = PartitionSpec
+MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+
+#: Parameters and how they are sharded: by rows, columns, both, neither; vectors; kernels of convolutions.
+LAYOUTS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "both": ((16, 8), P("x", "y")),
+    "cols": ((16, 8), P(None, "y")),
+    "conv_in": ((8, 4, 3, 3), P(None, "y")),
+    "conv_out": ((8, 4, 3, 3), P("x")),
+    "flat": ((16,), P("x")),
+    "everywhere": ((8, 8), P()),
+    "joined": ((16, 8), P(("x", "y"))),
+    "rows": ((16, 8), P("x")),
+}
+
+
+def traced(rule: str) -> list[str]:
+    """What a rule loses of shardings on explicit axes, where they are types: without a number being worked out."""
+    inputs = rulec.load(rule).inputs
+    params = {n: jax.ShapeDtypeStruct(s, "float32", sharding=NamedSharding(MESH, p)) for n, (s, p) in LAYOUTS.items()}
+    given = {name: params if kind == "like p" else jnp.float32(1) for name, kind in inputs.items()}
+
+    def both(params: Any, inputs: Any) -> Any:
+        tx, state = rulec.jax.transform(rule), rulec.jax.init(rule, params)
+        updates, _ = tx.update(params, state, params, **inputs)
+        return state, updates, rulec.jax.step(rule, params, params, state, **inputs)
+
+    first, updates, (new, after) = jax.eval_shape(both, params, given)
+    found = untyped(updates, params) + untyped(new, params)
+    for state in (first, after):
+        for field, value in zip(state._fields, state, strict=True):
+            found += [f"{field}.{text}" for text in untyped(value, params)]
+    return found
+
+
+def untyped(arrays: Any, like: Any) -> list[str]:
+    """The arrays in the shape of a parameter whose type does not say that they are sharded as it is."""
+    own = {name: array for name, array in arrays.items() if array is not None} if isinstance(arrays, dict) else {}
+    return [
+        f"{name}: {array.sharding}"
+        for name, array in own.items()
+        if array.shape == like[name].shape
+        and array.sharding.spec != P(*like[name].sharding.spec, *[None] * (array.ndim - len(like[name].sharding.spec)))
+    ]
