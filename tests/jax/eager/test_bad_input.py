@@ -75,8 +75,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[RulecError], str]] = {
     ),
     "integers": (
         lambda: stepped(scan(), models.deep() | {"rest": {"out": jnp.ones((8, 8), int)}}), TensorError,
-        "the parameter out is of int32, and only float32, float64, bfloat16, float16 can be updated: leave it out, as "
-        "with optax.masked, or cast it",
+        "the parameter out is of int32, and only float32, float64, bfloat16, float16, complex64, complex128 can be "
+        "updated: leave it out, as with optax.masked, or cast it",
     ),
     "another shape": (
         lambda: stepped(scan(layer=lambda own, x: x @ own["w"][:, :4])), TensorError,
