@@ -16,6 +16,7 @@ from rulec_backends.cpu.machine import architecture, compile_text, emit_assembly
 from tests.es.test_binary_products import bits
 
 
+@pytest.mark.slow
 def test_bits_are_counted_by_instructions_of_the_processor(tmp_path: Path) -> None:
     """Of vectors where it has them: four words of eight outputs each are one pass over eight results."""
     features = architecture()

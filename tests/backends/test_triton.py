@@ -26,8 +26,8 @@ FEW = "((), (7,), (0,), (33, 65))"
 
 @pytest.mark.parametrize(
     "name",
-    ["adamw", "rprop", "madgrad", "nadam", "lamb", "sm3", "muon", "transforms/skip_not_finite", "Last2", "Seldom",
-     "Names"],
+    ["adamw", "rprop", "madgrad", "nadam", "lamb", "muon", "transforms/skip_not_finite", "Tensors", "Rows1", "Last2",
+     "Seldom", "Names"],
 )  # fmt: skip
 def test_rules_of_every_kind_in_the_interpreter(name: str) -> None:
     in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), 'float32', {FEW})")
