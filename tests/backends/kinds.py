@@ -37,8 +37,12 @@ BETWEEN = ("soap", "apollo_mini", "galore", "shampoo", "ademamix", "transforms/a
 
 
 def every_operation() -> Rule:
-    """A rule with a state for each elementwise operation of `g` and `p`: all of them in one kernel."""
-    expressions = [rule.name for rule in operation_rules() if "t ==" not in rule.name and "t >" not in rule.name]
+    """A rule with a state for each elementwise operation of `g` and `p`: all of them in one kernel.
+
+    A choice by a comparison is one of two numbers, so that it shows where `g` and `p` are the same.
+    """
+    names = [rule.name for rule in operation_rules() if "t ==" not in rule.name and "t >" not in rule.name]
+    expressions = [name.replace(", g, p)", ", 1, 2)") for name in names]
     states = ", ".join(f"s{i}: 0" for i in range(len(expressions)))
     lines = [f"s{i} = where(s{i} == 0, {expression}, 0)" for i, expression in enumerate(expressions)]
     step = "".join(f"  {line}\n" for line in [*lines, "p = p"])

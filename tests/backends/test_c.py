@@ -78,8 +78,9 @@ def test_rules_of_every_kind(name: str) -> None:
     check_rule(SUBJECT, rule_of(name), "float32")
 
 
-def test_every_operation() -> None:
-    check_every_operation(SUBJECT)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_operation(dtype: str) -> None:
+    check_every_operation(SUBJECT, dtype)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip(CUTS, ("float64", "bfloat16", "float16"), strict=True)])

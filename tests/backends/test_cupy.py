@@ -22,7 +22,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
 from rulec.testing import IEEE, CupyKind, check_backend
 from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
-from rulec.testing.conformance import check_mixed_dtypes, check_on_device, check_rule
+from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_on_device, check_rule
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
 from rulec_backends.cupy import CupyBackend
@@ -60,8 +60,9 @@ def test_rules_of_every_kind(name: str) -> None:
     check_rule(SUBJECT, rule_of(name), "float32")
 
 
-def test_every_operation() -> None:
-    check_every_operation(SUBJECT)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_operation(dtype: str) -> None:
+    check_every_operation(SUBJECT, dtype)
 
 
 @pytest.mark.slow
@@ -79,8 +80,9 @@ def test_rules_of_every_kind_in_other_dtypes(dtype: str) -> None:
         check_on_device(SUBJECT, loaded(name), dtype, MATRIX_SHAPES[2:])
 
 
-def test_mixed_dtypes() -> None:
+def test_dtypes_that_mix_and_ascent() -> None:
     check_mixed_dtypes(SUBJECT, loaded("came"), ["float32", "float64", "bfloat16", "float16"])
+    check_maximize(SUBJECT, loaded("lamb"), "bfloat16")
 
 
 @pytest.mark.parametrize("name", CUTS)

@@ -16,8 +16,8 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable
 from rulec.testing import XLA, JaxKind, check_backend
-from rulec.testing.cases import loaded
-from rulec.testing.conformance import check_rule
+from rulec.testing.cases import buckets_of, gradients, loaded
+from rulec.testing.conformance import check_rule, layout_of, trial_of
 from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
 from rulec_backends.jax import JaxBackend, JaxKernel
@@ -86,6 +86,12 @@ def test_rules_of_every_kind(name: str) -> None:
 
 def test_every_operation() -> None:
     check_every_operation(subject())
+
+
+def test_ascent() -> None:
+    (bucket,) = buckets_of(loaded("adamw"), [(9, 5)])
+    trial = trial_of(subject(), bucket, layout_of(bucket, "bfloat16", grad="float32", maximize=True))
+    trial.step(gradients(bucket.shapes, 0))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("adamw", "float64"), ("lamb", "float16"), ("adafactor", "bfloat16")])

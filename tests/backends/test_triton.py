@@ -33,8 +33,9 @@ def test_rules_of_every_kind_in_the_interpreter(name: str) -> None:
     in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), 'float32', {FEW})")
 
 
-def test_every_operation_in_the_interpreter() -> None:
-    in_the_interpreter(f"{KINDS}check_every_operation(subject)")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_operation_in_the_interpreter(dtype: str) -> None:
+    in_the_interpreter(f"{KINDS}check_every_operation(subject, {dtype!r})")
 
 
 @pytest.mark.parametrize(
