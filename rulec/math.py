@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rulec.errors import RuleError
 from rulec.language.arithmetic import NUMPY
-from rulec.language.functions import FUNCTIONS
+from rulec.language.counts import Count
+from rulec.language.functions import FUNCTIONS, as_node
 from rulec.language.node import Op
 from rulec.language.python import Value, operation, record
 
@@ -226,7 +228,9 @@ def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
         return record(name, list(shape), at=at, draw=draw)
     from rulec.compiler import random
 
-    position = {"seed": 0, "tensor": 0, "draw": draw or 0, "step": int(at)}
+    if problem := Count(f"an extent of {name}", tuple(map(as_node, shape))).problem({}):
+        raise RuleError(problem)
+    position = {"seed": 0, "tensor": 0, "draw": draw or 0, "step": random.draw_number(at)}
     count = int(np.prod(shape))
     numbers = random.normal(count, **position) if name == "normal" else random.uniform(random.stream(count, **position))
     return numbers.reshape(tuple(map(int, shape)))

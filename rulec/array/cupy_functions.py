@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.matrix import iterations, leading
 from rulec.errors import TensorError
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Op
@@ -111,7 +112,7 @@ def _newton_schulz(x: Any, steps: float, dtype: str) -> Any:
     y = x.astype(dtype, copy=False) if dtype in ("float32", "float64") else x
     y = _transposed(y) if tall else y
     y = y / cp.maximum(cp.sqrt(cp.sum(y * y, axis=(-2, -1), keepdims=True)), 1e-7)
-    for _ in range(int(steps)):
+    for _ in range(iterations(steps)):
         gram = cp.matmul(y, _transposed(y))
         y = a * y + cp.matmul(b * gram + c * cp.matmul(gram, gram), y)
     return (_transposed(y) if tall else y).astype(x.dtype, copy=False)
@@ -159,9 +160,7 @@ def _eigh(x: Any) -> Any:
 def _singular_vectors(x: Any, rank: float) -> Any:
     import cupy as cp
 
-    count = int(rank)
-    if not 1 <= count <= min(x.shape[-2:]):
-        raise TensorError(f"a matrix of {_sides(x)} has no {count} singular vectors: choose a smaller rank")
+    count = leading(rank, x)
     return _signed(cp.linalg.svd(x, full_matrices=False)[0][..., :count])
 
 

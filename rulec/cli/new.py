@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ import typer
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import print_json, write_text
 from rulec.errors import RulecError
+from rulec.language.check import title_problem
+from rulec.language.names import name_problem
 
 _YAML = """\
 name: {title}
@@ -67,6 +70,8 @@ def new(
 ) -> None:
     """Write the beginning of a rule, to be changed."""
     key, title = rule_names(name)
+    if python and (key == "rulec" or key in sys.stdlib_module_names):
+        raise RulecError(f"{key}.py would hide the module {key} from every program beside it: choose another name")
     path = folder / f"{key}{'.py' if python else '.yaml'}"
     if path.exists():
         raise RulecError(f"{path} exists already: choose another name, or remove it")
@@ -88,12 +93,14 @@ def new(
 def rule_names(name: str) -> tuple[str, str]:
     """The file's name and the rule's: `MyRule` and `my_rule` both give `("my_rule", "MyRule")`.
 
-    RulecError for what is no name.
+    RulecError for what is no name, or no name that a rule or a module can have.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise RulecError(f"{name!r} is not a name for a rule: use letters, digits and _, as in my_rule")
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     title = name if name != name.lower() else "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    if problem := name_problem(key) or title_problem(title):
+        raise RulecError(problem)
     return key, title
 
 

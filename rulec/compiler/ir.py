@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rulec.language.counts import Count
 from rulec.language.node import Node, Op, node
 from rulec.language.rule import Hyper, Rule
 from rulec.language.source import Span
@@ -139,7 +140,8 @@ class Program:
     conditions of its branches that are known before a step, by their place among the rule's branches: both arms are in
     this program, and a variant of it has one. Two compilations of one rule for one set of decisions are the same
     object. `joins` are the reductions over several tensors, in the order of their `sites`, the lines of the rule that
-    they come from: programs of one rule for tensors of different shapes match theirs by these.
+    they come from: programs of one rule for tensors of different shapes match theirs by these. `counts` are what must
+    be whole numbers, for each shape that the program is for.
     """
 
     name: str
@@ -158,6 +160,7 @@ class Program:
     predicates: tuple[tuple[int, Node], ...] = ()
     sites: Mapping[Node, Site] = field(default_factory=dict)
     joins: tuple[Node, ...] = ()
+    counts: tuple[Count, ...] = ()
     decisions: tuple[str, ...] = ()
 
     def buffer(self, buffer_name: str) -> Buffer:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Site, Stage, Store, axes_of_letters
 from rulec.language.arithmetic import NUMPY
+from rulec.language.counts import Count, count_of
+from rulec.language.known import number_known
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.source import Span, rule_error
@@ -23,16 +23,8 @@ _WIDE_LEVELS = ("group", "model")
 
 def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
     """The truth of a condition of shape facts and static hyper-parameters; None where it depends on more."""
-    values: dict[Node, Any] = {}
-    with np.errstate(all="ignore"):
-        for part in walk([condition]):
-            if part.op is Op.CONST:
-                values[part] = np.float64(part.arg)  # type: ignore[arg-type]
-            elif part.op in (Op.FACT, Op.HYPER, Op.NAME) and part.arg in known:
-                values[part] = np.float64(known[str(part.arg)])
-            elif part.op in NUMPY and all(a in values for a in part.args):
-                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
-    return bool(values[condition]) if condition in values else None
+    number = number_known(condition, known)
+    return None if number is None else bool(number)
 
 
 @dataclass
@@ -49,6 +41,7 @@ class _Lowering:
     _arms: list[str] = field(default_factory=list)
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
+    counts: dict[Node, Count] = field(default_factory=dict)
     span: Span | None = None
 
     def __post_init__(self) -> None:
@@ -91,13 +84,16 @@ class _Lowering:
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
 
     def note_sites(self, value: Node, target: str) -> None:
-        """Remembers where the reductions over several tensors come from that are new with this line.
+        """Remembers where the reductions over several tensors come from that are new with this line, and the counts.
 
         A line is known by the arms that it stands in and by what it assigns, without the name of the composed rule
         that it came with: so rules that share a part match in it.
         """
-        wide = (n for n in walk([value]) if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS)
-        new = [n for n in wide if n not in self.sites]
+        parts = list(walk([value]))
+        for n in parts:
+            if n not in self.counts and (count := count_of(n)) is not None:
+                self.counts[n] = replace(count, span=self.span)
+        new = [n for n in parts if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS and n not in self.sites]
         if new:
             line: Site = (*self._arms, target.rpartition(".")[2])
             self._lines[line] += 1
@@ -179,8 +175,12 @@ def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
 
 def is_host_predicate(condition: Node) -> bool:
     """Whether a condition is known before a step: of hyper-parameters, `t` and shape facts alone."""
-    known = (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)
-    return all(n.op in known if n.op.kind is Kind.LEAF else n.op in NUMPY for n in walk([condition]))
+    return is_made_of(condition, (Op.CONST, Op.HYPER, Op.STEP, Op.FACT))
+
+
+def is_made_of(value: Node, leaves: Container[Op]) -> bool:
+    """Whether a value is arithmetic on these leaves alone."""
+    return all(n.op in leaves if n.op.kind is Kind.LEAF else n.op in NUMPY for n in walk([value]))
 
 
 def lower(
@@ -211,8 +211,11 @@ def lower(
             stores.append(Store(key, value))
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
     buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
+    counts = [*lowering.counts.values()]
     for key, state in states.items():
         extents = None if state.shape is None else tuple(resolve.expression(x) for x in state.shape)
+        if extents is not None:
+            counts.append(Count(f"an extent of state {key}", extents, bounded=True, span=state.span))
         buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), _numeric(resolve.expression(state.init))))
     for key, kind in rule.inputs.items():
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
@@ -220,8 +223,34 @@ def lower(
     return Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
-        sites=lowering.sites,
+        sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts),
     )  # fmt: skip
+
+
+def _foreseen(count: Count, rule: Rule) -> Count:
+    """The same count, which is known before a step, and where it is fixed when a kernel is made."""
+    leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else (Op.CONST, Op.FACT, Op.HYPER, Op.STEP)
+    for value in count.values:
+        if not is_made_of(value, leaves):
+            parts = f"hyper-parameters{'' if count.fixed else ', t'}"
+            raise rule_error(
+                f"{count.what} must be known before a step: make it of numbers, {parts} and shape facts", count.span
+            )
+        moving = [str(n.arg) for n in walk([value]) if n.op is Op.HYPER and not rule.hyper[str(n.arg)].static]
+        if moving and count.fixed:
+            raise rule_error(
+                f"{count.what} depends on {moving[0]}, which may change between steps: declare {moving[0]} static",
+                count.span,
+            )
+    return count
+
+
+def check_counts(program: Program, known: Mapping[str, float]) -> Program:
+    """The same program, where all its counts that are known can be; RuleError at the place of one that cannot."""
+    for count in program.counts:
+        if problem := count.problem(known):
+            raise rule_error(problem, count.span)
+    return program
 
 
 def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:

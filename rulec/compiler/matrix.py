@@ -15,6 +15,7 @@ import numpy as np
 
 from rulec.compiler.ir import AXES, Axes
 from rulec.errors import RuleError, TensorError
+from rulec.language.counts import MAX_STEPS, count_problem, is_count
 from rulec.language.node import Node, Op
 from rulec.language.text import short_text
 
@@ -86,6 +87,22 @@ def _where_finite(compute: Callable[..., Array]) -> Callable[..., Array]:
     return guarded
 
 
+def iterations(steps: Any) -> int:
+    """How often newton_schulz iterates; RuleError for what is no such number."""
+    if not is_count(steps, 0, MAX_STEPS):
+        raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
+    return int(steps)
+
+
+def leading(rank: Any, x: Any) -> int:
+    """How many singular vectors of a stack of matrices are wanted; TensorError where it has not so many."""
+    most = min(x.shape[-2:])
+    if not is_count(rank, 1, most):
+        sides = f"{x.shape[-2]} by {x.shape[-1]}"
+        raise TensorError(f"a matrix of {sides} has no {float(rank):g} singular vectors: choose from 1 to {most}")
+    return int(rank)
+
+
 def newton_schulz(x: Array, steps: Any) -> Array:
     """The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients (Jordan, 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -93,7 +110,7 @@ def newton_schulz(x: Array, steps: Any) -> Array:
     y = _transpose(x) if tall else x
     norm = np.sum(y * y, axis=(-2, -1), keepdims=True) ** 0.5
     y = y / np.maximum(norm, 1e-7)
-    for _ in range(int(steps)):
+    for _ in range(iterations(steps)):
         gram = np.matmul(y, _transpose(y))
         y = a * y + np.matmul(b * gram + c * np.matmul(gram, gram), y)
     return _transpose(y) if tall else y
@@ -121,10 +138,7 @@ def _eigh(x: Array) -> Array:
 
 
 def _singular_vectors(x: Array, rank: Any) -> Array:
-    count = int(rank)
-    if not 1 <= count <= min(x.shape[-2:]):
-        raise TensorError(f"a matrix of {_sides(x)} has no {count} singular vectors: choose a smaller rank")
-    return _signed(np.linalg.svd(x, full_matrices=False)[0][..., :count])
+    return _signed(np.linalg.svd(x, full_matrices=False)[0][..., : leading(rank, x)])
 
 
 def _inverse_root(x: Array, order: Any, eps: Any = 0) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rulec.compiler.axes import infer_axes
 from rulec.compiler.ir import Program
-from rulec.compiler.lower import decide, lower
+from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars
 from rulec.compiler.stages import split_stages
 from rulec.compiler.verify import verify
@@ -42,8 +42,10 @@ def compile(
     `static` gives static hyper-parameters; others are read when a step runs and never recompile anything. `assumed`
     decides branches whose condition is known before a step: `Program.predicates` has them by the same places. `whole`
     leaves out the last pass. Programs are shared: facts that decide every condition alike give the same object. Raises
-    RuleError for a mistake that only the whole shows, such as shapes that do not fit.
+    RuleError for a mistake that only the whole shows, such as shapes that do not fit. Without
+    facts its counts are checked that need no shape; with them it is for `check_counts`, for shapes that there are.
     """
+    shapeless = facts is None
     facts = dict(DEFAULT_FACTS if facts is None else facts)
     static = {k: float(v) for k, v in {**static_defaults(rule), **(static or {})}.items()}
     known = {**facts, **static}
@@ -53,7 +55,8 @@ def compile(
         # A local may stand for a shape fact: what is decided by it shows only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
     chosen = tuple(sorted((assumed or {}).items()))
-    return _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts), chosen, whole)
+    program = _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts), chosen, whole)
+    return check_counts(program, static) if shapeless else program
 
 
 def static_defaults(rule: Rule) -> dict[str, float]:

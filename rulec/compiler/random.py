@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rulec.errors import RuleError
+
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 #: The generator's constants: what words are multiplied by, and what is added to the key after each round.
@@ -65,6 +67,13 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Wo
     found = rounds([np.asarray(x, np.uint64) for x in counter], key)
     a, b, c, d = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*found))
     return a, b, c, d
+
+
+def draw_number(at: Any) -> int:
+    """What `at` names a draw by, rounded towards zero; RuleError where it is infinite or NaN."""
+    if not math.isfinite(at):
+        raise RuleError(f"what a random draw is named by must be a finite number, not at = {float(at):g}")
+    return int(at)
 
 
 def stream(count: int, *, seed: int, tensor: int, draw: int, step: int, block: int = 0) -> Words:

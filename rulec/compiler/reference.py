@@ -16,6 +16,7 @@ import numpy as np
 from rulec.compiler import random
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program, Site, Store
+from rulec.compiler.lower import check_counts
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -282,7 +283,12 @@ class Run:
         self._evaluate(sizes)
         extents = [int(self._get(x, key, "kn")) for x in sizes]
         count = int(np.prod(extents))
-        position = {"seed": self.seed, "tensor": int(key or 0), "draw": int(draw), "step": int(operands[0])}
+        position = {
+            "seed": self.seed,
+            "tensor": int(key or 0),
+            "draw": int(draw),
+            "step": random.draw_number(operands[0]),
+        }
         made = random.normal(count, **position)
         if value.op is Op.UNIFORM:
             made = random.uniform(random.stream(count, **position))
@@ -421,6 +427,8 @@ class ReferenceOptimizer:
         active = [t for t in part.tensors if grads[t.index] is not None]
         for tensor in active:
             # As in an optimizer, states begin with the hyper-parameters of the tensor's first update.
+            if tensor.t == 0:
+                check_counts(part.program, {**tensor.view.facts, **part.hyper[tensor.group]})
             for buffer in part.program.states if tensor.t == 0 else ():
                 self._initialise(part, tensor, buffer.name)
             tensor.t += 1

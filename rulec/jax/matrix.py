@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rulec.compiler.matrix import iterations, leading
 from rulec.errors import RuleError, TensorError
 from rulec.language.node import Op
 
@@ -39,13 +40,13 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def whole_number(value: Any, what: str) -> int:
+def known_number(value: Any, what: str) -> float:
     """A number that must be known when a step is traced; RuleError where it is traced itself."""
     if is_traced(value):
         raise RuleError(
             f"{what} must be a Python number, and is traced here: close over it, or leave it out of inject_hyperparams"
         )
-    return int(value)
+    return float(value)
 
 
 def _newton_schulz(x: Any, steps: Any, dtype: str) -> Any:
@@ -56,7 +57,7 @@ def _newton_schulz(x: Any, steps: Any, dtype: str) -> Any:
     y = _transpose(y) if tall else y
     norm = jnp.sqrt(jnp.sum(jnp.square(y.astype(x.dtype)), axis=(-2, -1), keepdims=True)).astype(y.dtype)
     y = y / jnp.maximum(norm, jnp.asarray(1e-7, y.dtype))
-    for _ in range(whole_number(steps, "the number of steps of newton_schulz")):
+    for _ in range(iterations(known_number(steps, "the number of steps of newton_schulz"))):
         gram = _product(y, _transpose(y))
         polynomial = (b * _wide(gram) + c * _wide_product(gram, gram)).astype(dtype)
         y = (a * _wide(y) + _wide_product(polynomial, y)).astype(dtype)
@@ -96,9 +97,7 @@ def _eigh(x: Any) -> Any:
 
 
 def _singular_vectors(x: Any, rank: Any) -> Any:
-    count = whole_number(rank, "the rank of singular_vectors")
-    if not 1 <= count <= min(x.shape[-2:]):
-        raise TensorError(f"a matrix of {_sides(x)} has no {count} singular vectors: choose a smaller rank")
+    count = leading(known_number(rank, "the rank of singular_vectors"), x)
     return _signed(jnp.linalg.svd(x, full_matrices=False)[0][..., :count])
 
 

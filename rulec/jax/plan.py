@@ -13,6 +13,7 @@ from rulec.backend import registry
 from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Buffer, Program
+from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
@@ -154,7 +155,7 @@ class StepPlan:
         view = matrix_view(leaf.shape, rule.view)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: own.static[name] for name, hyper in rule.hyper.items() if hyper.static}
-        program = compile(rule, facts, static)
+        program = check_counts(compile(rule, facts, static), {**facts, **static})
         states = self._state_dtypes(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
         key = id(own.rule), program, layout, tuple(sorted(static.items()))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from rulec.language.counts import count_of
 from rulec.language.node import LEVELS, Node, Op, const, name, node
 
 #: Most random draws of a rule.
@@ -64,7 +65,11 @@ class Function:
             if key in self.choices and value not in self.choices[key]:
                 allowed = ", ".join(repr(c) for c in self.choices[key])
                 raise CallError(f"{key} of {self.name} is one of {allowed}, not {value!r}")
-        return self.build(*args, **{**self.optional, **keywords})
+        value = self.build(*args, **{**self.optional, **keywords})
+        count = count_of(value)
+        if count is not None and (problem := count.problem({})):
+            raise CallError(problem)
+        return value
 
 
 def as_node(value: Any) -> Node:

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
-import numpy as np
-
 from rulec.errors import HyperError
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Node, Op, names_in, walk
+from rulec.language.known import number_known
+from rulec.language.node import Node, names_in
 from rulec.language.source import Span, did_you_mean
 
 
@@ -132,13 +130,6 @@ def resolve_hyper(
 
 def number_of(value: Node, names: Mapping[str, float]) -> float:
     """An expression of numbers and names, in float64."""
-    values: dict[Node, Any] = {}
-    with np.errstate(all="ignore"):
-        for part in walk([value]):
-            if part.op is Op.CONST:
-                values[part] = np.float64(cast(float, part.arg))
-            elif part.op is Op.NAME:
-                values[part] = np.float64(names[str(part.arg)])
-            else:
-                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
-    return float(values[value])
+    number = number_known(value, names)
+    assert number is not None  # whoever asks has looked
+    return number

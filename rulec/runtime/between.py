@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from rulec.compiler import random
 from rulec.compiler.ir import Axes, Site
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
@@ -235,6 +236,7 @@ class Between:
         facts, hyper = self.around.facts(i), self.around.hyper(i)
         height, width = (int(evaluate_once(x, hyper, facts, {})) for x in sizes)
         step = self.around.known(value.args[0], self.values[value.args[0]], i)
+        step = random.draw_number(step) if isinstance(step, int | float) else step
         position = {
             "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip

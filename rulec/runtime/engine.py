@@ -17,6 +17,7 @@ from rulec.backend import registry
 from rulec.backend.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
 from rulec.backend.protocol import Backend, Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
@@ -185,6 +186,7 @@ class Engine:
     def _bucket_key(self, tensor: Tensor, grad_dtype: str | None, hyper: Numbers) -> Any:
         dtype = self.arrays.dtype(tensor.array)
         program, static = self._program(tensor, hyper)
+        check_counts(program, {**self._facts(tensor), **static})
         self._check_fits(program, tensor)
         every = self.state_dtype.get("", dtype)
         states = {b.name: self.state_dtype.get(b.name, every) for b in program.states}

@@ -14,9 +14,8 @@ from rulec.backend.layout import ITEM_SIZE, Layout, array_buffers
 from rulec.compiler.ir import Axes, Program
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
-from rulec.errors import InternalError, RuleError
+from rulec.errors import InternalError
 from rulec.language.node import Node, Op, walk
-from rulec.language.text import expression_text
 
 #: Buffers begin at multiples of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
@@ -32,13 +31,11 @@ class StateSpec:
     axes: Axes
 
     def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
-        """The shape it is kept in: the tensor's own, or that with other rows or columns.
-
-        RuleError for an extent that is no whole number from 0, or, where the rule chose it, more than the matrix has.
-        """
+        """The shape it is kept in: the tensor's own, or that with other rows or columns."""
         if self.axes.elementwise:
             return view.shape
-        rows, cols = (_extent(x, self.name, view, hyper, facts) for x in (self.axes.rows, self.axes.cols))
+        sides = (self.axes.rows, self.axes.cols)
+        rows, cols = (1 if x is None else int(evaluate_once(x, hyper, facts, {})) for x in sides)
         return view.kept_shape(rows, cols)
 
     @property
@@ -58,25 +55,6 @@ class StateSpec:
     def values(self, hyper: Mapping[str, float], facts: Mapping[str, float], parameter: Any) -> Any:
         """The first value of each element, in float64, from the parameter's values in float64."""
         return evaluate_once(self.init, hyper, facts, {"p": parameter})
-
-
-def _extent(
-    value: Node | None, state: str, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]
-) -> int:
-    if value is None:
-        return 1
-    found = float(evaluate_once(value, hyper, facts, {}))
-    largest = min(view.rows, view.cols)
-    chosen = any(n.op is Op.HYPER for n in walk([value]))
-    if not found.is_integer() or found < 0 or (chosen and not 1 <= found <= largest):
-        advice = "say under applies_to for which tensors it is a whole number from 0"
-        if chosen:
-            advice = f"choose a whole number from 1 to {largest}" if largest else "leave a tensor without elements out"
-        raise RuleError(
-            f"state {state} is to have {expression_text(value)} = {found:g} rows or columns for a matrix of "
-            f"{view.rows} by {view.cols}: {advice}"
-        )
-    return int(found)
 
 
 def state_specs(program: Program, layout: Layout) -> list[StateSpec]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rulec.compiler.matrix import iterations, leading
 from rulec.errors import TensorError
 from rulec.language.node import Op
 from rulec.torch.matrix import COEFFICIENTS
@@ -23,7 +24,7 @@ def _newton_schulz(x: Tensor, steps: float, dtype: str) -> Tensor:
     y = x.to(getattr(torch, dtype))
     y = y.mT if tall else y
     y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(int(steps)):
+    for _ in range(iterations(steps)):
         gram = torch.bmm(y, y.mT)
         y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if tall else y).to(x.dtype)
@@ -62,9 +63,7 @@ def _eigh(x: Tensor) -> Tensor:
 
 
 def _singular_vectors(x: Tensor, rank: float) -> Tensor:
-    count = int(rank)
-    if not 1 <= count <= min(x.shape[-2:]):
-        raise TensorError(f"a matrix of {_sides(x)} has no {count} singular vectors: choose a smaller rank")
+    count = leading(rank, x)
     return _signed(torch.linalg.svd(x, full_matrices=False)[0][..., :count])
 
 

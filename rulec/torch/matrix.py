@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.compiler.matrix import iterations
 from rulec.language.node import Op
 from rulec.runtime.matrix import NUMPY_MATRIX
 
@@ -35,7 +36,7 @@ def _newton_schulz(x: Array, steps: float, dtype: str) -> Array:
     given = _tensor(x)
     made = torch.empty_like(given)
     for matrix, into in zip(given, made, strict=True):
-        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), int(steps)))
+        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), iterations(steps)))
     found: Array = made.numpy()
     return found
 

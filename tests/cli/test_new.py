@@ -54,6 +54,23 @@ def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("r" * 300, [], "has 300 characters: use at most 100"),
+        ("Ab" * 60, ["--python"], "characters"),
+        ("lambda", ["--python"], "'lambda' is a word of Python: choose another name, such as 'lambda_'"),
+        ("class", [], "'class' is a word of Python"),
+        ("types", ["--python"], "types.py would hide the module types from every program beside it"),
+        ("rulec", ["--python"], "rulec.py would hide the module rulec"),
+        ("médian", ["--python"], "is no name: use letters from a to z"),
+    ],
+)
+def test_a_name_that_no_rule_or_module_can_have(name: str, options: list[str], message: str, tmp_path: Path) -> None:
+    assert message in error("new", name, *options, "--folder", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be written" in error("new", "mine", "--folder", str(tmp_path / "file" / "below"))

@@ -38,8 +38,8 @@ def whole(rule_name: str) -> Rule:
 
 
 def shapes_for(rule: Rule) -> list[tuple[int, ...]]:
-    """Singular vectors are more than small and empty matrices have."""
-    return SHAPES if rule.name != "GaLore" else [(), (5,), (6, 8), (8, 6)]
+    """A rank is more than small and empty matrices have."""
+    return [(), (5,), (6, 8), (8, 6)] if "rank" in rule.standalone().all_hyper else SHAPES
 
 
 def same(a: Any, b: Any) -> None:

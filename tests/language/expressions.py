@@ -29,6 +29,10 @@ def negated(value: Node) -> Node:
     return const(-float(value.arg)) if value.op is Op.CONST else node(Op.NEG, value)  # type: ignore[arg-type]
 
 
+#: Counts: what a call takes has to be possible where it is a number.
+_counts = st.integers(1, 9).map(const) | st.sampled_from(NAMES).map(name)
+
+
 def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     return st.one_of(
         st.builds(node, st.sampled_from(_BINARY), inner, inner),
@@ -37,12 +41,13 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(node, st.just(Op.NOT), inner),
         inner.map(negated),
         st.builds(node, st.sampled_from(_UNARY), inner),
-        st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM, Op.SINGULAR_VECTORS]), inner, inner),
+        st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
+        st.builds(node, st.just(Op.SINGULAR_VECTORS), inner, _counts),
         st.builds(FUNCTIONS["inverse_root"], inner, inner, eps=inner),
         st.builds(node, st.just(Op.WHERE), inner, inner, inner),
         st.builds(node, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
-        st.builds(node, st.just(Op.NEWTON_SCHULZ), inner, inner, st.sampled_from(_DTYPES)),
-        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, inner, inner, st.integers(0, 9)),
+        st.builds(node, st.just(Op.NEWTON_SCHULZ), inner, _counts, st.sampled_from(_DTYPES)),
+        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),
     )
 
 
