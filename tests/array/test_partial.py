@@ -273,7 +273,7 @@ def test_segments_by_hand_equal_the_whole_step(rule: str) -> None:
 
 def test_a_store_takes_a_whole_step_of_any_rule() -> None:
     rule = rulec.load("clip_by_global_norm") >> rulec.load("adam")
-    whole, other = Optimizer(rule, parameters()), Optimizer(rule, parameters())
+    whole, other = Optimizer(rule, parameters(), "numpy"), Optimizer(rule, parameters(), "numpy")
     store = GradStore(gradients(1))
     whole.step(gradients(1))
     store.step(other)

@@ -104,7 +104,7 @@ def test_a_condition_of_a_tag_or_of_the_shape() -> None:
     assert sent("ndim == 1") == {"embed": "SGD", "hidden": "SGD", "bias": "First", "filter": "SGD"}
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_clipping_before_muon_is_one_norm_over_both_rules(backend: str) -> None:
     rule = rulec.load("clip_by_global_norm") >> rulec.load("muon")
     params = arrays(0, "float64")
@@ -135,7 +135,7 @@ def test_a_seed_is_the_whole_of_what_is_random(name: str) -> None:
     found = []
     for seed in (0, 0, 7):
         params = arrays()
-        opt = Optimizer(name, params, seed=seed, **({"rank": 2} if "rank" in rulec.load(name).hyper else {}))
+        opt = Optimizer(name, params, "numpy", seed=seed, **({"rank": 2} if "rank" in rulec.load(name).hyper else {}))
         for step in range(3):
             opt.step(arrays(step + 1))
         found.append(params)
@@ -188,7 +188,7 @@ def test_inputs_that_do_not_fit(inputs: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon", "soap", "schedule_free_adamw", "cautious_adamw"])
 def test_what_needs_no_other_array_may_go_layer_by_layer(name: str) -> None:
     whole, parts = arrays(), arrays()
-    one, other = Optimizer(name, whole), Optimizer(name, parts)
+    one, other = Optimizer(name, whole, "numpy"), Optimizer(name, parts, "numpy")
     for step in range(3):
         grads = arrays(step + 1)
         one.step(grads)
@@ -304,12 +304,12 @@ step: |
 
 def test_steps_of_groups_and_of_the_model_are_counted_on() -> None:
     straight, resumed = arrays(), arrays()
-    one, two = Optimizer(LEVELS, straight), Optimizer(LEVELS, resumed)
+    one, two = Optimizer(LEVELS, straight, "numpy"), Optimizer(LEVELS, resumed, "numpy")
     steps(one, 0, 5)
     steps(two, 0, 2)
     saved = two.state_dict()
     assert (saved["counts"]["group"].tolist(), saved["counts"]["model"]) == ([2.0], 2.0)
-    three = Optimizer(LEVELS, resumed)
+    three = Optimizer(LEVELS, resumed, "numpy")
     three.load_state_dict(saved)
     steps(three, 2, 5)
     assert same(straight, resumed)
@@ -321,11 +321,11 @@ def test_steps_of_groups_and_of_the_model_are_counted_on() -> None:
 def test_states_of_other_dtypes_go_on(state_dtype: str) -> None:
     pytest.importorskip("ml_dtypes")
     straight, resumed = arrays(), arrays()
-    one = Optimizer("adafactor", straight, state_dtype=state_dtype)
-    two = Optimizer("adafactor", resumed, state_dtype=state_dtype)
+    one = Optimizer("adafactor", straight, "numpy", state_dtype=state_dtype)
+    two = Optimizer("adafactor", resumed, "numpy", state_dtype=state_dtype)
     steps(one, 0, 4)
     steps(two, 0, 2)
-    three = Optimizer("adafactor", resumed, state_dtype=state_dtype)
+    three = Optimizer("adafactor", resumed, "numpy", state_dtype=state_dtype)
     three.load_state_dict(two.state_dict())
     steps(three, 2, 4)
     assert same(straight, resumed)

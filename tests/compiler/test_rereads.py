@@ -81,7 +81,7 @@ def states_in(program: Program, dtype: str) -> dict[str, str]:
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way: int) -> None:
-    """Four steps with every program scheduled that way, against the reference, which knows no stages."""
+    """Three steps with every program scheduled that way, against the reference, which knows no stages."""
 
     def one_way(program: Program, layout: Layout) -> tuple[Program, Layout]:
         found = ways(program, layout)
@@ -90,11 +90,11 @@ def follow(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way:
 
     monkeypatch.setattr(bucket_module, "scheduled", one_way)
     rng = np.random.default_rng(2)
-    shapes = [(5, 4), (5, 4), (7,), (), (0,)]
+    shapes = [(5, 4), (5, 4), (7,), ()]
     params = [np.asarray(rng.normal(size=s)) for s in shapes]
     now = [p.copy() for p in params]
     optimizer, reference = Optimizer(rule, now, backend), ReferenceOptimizer(rule, params)
-    for _ in range(4):
+    for _ in range(3):
         grads = [np.asarray(rng.normal(size=s)) for s in shapes]
         optimizer.step(grads)
         reference.step(grads)
@@ -119,7 +119,13 @@ def test_every_way_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, name:
     follow(monkeypatch, RULES[name], "numpy", way)
 
 
-@pytest.mark.parametrize(("name", "way"), [("joined", 0), ("joined", 3), ("three", 4), ("exchange", 1), ("matrix", 6)])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("joined", 3), ("exchange", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("joined", 0), ("three", 4), ("matrix", 6)]),
+    ],
+)  # fmt: skip
 def test_some_ways_by_compiled_kernels(monkeypatch: pytest.MonkeyPatch, name: str, way: int) -> None:
     follow(monkeypatch, RULES[name], "cpu", way)
 
@@ -216,9 +222,9 @@ def test_a_program_of_one_stage_is_left_as_it_is() -> None:
 
 
 def test_deciding_takes_no_time_for_many_states() -> None:
-    states = ", ".join(f"s{i}: 0" for i in range(24))
-    lines = "".join(f"  s{i} = 0.9*s{i} + g**{i % 4 + 1}\n" for i in range(24))
-    total = " + ".join(f"s{i}" for i in range(24))
+    states = ", ".join(f"s{i}: 0" for i in range(9))
+    lines = "".join(f"  s{i} = 0.9*s{i} + g**{i % 4 + 1}\n" for i in range(9))
+    total = " + ".join(f"s{i}" for i in range(9))
     rule = rulec.parse(f"name: Many\nstate: {{{states}}}\nstep: |\n{lines}  u = {total}\n  direction = u/norm(u)\n")
     program = compile_rule(rule)
     layout = layout_for(program, "float32")

@@ -447,7 +447,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_random_compositions(tree: Any) -> None:
     try:
         rule = build(tree)

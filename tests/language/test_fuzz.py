@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def use(rule: Rule | None) -> None:
     repr(rule)
 
 
-QUICK = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(st.text(max_size=300))
@@ -163,14 +164,21 @@ def nearly(draw: Any) -> str:
     return str(text)
 
 
+@pytest.mark.slow
+@given(nearly() | mutated())
+@settings(QUICK, max_examples=600)
+def test_many_valid_rules_with_changes(text: str) -> None:
+    use(take(lambda: rulec.parse(text)))
+
+
 @given(nearly())
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=50)
 def test_valid_rules_with_a_word_changed(text: str) -> None:
     use(take(lambda: rulec.parse(text)))
 
 
 @given(mutated())
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=50)
 def test_valid_rules_with_something_changed(text: str) -> None:
     use(take(lambda: rulec.parse(text)))
 
@@ -220,7 +228,7 @@ words = st.sampled_from(
 
 
 @given(st.lists(words, max_size=30).map("".join))
-@settings(QUICK, max_examples=300)
+@settings(QUICK, max_examples=150)
 def test_any_expression(text: str) -> None:
     source = Source("<fuzz>", text)
     value = take(lambda: parse_expression(Text(text, source), NAMES))
@@ -243,7 +251,7 @@ def test_any_binding(bindings: dict[str, Any]) -> None:
     st.sampled_from(["{}", "name: R\nstep: |\n  x = {}\n", "name: {}\n"]),
     st.integers(1, 40_000),
 )
-@settings(QUICK, max_examples=60)
+@settings(QUICK, max_examples=30)
 def test_one_character_over_and_over(character: str, frame: str, count: int) -> None:
     take(lambda: rulec.parse(frame.replace("{}", character * count)))
 

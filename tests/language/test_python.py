@@ -242,7 +242,7 @@ def test_deep_expressions_get_lines() -> None:
     @rulec.rule
     def rule(g):  # type: ignore[no-untyped-def]
         total = g
-        for i in range(2000):
+        for i in range(700):
             total = total * 0.5 + i
         return total
 

@@ -23,7 +23,7 @@ def parse(text: str) -> Node:
 
 
 @given(expressions)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_reads_back_to_the_same_node(value: Node) -> None:
     if value.depth <= MAX_DEPTH:
         assert parse(expression_text(value)) is value

@@ -31,6 +31,7 @@ RULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch cannot pretend to have devices",
@@ -81,9 +82,14 @@ def trained(rule: Rule, there: list[int], resident: bool) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("error")  # NumPy warns of some of torch's arrays, and cannot read those of a real device
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("there", [[0, 1], [2, 3], [1, 3]], ids=str)
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    ("name", "there", "resident"),
+    [
+        (name, [[0, 1], [2, 3], [1, 3]][(i + resident) % 3], resident)
+        for i, name in enumerate(MIXED)
+        for resident in (False, True)
+    ],
+)
 def test_tensors_on_the_host_and_on_a_device_step_as_tensors_on_the_host_do(
     name: str, there: list[int], resident: bool
 ) -> None:

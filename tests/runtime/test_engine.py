@@ -66,7 +66,9 @@ def test_one_group_is_one_row_however_many_tensors() -> None:
     assert not seen[0].index.any()
 
 
-@pytest.mark.parametrize("rule", ["adam", "nadam", "adamax", "radam"])
+@pytest.mark.parametrize(
+    "rule", ["adam", "nadam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamax", "radam"))]
+)
 def test_scalars_evaluated_ahead_are_those_of_each_step(rule: str) -> None:
     """Changing rates, pauses, tensors that join late and long runs at one rate: all agree with the reference."""
     rng = np.random.default_rng(3)

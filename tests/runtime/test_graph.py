@@ -13,7 +13,7 @@ from rulec.runtime.device import Scaling
 from rulec.runtime.engine import run
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
-from tests.runtime.elsewhere import Elsewhere
+from tests.runtime.elsewhere import Elsewhere, Here
 from tests.runtime.graph import Graph
 from tests.runtime.test_device import Run, close, runnable, values
 
@@ -65,10 +65,19 @@ def recorded(static: Static, scaled: bool = False) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("name", runnable())
+#: Elementwise rules, scalars of a tensor, reductions of every level, matrices, random numbers and a skip.
+EVERYDAY = {
+    "adamw", "nadam", "lamb", "adafactor", "prodigy", "muon", "apollo", "schedule_free_adamw", "sm3", "novograd",
+    "transforms/noise", "transforms/skip_not_finite", "transforms/clip_by_global_norm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.slow]) for name in runnable()]
+)
 def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
     rule = loaded(name)
-    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, "cpu")
+    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, Here())
     rate = torch.tensor(1.0, dtype=torch.float64)
     place = ours.engine.hyper_names.index("lr")
     first = ours.table[place].copy()
@@ -92,7 +101,7 @@ def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "prodigy", "nadam", "lamb", "skip_not_finite >> adam"])
 def test_a_graph_leaves_everything_where_a_gradient_was_infinite(name: str) -> None:
     rule = rulec.load(name)
-    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, "cpu")
+    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, Here())
     static = Static(ours)
     graph = recorded(static, scaled=True)
     for seed in range(3):

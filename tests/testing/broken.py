@@ -11,6 +11,7 @@ import numpy as np
 from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.errors import BackendUnsupported
 from rulec_backends.numpy import NumpyBackend, NumpyCall, NumpyKernel
 
 
@@ -164,6 +165,17 @@ class Crashes(BrokenBackend):
     def emit(self, program: Program, layout: Layout) -> str:
         if not program.elementwise:
             raise KeyError("norm")
+        return super().emit(program, layout)
+
+
+class Elementwise(BrokenBackend):
+    """Refuses reductions."""
+
+    name = "elementwise"
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        if not program.elementwise:
+            raise BackendUnsupported(self.name, "reductions", program.name)
         return super().emit(program, layout)
 
 
