@@ -77,7 +77,7 @@ def test_directions_of_a_step_differ_and_steps_differ() -> None:
 
 def test_signs_differ_on_both_sides_by_default() -> None:
     """Of rows alone a layer of few outputs sees as few directions, and learns less."""
-    for shape in ((10, 16), (16, 8), (16, 16, 3)):
+    for shape in ((10, 64), (64, 10), (8, 64, 3)):
         drawn = np.stack([dense.noise(made("signflip", 64), shape, 0, 0, d).reshape(-1) for d in range(64)])
         assert np.linalg.matrix_rank(drawn) == 64
     assert Perturbation("signflip", 4).sides_of(1, 40) == (False, True)
