@@ -78,7 +78,7 @@ refresh: setup
 # The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
 prove: setup
 	@rm -rf .pytest_cache/d/proved tests/golden/proved.txt
-	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'proof and not gpu' tests/backends
+	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'proof and not gpu' -o faulthandler_timeout=0 tests/backends
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet
