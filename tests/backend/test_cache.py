@@ -23,7 +23,12 @@ from rulec.backend import cache
 from rulec.errors import BackendUnavailable
 from rulec.files import written_whole
 
-STEP = "import numpy as np, rulec; p = np.ones(3); rulec.array.Optimizer('sgd', [p], 'c', lr=1.0).step([p.copy()]); print(p)"
+STEP = """
+import numpy as np, rulec
+p = np.ones(3)
+rulec.array.Optimizer("sgd", [p], "c", lr=1.0).step([p.copy()])
+print(p)
+"""
 
 
 @pytest.fixture
