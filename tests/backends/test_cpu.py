@@ -54,7 +54,7 @@ def test_rules_of_one_stage_equal_numpy_bit_for_bit(name: str, dtype: str) -> No
 @pytest.mark.slow
 def test_every_rule_of_one_stage_equals_numpy_bit_for_bit() -> None:
     names = [name for name in rulec.rules(wrappers=False) if rulec.compile(rulec.load(name)).elementwise]
-    assert len(names) > 40
+    assert len(names) > 30
     for name in names:
         assert_step_is_numpys(bucket_of(name, SIZES))
 
