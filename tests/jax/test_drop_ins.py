@@ -43,8 +43,8 @@ MORE = [
     ("lamb", {"weight_decay": 0.1, "eps_root": 1e-3}), ("novograd", {"weight_decay": 0.1, "eps_root": 1e-3}),
     ("radam", {"threshold": 4.0, "eps_root": 1e-3}), ("scale_by_yogi", {"initial_accumulator_value": 1e-3}),
     ("trace", {"nesterov": True}), ("contrib.adopt", {"use_clipping": False}), ("contrib.dowg", {"eps": 1e-2}),
-    ("contrib.dog", {"weight_decay": 0.1}), ("contrib.schedule_free_adamw", {"warmup_steps": 8}),
-    ("contrib.schedule_free_sgd", {"warmup_steps": 8, "weight_decay": 0.1}), ("contrib.ademamix", {"eps_root": 1e-3}),
+    ("contrib.dog", {"weight_decay": 0.1}), ("contrib.schedule_free_adamw", {"warmup_steps": 16}),
+    ("contrib.schedule_free_sgd", {"warmup_steps": 16, "weight_decay": 0.1}), ("contrib.ademamix", {"eps_root": 1e-3}),
 ]  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def by_kind(*composed: str) -> list[Any]:
 @pytest.mark.peer
 @pytest.mark.parametrize(
     ("row", "way"),
-    by_kind("adafactor", "adamw", "rprop", "lamb", "transforms/noise >> sgd", "sm3", "galore", "prodigy"),
+    by_kind("rprop", "adamw", "adafactor", "lamb", "transforms/noise >> sgd", "sm3", "galore", "prodigy"),
 )
 def test_float32_where_jax_is_kept_to_32_bits(row: Peer, way: str) -> None:
     assert not is_wide()

@@ -222,11 +222,15 @@ def test_dtypes_of_parameters_gradients_and_states() -> None:
     assert [str(updates[k].dtype) for k in ("full", "half")] == ["float32", "bfloat16"]
 
 
-def test_maximize() -> None:
+CUBED = rulec.parse("name: Cubed\nstep: |\n  direction = g @ transpose(g) @ g\n")
+
+
+@pytest.mark.parametrize("rule", ["lion", CUBED], ids=["elementwise", "matrices"])
+def test_maximize(rule: Any) -> None:
     tree, grads = params(), gradients(params(), 0)
-    state = rulec.jax.init("lion", tree)
-    found, _ = kept("lion", tree, grads, state, lr=0.1, maximize=True)
-    assert difference(found, kept("lion", tree, jax.tree.map(jnp.negative, grads), state, lr=0.1)[0]) == 0
+    state = rulec.jax.init(rule, tree)
+    found, _ = kept(rule, tree, grads, state, lr=0.1, maximize=True)
+    assert difference(found, kept(rule, tree, jax.tree.map(jnp.negative, grads), state, lr=0.1)[0]) == 0
     assert (found["a"] > tree["a"]).any()
 
 
