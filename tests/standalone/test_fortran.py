@@ -138,8 +138,6 @@ def test_one_step_is_the_references(trained: Trained) -> None:
 @needs_gfortran
 def test_it_learns_as_well_as_in_torch(trained: Trained) -> None:
     parameters = [torch.tensor(p, requires_grad=True) for p in trained.initial]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more are only in each other's way for so small a network
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=weight_decay())
     images, labels = torch.tensor(trained.digits.images), torch.tensor(trained.digits.labels)
     for epoch in trained.order:
@@ -147,7 +145,6 @@ def test_it_learns_as_well_as_in_torch(trained: Trained) -> None:
             optimizer.zero_grad()
             functional.cross_entropy(scores(images[chosen], parameters), labels[chosen]).backward()
             optimizer.step()
-    torch.set_num_threads(threads)
     with torch.no_grad():
         found = scores(torch.tensor(trained.digits.test_images), parameters).argmax(1).numpy()
     theirs = float(np.mean(found == trained.digits.test_labels))

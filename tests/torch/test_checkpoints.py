@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 from pathlib import Path
@@ -16,7 +17,7 @@ import rulec
 import rulec.torch
 from rulec.errors import StateMismatch
 from tests.torch.test_agreement import CASES, IDS, wide_scalars
-from tests.torch.twins import difference, give_gradients, parameters
+from tests.torch.twins import QUICK, difference, give_gradients, parameters
 
 
 def stepped(kind: Any, steps: range, dtype: torch.dtype = torch.float32, **keywords: Any) -> Any:
@@ -41,10 +42,15 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
 
 
+def quick(name: str) -> Any:
+    """Our class of the name, on the backend whose kernels are made soonest."""
+    return functools.partial(getattr(rulec.torch, name), backend=QUICK)
+
+
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours to torch", "torch to ours"])
 @pytest.mark.parametrize(("name", "keywords"), CASES, ids=IDS)
 def test_a_checkpoint_goes_on_on_the_other_side(name: str, keywords: dict[str, Any], ours_first: bool) -> None:
-    ours, theirs = getattr(rulec.torch, name), getattr(torch.optim, name)
+    ours, theirs = quick(name), getattr(torch.optim, name)
     first, second = (ours, theirs) if ours_first else (theirs, ours)
     with wide_scalars():
         optimizer, params = stepped(first, range(4), torch.float64, **keywords)
@@ -60,7 +66,7 @@ def test_a_checkpoint_goes_on_on_the_other_side(name: str, keywords: dict[str, A
 
 @pytest.mark.parametrize(("name", "keywords"), CASES, ids=IDS)
 def test_the_layout_is_that_of_torch(name: str, keywords: dict[str, Any]) -> None:
-    ours, _ = stepped(getattr(rulec.torch, name), range(2), **keywords)
+    ours, _ = stepped(quick(name), range(2), **keywords)
     theirs, _ = stepped(getattr(torch.optim, name), range(2), **keywords)
     a, b = ours.state_dict(), theirs.state_dict()
     assert a.keys() == b.keys()

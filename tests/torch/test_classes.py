@@ -198,7 +198,9 @@ def test_no_two_states_have_one_name_in_torch(called: str) -> None:
         rulec.torch.optimizer(rule)
 
 
+@pytest.mark.slow
 def test_importing_it_imports_torch_and_nothing_else_that_is_heavy() -> None:
+    """What is imported with it, tests/test_layering.py reads every day."""
     program = """
 import sys, torch, numpy
 before = set(sys.modules)

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rulec.backend import registry
+
+#: Where many rules are looked at, the backend whose kernels are compiled soonest: a third of the time of the default's,
+#: whose numbers are the same.
+QUICK = "cpu" if registry.get("c").unavailable_reason() else "c"
+
 SHAPES = ((5,), (3, 4), (), (2, 3, 2))
 
 

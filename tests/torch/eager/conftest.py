@@ -1,4 +1,4 @@
-"""Small models are trained by one thread: several would wait for each other most of the time."""
+"""Matrices in small tiles, and which of them were updated tile by tile."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from rulec.torch.eager import epilogue_tiles
 from rulec.torch.eager.epilogue import Epilogue
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """One thread for torch, and for our kernels with it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -77,6 +77,16 @@ def test_the_bits_are_those_of_the_deferred_step(rule: str, updated: list[Any]) 
     assert updated == [(37, WIDE), (WIDE, 70), (70, WIDE)] * 3, "from the second step on, the last layer first"
 
 
+def test_several_threads_make_the_same_bits(updated: list[Any]) -> None:
+    expected = trained(Layers, plain, "adamw")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ours = trained(Layers, plain, "adamw", epilogue=True)
+    torch.set_num_threads(threads)
+    assert same(ours, expected)
+    assert len(updated) == 9
+
+
 @pytest.mark.parametrize("shape", [(9,), (2, 3, 4)])
 def test_inputs_of_any_number_of_dimensions(shape: tuple[int, ...], updated: list[Any]) -> None:
     passes = passes_of(*shape)

@@ -16,7 +16,7 @@ from rulec.torch import EagerUpdate
 from tests.torch.eager.layers import WIDE, Layers, numbers, same
 from tests.torch.eager.recipe import Passes, deferred, eager
 
-pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 #: The weights in the order of a backward pass.
 ALL = [(37, WIDE), (WIDE, 70), (70, WIDE)]

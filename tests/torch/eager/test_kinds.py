@@ -22,8 +22,6 @@ from rulec.errors import HyperError, RulecError
 from rulec.torch import EagerUpdate
 from tests.torch.eager.training import equal, gone, loss_of, model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def train(opt: Any, net: nn.Module, numbers: range) -> None:
     """Some steps, inside the backward pass where that is open to the optimizer."""

@@ -16,8 +16,6 @@ from rulec.torch.eager.gather import Gather
 from rulec.torch.eager.released import Released
 from tests.torch.eager.training import Pair, cloned, gone, loss_of, model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def chain(count: int = 6, width: int = 64) -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(count)])

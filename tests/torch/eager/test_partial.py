@@ -15,8 +15,6 @@ from rulec.errors import PartialUpdate, RulecError
 from rulec.torch import EagerUpdate
 from tests.torch.eager.training import cloned, equal, gone, loss_of, model, plain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Broken(RuntimeError):
     """What goes wrong in these tests."""

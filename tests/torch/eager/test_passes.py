@@ -13,8 +13,6 @@ from rulec.errors import RulecError, RuleError
 from rulec.torch import EagerUpdate
 from tests.torch.eager.training import equal, gone, loss_of, model, plain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Whether two models have equal parameters, bit for bit."""

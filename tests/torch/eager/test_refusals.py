@@ -14,8 +14,6 @@ from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.torch import EagerUpdate
 from tests.torch.eager.training import gone, loss_of, model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def backward(opt: EagerUpdate, net: nn.Module, **keywords: Any) -> None:
     """The backward pass of a step, without the step."""

@@ -13,6 +13,7 @@ import rulec
 import rulec.torch
 from rulec.torch import EagerUpdate
 from rulec.torch.eager.scope import scope_of_rule
+from tests.torch.twins import QUICK
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -47,6 +48,7 @@ class Pair:
 
     def __init__(self, rule: str, dtype: torch.dtype = torch.float32, **keywords: Any) -> None:
         self.ours, self.theirs = model(dtype), model(dtype)
+        keywords = {"backend": QUICK, **keywords}
         own = {
             key: keywords.pop(key) for key in ("contributions", "journal", "only", "max_grad_norm") if key in keywords
         }

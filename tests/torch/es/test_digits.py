@@ -15,7 +15,7 @@ from rulec.demo.es_training import convolutional, perceptron, train
 from rulec.es import Perturbation
 from rulec.torch import perturb
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 RULES: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda params: rulec.torch.SGD(params, lr=0.003, momentum=0.9),
@@ -31,16 +31,18 @@ SLOWER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("family", ["signflip", "permuted", "lowrank", "independent"])
+@pytest.mark.parametrize(
+    ("family", "rule"), [("signflip", "sgd"), ("permuted", "adam"), ("lowrank", "lion"), ("independent", "sgd")]
+)
 def test_a_perceptron(family: str, rule: str) -> None:
     model = perceptron()
     perturbation = Perturbation(family, 32, 0.05, seed=0)  # type: ignore[arg-type]
     assert train(model, perturbation, RULES[rule], digits.load(), 30).accuracies[-1] >= 0.9
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("family", ["signflip", "permuted", "lowrank", "independent"])
+@pytest.mark.parametrize(
+    ("family", "rule"), [("signflip", "lion"), ("permuted", "sgd"), ("lowrank", "adam"), ("independent", "adam")]
+)
 def test_a_convolutional_network(family: str, rule: str) -> None:
     model = convolutional()
     perturbation = Perturbation(family, 32, 0.05, seed=0)  # type: ignore[arg-type]

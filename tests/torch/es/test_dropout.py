@@ -12,8 +12,6 @@ from rulec.es import Perturbation
 from rulec.torch.es import Strategy, perturb
 from tests.torch.es.oracle import member_model, member_outputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(16, 5), (16,)),
     "inputs of which directions are no multiple": (lambda: nn.Linear(30, 5, bias=False), (30,)),

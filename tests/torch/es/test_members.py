@@ -11,8 +11,6 @@ from rulec.torch.es import perturb
 from tests.torch.es.families import FAMILIES, perturbation_of
 from tests.torch.es.oracle import member_outputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LAYERS = {
     "linear": (lambda: nn.Linear(6, 8), (6,)),
     "linear without bias": (lambda: nn.Linear(6, 40, bias=False), (6,)),

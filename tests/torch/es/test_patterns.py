@@ -18,8 +18,6 @@ from rulec.es.dense import estimate, noise
 from rulec.es.fitness import weights
 from rulec.torch import perturb
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class _Network(nn.Module):
     def __init__(self) -> None:

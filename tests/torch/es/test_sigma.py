@@ -15,8 +15,6 @@ from rulec.es import Perturbation
 from rulec.torch import perturb
 from tests.torch.es.oracle import member_outputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _model() -> nn.Sequential:
     torch.manual_seed(0)

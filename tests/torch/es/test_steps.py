@@ -12,8 +12,6 @@ import rulec.torch
 from rulec.torch import perturb
 from tests.torch.es.families import FAMILIES, perturbation_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _model() -> nn.Module:
     torch.manual_seed(0)

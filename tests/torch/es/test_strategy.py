@@ -17,8 +17,6 @@ from rulec.es import Perturbation
 from rulec.es.report import Report
 from rulec.torch import perturb
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
