@@ -7,6 +7,7 @@ rule's source can be printed, for any backend, on a machine that has none of the
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -29,7 +30,13 @@ UPWARD = {("language", "analysis"), ("cli", "benchmarks")}
 PURE = tuple(f"rulec/{name}" for name in LAYERS[: LAYERS.index("standalone")] if name != "es")
 
 
-def imports(file: Path) -> Iterator[tuple[int, str, bool]]:
+@functools.cache
+def imports(file: Path) -> list[tuple[int, str, bool]]:
+    """What `_imports` gives: every file is read once."""
+    return [*_imports(file)]
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str, bool]]:
     """(line, absolute dotted name, whether it runs when the file is imported) of every name a file imports."""
     tree = ast.parse(file.read_text(), filename=str(file))
     delayed = {

@@ -540,8 +540,14 @@ def test_without_guards_and_without_looking_ahead_the_numbers_are_the_same(monke
     assert difference(*found) == 0
 
 
-def test_a_backend_that_makes_new_arrays_is_refused() -> None:
+@pytest.fixture
+def jax() -> None:
+    """Imported before the test, which need not wait for it."""
     pytest.importorskip("jax")
+
+
+@pytest.mark.usefixtures("jax")
+def test_a_backend_that_makes_new_arrays_is_refused() -> None:
     p = torch.ones(3, requires_grad=True)
     p.grad = torch.ones(3)
     with pytest.raises(BackendUnsupported, match="'jax' cannot express an update of PyTorch's tensors"):
