@@ -77,6 +77,7 @@ def test_the_bits_are_those_of_the_deferred_step(rule: str, updated: list[Any]) 
     assert updated == [(37, WIDE), (WIDE, 70), (70, WIDE)] * 3, "from the second step on, the last layer first"
 
 
+@SLOW
 def test_several_threads_make_the_same_bits(updated: list[Any]) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
