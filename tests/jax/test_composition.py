@@ -147,7 +147,9 @@ INJECTED: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", INJECTED)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "what is compiled")) for case in INJECTED]
+)
 def test_transform_itself_can_be_injected(case: str) -> None:
     """Every hyper-parameter is one of the state, and nothing else is, named among the static_args or not."""
     rule, more, names = INJECTED[case]
@@ -385,7 +387,14 @@ def test_strict_promotion() -> None:
             jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), params("bfloat16"))
 
 
-@pytest.mark.parametrize("mode", [jax.checking_leaks, jax.disable_jit, lambda: jax.debug_nans(True)])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(jax.checking_leaks, marks=pytest.mark.slow),
+        jax.disable_jit,
+        lambda: jax.debug_nans(True),
+    ],
+)
 def test_modes_for_debugging(mode: Callable[[], Any]) -> None:
     tree = {"w": jnp.arange(6.0).reshape(2, 3)}
     expected = ours().update(gradients(tree, 0), ours().init(tree), tree)[0]

@@ -72,7 +72,7 @@ def taken(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def test_float32_steps_are_optax_s_but_for_its_bias_correction() -> None:
     """Those that the others are made of; optax's 1 - b2**t is float32, and off by 2**-24/(1 - b2) of itself."""
-    for name in ("lion", "contrib.prodigy"):
+    for name in ("lion", "sgd"):
         both = run(pair(name, dict(keywords(name, schedule))), trial(jnp.float32))
         assert difference(*both.updates).max() < 2**-24 / 1e-3, name
 

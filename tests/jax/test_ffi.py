@@ -139,6 +139,7 @@ def test_many_leaves_are_updated_in_several_calls(monkeypatch: pytest.MonkeyPatc
 # Where it is used
 
 
+@pytest.mark.slow
 def test_it_is_called_in_place() -> None:
     params, grads = {"w": jnp.ones(LARGE)}, {"w": jnp.ones(LARGE)}
     text = hlo("adamw", params, grads, "cpu", lr=0.1)
@@ -168,6 +169,7 @@ def step_of(params: Any, rule: str = "adam", **keywords: Any) -> Any:
     return rulec.jax.step(rule, params, grads, rulec.jax.init(rule, params), donate=False, **keywords)
 
 
+@pytest.mark.slow
 def test_large_leaves_on_one_device_are_for_the_kernel_and_small_ones_for_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     used = kernels(monkeypatch)
     step_of({"w": jnp.ones(LARGE + 1)})
@@ -210,6 +212,7 @@ def test_a_rule_that_may_skip_steps_is_left_to_xla(
     assert capsys.readouterr().err.endswith(" by jax alone, not by the cpu backend: it may leave leaves as they are\n")
 
 
+@pytest.mark.slow
 def test_an_xla_that_refuses_the_kernel_does_the_step_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,6 +347,7 @@ def tree() -> dict[str, Any]:
     return {"a": {"w": normal(0, 3, 4), "b": normal(1, 4)}, "half": normal(2, 5, dtype=jnp.bfloat16), "one": normal(3)}
 
 
+@pytest.mark.slow
 def test_packed_states_step_as_others_do() -> None:
     params = tree()
     whole = rulec.jax.init("adam", params)

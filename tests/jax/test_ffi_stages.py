@@ -157,6 +157,7 @@ def test_leaves_of_several_calls_and_groups_share_what_is_of_the_model(monkeypat
 # Memory
 
 
+@pytest.mark.slow
 def test_stages_update_in_place() -> None:
     params, grads = {"w": jnp.ones(70_000)}, {"w": jnp.ones(70_000)}
     state = rulec.jax.init("prodigy", params)

@@ -117,6 +117,7 @@ def test_trains_as_with_optax(name: str, run: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_paths_of_nnx_are_those_of_the_model() -> None:
     """For patterns as for tags, and before the first step, when arrays are still in variables, as after it."""
     rules = rulec.partition({"norm/*": None, "**/kernel": "muon", "**/bias": rulec.part("momentum", lr=0.1)})

@@ -140,6 +140,7 @@ def test_what_is_of_the_model_is_of_one_rules_leaves() -> None:
     assert state.d != state.prodigy_d
 
 
+@pytest.mark.slow
 def test_patterns_of_one_rule_share_what_is_of_the_model() -> None:
     """As the groups of one optimizer do: here with a rate for each, and one distance for all."""
     partition = rulec.partition({"**/bias": ("prodigy", {"lr": 1.0}), "...": rulec.part("prodigy", lr=1.0)})

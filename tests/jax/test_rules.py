@@ -192,7 +192,10 @@ step: |
 DRAWN_SHAPES = ((), (1, 1001), (2, 3, 1, 2))
 
 
-@pytest.mark.parametrize(("wide", "seed"), [(True, 2**32 - 1), (False, 0)], ids=["x64", "x32"])
+@pytest.mark.parametrize(
+    ("wide", "seed"),
+    [pytest.param(True, 2**32 - 1, id="x64", marks=pytest.mark.slow), pytest.param(False, 0, id="x32")],
+)
 def test_the_random_numbers_are_those_of_the_language(wide: bool, seed: int) -> None:
     """Philox's words, for every tensor, draw and step: counts beyond 32 bits of a sign are none."""
     rule = rulec.parse(DRAWN)

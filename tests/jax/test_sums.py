@@ -66,6 +66,7 @@ leave(jax.jit(update)([jnp.asarray(g) for g in steps[0]], init(tree), tree)[0])
 """
 
 
+@pytest.mark.slow
 def test_so_are_those_of_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     large = repr(LARGE["float32"])

@@ -44,6 +44,7 @@ def both(
     return models.unstacked(ours), theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["clip_by_global_norm >> lamb"])
 def test_an_eager_step_is_the_deferred_one(rule: str) -> None:
     before = models.unstacked(models.deep())
