@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from rulec.language.arithmetic import NUMPY
 from rulec.language.functions import FUNCTIONS, CallError
+from rulec.language.known import ConstantError, constant
 from rulec.language.names import CONSTANTS, name_problem, short
 from rulec.language.node import Kind, Node, Op, const, name, node
 from rulec.language.prose import Text
@@ -67,6 +69,8 @@ class ExpressionParser:
         self.explain = explain
         #: The number of the next random draw: each call has its own, so that two of them are independent.
         self.next_draw = 0
+        #: The numbers that the expressions of constants read so far are.
+        self._constants: dict[Node, float] = {}
 
     def fail(self, message: str, at: ast.AST) -> NoReturn:
         """Raises the error for a mistake at a parsed construct."""
@@ -141,7 +145,20 @@ class ExpressionParser:
             hint = ": a power is written **" if isinstance(tree.op, ast.BitXor) else ""
             self.fail(f"this operator is not part of the rule language{hint}", tree)
         left, right = self._expression(tree.left, depth + 1), self._expression(tree.right, depth + 1)
-        return node(_BINARY[type(tree.op)], left, right)
+        return self._finite(node(_BINARY[type(tree.op)], left, right), tree)
+
+    def _finite(self, value: Node, tree: ast.expr) -> Node:
+        """The same value, where it is no constant that float64 does not hold."""
+        if value.op not in NUMPY:
+            return value
+        known = [cast(float, a.arg) if a.op is Op.CONST else self._constants.get(a) for a in value.args]
+        operands = [number for number in known if number is not None]
+        if len(operands) == len(known):
+            try:
+                self._constants[value] = constant(value.op, operands)
+            except ConstantError as error:
+                self.fail(str(error), tree)
+        return value
 
     def _unary(self, tree: ast.UnaryOp, depth: int) -> Node:
         if isinstance(tree.op, ast.Invert):
@@ -152,7 +169,9 @@ class ExpressionParser:
         if isinstance(tree.op, ast.UAdd):
             return value
         # A number with a sign is one constant, so that its text reads back to the same node.
-        return const(-float(value.arg)) if value.op is Op.CONST else node(Op.NEG, value)  # type: ignore[arg-type]
+        if value.op is Op.CONST:
+            return const(-cast(float, value.arg))
+        return self._finite(node(Op.NEG, value), tree)
 
     def _compare(self, tree: ast.Compare, depth: int) -> Node:
         operands = [self._expression(x, depth + 1) for x in (tree.left, *tree.comparators)]
@@ -183,9 +202,10 @@ class ExpressionParser:
             hint = f": write {own.signature()}" if own else did_you_mean(identifier, FUNCTIONS)
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
-            return self._numbered(function(*args, **self._keywords(function.choices, tree.keywords, depth + 1)))
+            value = function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
         except CallError as error:
             self.fail(str(error), tree)
+        return self._finite(self._numbered(value), tree)
 
     def _numbered(self, value: Node) -> Node:
         """A random draw with its number: the one it was given, or the next."""

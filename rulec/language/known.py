@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,27 @@ from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Node, Op, walk
 
 _NAMED = (Op.FACT, Op.HYPER, Op.NAME)
+
+
+#: What may give of finite numbers one that is too large.
+_GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.EXP)
+
+
+class ConstantError(ValueError):
+    """A constant that no float64 holds; whoever reads it adds the place."""
+
+
+def constant(op: Op, operands: Sequence[float]) -> float:
+    """What an elementwise operation on constants gives in float64: no power is ever computed exactly.
+
+    ConstantError where finite numbers give one that is too large for it. What divides by zero is infinite, as in IEEE.
+    """
+    with np.errstate(all="ignore"):
+        number = float(NUMPY[op](*map(np.float64, operands)))
+    pole = (op is Op.DIV and operands[1] == 0) or (op is Op.POW and operands[0] == 0)
+    if op in _GROWING and math.isinf(number) and all(map(math.isfinite, operands)) and not pole:
+        raise ConstantError("this number is larger than a float64 can hold: write inf for infinity")
+    return number
 
 
 def number_known(value: Node, known: Mapping[str, float]) -> float | None:
@@ -23,5 +45,5 @@ def number_known(value: Node, known: Mapping[str, float]) -> float | None:
             elif part.op in _NAMED and part.arg in known:
                 values[part] = np.float64(known[str(part.arg)])
             elif part.op in NUMPY and all(a in values for a in part.args):
-                values[part] = NUMPY[part.op](*(values[a] for a in part.args))
+                values[part] = np.float64(NUMPY[part.op](*(values[a] for a in part.args)))
     return float(values[value]) if value in values else None

@@ -10,12 +10,10 @@ import inspect
 import linecache
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, cast, overload
 
 from rulec.errors import RuleError
@@ -23,7 +21,7 @@ from rulec.language.check import check_direction_free_of_lr, check_elementwise, 
 from rulec.language.expression import parse_expression
 from rulec.language.lines import Lines
 from rulec.language.names import RESERVED
-from rulec.language.node import FACTS, Kind, Node, const, name
+from rulec.language.node import FACTS, Node, const, name
 from rulec.language.prose import Text
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
@@ -45,24 +43,6 @@ __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = ("state", "hyper", "name", "assigns", "wraps", "paper")
 _PAPER = ("title", "authors", "year", "url")
-
-
-@contextmanager
-def _noticing_locals(function: Callable[..., Any], found: dict[Node, str]) -> Iterator[None]:
-    """Collects the names that `function` gives to traced values, as it returns."""
-    code, before = function.__code__, sys.getprofile()
-
-    def notice(frame: FrameType, event: str, _: Any) -> None:
-        if event == "return" and frame.f_code is code:
-            for key, value in frame.f_locals.items():
-                if isinstance(value, Value) and value.node.op.kind is not Kind.LEAF:
-                    found.setdefault(value.node, key)
-
-    sys.setprofile(notice)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
 
 
 @overload
@@ -137,7 +117,7 @@ def _trace_rule(
         raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
     states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
     check_names(Rule(rule_name, (), hypers, states, wraps=wraps))
-    trace = Trace(rule_name, states, hypers, wraps)
+    trace = Trace(rule_name, states, hypers, wraps, function.__code__)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     made = Rule(
@@ -173,8 +153,8 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
         values[trace.wraps] = inner = Inner(trace)
     token = set_current(trace)
     try:
-        with _noticing_locals(function, trace.locals):
-            result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+        result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+        trace.name_locals()
         if trace.wraps and not inner.called:
             raise RuleError(
                 f"{trace.wraps} is never called: write {trace.wraps}(g) in the function of {trace.rule_name}"

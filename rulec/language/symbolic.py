@@ -25,6 +25,9 @@ from rulec.language.trace import Trace
 
 __all__ = ["from_sympy", "rule_to_latex", "rule_to_sympy"]
 
+#: Most bits of a power of numbers that is worked out exactly.
+_MAX_BITS = 4096
+
 
 def rule_to_sympy(rule: Rule) -> dict[str, Any]:
     """The new value of each state, and of `direction` or `p`, in symbols of the values before the step.
@@ -111,13 +114,20 @@ class _ToSympy:
         sp = self.sp
         return {
             Op.ADD: lambda a, b: a + b, Op.SUB: lambda a, b: a - b, Op.MUL: lambda a, b: a * b,
-            Op.DIV: lambda a, b: a / b, Op.POW: lambda a, b: a**b, Op.MOD: sp.Mod,
+            Op.DIV: lambda a, b: a / b, Op.POW: self._power, Op.MOD: sp.Mod,
             Op.FLOORDIV: lambda a, b: sp.floor(a / b), Op.NEG: lambda a: -a,
             Op.LT: sp.Lt, Op.LE: sp.Le, Op.GT: sp.Gt, Op.GE: sp.Ge, Op.EQ: sp.Eq, Op.NE: sp.Ne,
             Op.SQRT: sp.sqrt, Op.RSQRT: lambda a: 1 / sp.sqrt(a), Op.ABS: sp.Abs, Op.SIGN: sp.sign, Op.EXP: sp.exp,
             Op.LOG: sp.log, Op.TANH: sp.tanh, Op.SIGMOID: lambda a: 1 / (1 + sp.exp(-a)), Op.ERF: sp.erf,
             Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min, Op.MAXIMUM: sp.Max,
         }  # fmt: skip
+
+    def _power(self, base: Any, exponent: Any) -> Any:
+        """A power, which of numbers that would take long to write out is worked out to 50 digits."""
+        if base.is_Rational and exponent.is_Rational:
+            bits = max(abs(base.p).bit_length(), base.q.bit_length()) * abs(exponent)
+            return base**exponent if bits <= _MAX_BITS else self.sp.Float(base, 50) ** exponent
+        return base**exponent
 
     def _constant(self, value: float) -> Any:
         """The decimal that the author wrote, exactly: 0.999 is 999/1000."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from numbers import Real
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Value:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        if (trace := _current.get()) is not None and trace.frame is None:
+            trace.frame = _frame_of(trace.code)
 
     def _binary(self, op: Op, other: Any, swapped: bool = False) -> Value:
         theirs = as_traced(other)
@@ -173,14 +175,26 @@ def author_error(message: str) -> RuleError:
     return rule_error(message, Span(source, line, begin + 1, max(1, end - begin)))
 
 
+def _frame_of(code: CodeType | None) -> FrameType | None:
+    """The frame of the function with this code that is running; None where none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
 class Trace:
     """What one run of the function does: the assignments of states so far, and the names of values.
 
     A state that was read is the name `m#0`, after its first assignment `m#1`, and so on: an expression means the
-    same wherever it stands. `locals` are the names that the author, or a called rule, gave to values.
+    same wherever it stands. `locals` are the names that the author, or a called rule, gave to values. `frame` is that
+    of the function with this `code`, once it has worked with a value: its locals outlive it.
     """
 
-    def __init__(self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "") -> None:
+    def __init__(
+        self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "",
+        code: CodeType | None = None,
+    ) -> None:  # fmt: skip
         self.rule_name = rule_name
         self.wraps = wraps
         self.state = dict(state)
@@ -192,6 +206,15 @@ class Trace:
         self.locals: dict[Node, str] = {}
         self.called: set[str] = set()
         self.draws = 0
+        self.code = code
+        self.frame: FrameType | None = None
+
+    def name_locals(self) -> None:
+        """Takes over the names that the function had for traced values as it returned."""
+        for key, value in self.frame.f_locals.items() if self.frame is not None else ():
+            if isinstance(value, Value) and value.node.op.kind is not Kind.LEAF:
+                self.locals.setdefault(value.node, key)
+        self.frame = None
 
     def read(self, state: str) -> Value:
         """The state's value now."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from hypothesis import strategies as st
 
+from rulec.language.arithmetic import NUMPY
 from rulec.language.functions import FUNCTIONS
+from rulec.language.known import ConstantError, constant, number_known
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
 
 #: Names that the expressions may mention.
@@ -33,21 +36,32 @@ def negated(value: Node) -> Node:
 _counts = st.integers(1, 9).map(const) | st.sampled_from(NAMES).map(name)
 
 
+def _built(op: Op, *args: Any) -> Node:
+    """The node, or one where no float64 would hold it."""
+    operands = [number_known(a, {}) for a in args if isinstance(a, Node)]
+    if op in NUMPY and None not in operands:
+        try:
+            constant(op, [x for x in operands if x is not None])
+        except ConstantError:
+            return const(1)
+    return node(op, *args)
+
+
 def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     return st.one_of(
-        st.builds(node, st.sampled_from(_BINARY), inner, inner),
-        st.builds(node, st.sampled_from(_COMPARE), inner, inner),
-        st.builds(node, st.sampled_from([Op.AND, Op.OR]), inner, inner),
-        st.builds(node, st.just(Op.NOT), inner),
+        st.builds(_built, st.sampled_from(_BINARY), inner, inner),
+        st.builds(_built, st.sampled_from(_COMPARE), inner, inner),
+        st.builds(_built, st.sampled_from([Op.AND, Op.OR]), inner, inner),
+        st.builds(_built, st.just(Op.NOT), inner),
         inner.map(negated),
-        st.builds(node, st.sampled_from(_UNARY), inner),
-        st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
-        st.builds(node, st.just(Op.SINGULAR_VECTORS), inner, _counts),
+        st.builds(_built, st.sampled_from(_UNARY), inner),
+        st.builds(_built, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
+        st.builds(_built, st.just(Op.SINGULAR_VECTORS), inner, _counts),
         st.builds(FUNCTIONS["inverse_root"], inner, inner, eps=inner),
-        st.builds(node, st.just(Op.WHERE), inner, inner, inner),
-        st.builds(node, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
-        st.builds(node, st.just(Op.NEWTON_SCHULZ), inner, _counts, st.sampled_from(_DTYPES)),
-        st.builds(node, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),
+        st.builds(_built, st.just(Op.WHERE), inner, inner, inner),
+        st.builds(_built, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
+        st.builds(_built, st.just(Op.NEWTON_SCHULZ), inner, _counts, st.sampled_from(_DTYPES)),
+        st.builds(_built, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),
     )
 
 
@@ -61,18 +75,18 @@ def arithmetic(names: tuple[str, ...], leaves: int = 12) -> st.SearchStrategy[No
     ordinary = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 0.1, -0.25, 10.0]).map(const)
 
     def larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
-        truth = st.builds(node, st.sampled_from(_COMPARE), inner, inner)
+        truth = st.builds(_built, st.sampled_from(_COMPARE), inner, inner)
         return st.one_of(
-            st.builds(node, st.sampled_from([Op.ADD, Op.SUB, Op.MUL, Op.DIV]), inner, inner),
-            st.builds(node, st.sampled_from([Op.ADD, Op.SUB, Op.MUL]), inner, truth),
-            st.builds(node, st.just(Op.POW), inner, st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 4.0]).map(const)),
-            st.builds(node, st.sampled_from([Op.MOD, Op.FLOORDIV]), inner, ordinary),
-            st.builds(node, st.sampled_from([op for op in _UNARY if op.kind is Kind.FUNCTION]), inner),
-            st.builds(node, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
-            st.builds(node, st.just(Op.WHERE), truth, inner, inner),
-            st.builds(node, st.sampled_from([Op.AND, Op.OR]), truth, truth),
-            st.builds(node, st.just(Op.NOT), truth),
-            st.builds(node, st.just(Op.WHERE), inner, truth, inner),
+            st.builds(_built, st.sampled_from([Op.ADD, Op.SUB, Op.MUL, Op.DIV]), inner, inner),
+            st.builds(_built, st.sampled_from([Op.ADD, Op.SUB, Op.MUL]), inner, truth),
+            st.builds(_built, st.just(Op.POW), inner, st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 4.0]).map(const)),
+            st.builds(_built, st.sampled_from([Op.MOD, Op.FLOORDIV]), inner, ordinary),
+            st.builds(_built, st.sampled_from([op for op in _UNARY if op.kind is Kind.FUNCTION]), inner),
+            st.builds(_built, st.sampled_from([Op.MINIMUM, Op.MAXIMUM]), inner, inner),
+            st.builds(_built, st.just(Op.WHERE), truth, inner, inner),
+            st.builds(_built, st.sampled_from([Op.AND, Op.OR]), truth, truth),
+            st.builds(_built, st.just(Op.NOT), truth),
+            st.builds(_built, st.just(Op.WHERE), inner, truth, inner),
             inner.map(negated),
             truth,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import inspect
 import pickle
+import sys
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -496,3 +498,36 @@ def test_a_called_rule_may_see_tensors_as_other_matrices() -> None:
         rulec.RuleError, match="C keeps states for some shapes only: call it in a rule file, under uses"
     ):
         rulec.rule(lambda g: both(g))
+
+
+def test_a_rule_is_traced_under_a_profiler() -> None:
+    """The names of locals are taken from the function's frame: a user's profiler, of either kind, stays as it was."""
+
+    def traced() -> rulec.Rule:
+        @rulec.rule(state={"m": 0})
+        def f(g: Any, s: Any, *, lr: float = 1e-3) -> Any:
+            s.m = 0.9 * s.m + 0.1 * g
+            half = s.m / 2
+            return half * sqrt(half)
+
+        return f
+
+    def seen(*_: Any) -> None: ...
+
+    plain = traced().to_yaml()
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        profiled, during = traced().to_yaml(), sys.getprofile()
+    finally:
+        profile.disable()
+    assert profiled == plain
+    assert "half = m/2" in plain
+    assert profile.getstats()
+    assert during is None or isinstance(during, cProfile.Profile)
+    sys.setprofile(seen)
+    try:
+        assert traced().to_yaml() == plain
+        assert sys.getprofile() is seen
+    finally:
+        sys.setprofile(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,14 @@ def test_there_and_back(rule_name: str) -> None:
     np.testing.assert_allclose(two.p, one.p, rtol=1e-12)
     for key, value in one.states.items():
         np.testing.assert_allclose(two.states[key], value, rtol=1e-11, atol=1e-15)
+
+
+def test_a_large_power_of_numbers_is_not_worked_out() -> None:
+    """Exactly it has billions of digits."""
+    g = sympy.Symbol("g", real=True)
+    found = rulec.parse("name: R\nstep: |\n  direction = g*1.0000001**1e9\n").sympy()["direction"]
+    assert float(found.coeff(g)) == pytest.approx(math.exp(1e9 * math.log1p(1e-7)), rel=1e-12)
+    assert rulec.parse("name: R\nstep: |\n  direction = g*9**99\n").sympy()["direction"].coeff(g) == 9**99
 
 
 def test_a_rule_from_sympy_reads_well() -> None:

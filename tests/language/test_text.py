@@ -33,7 +33,8 @@ def test_reads_back_to_the_same_node(value: Node) -> None:
 def test_numbers_read_back(value: Node) -> None:
     assert parse(expression_text(value)) is value
     assert parse(f"a*{expression_text(value)}") is node(Op.MUL, A, value)
-    assert parse(expression_text(node(Op.POW, value, value))) is node(Op.POW, value, value)
+    assert parse(expression_text(node(Op.POW, value, A))) is node(Op.POW, value, A)
+    assert parse(expression_text(node(Op.POW, A, value))) is node(Op.POW, A, value)
 
 
 def plus(a: Node, b: Node) -> Node:
