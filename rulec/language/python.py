@@ -32,6 +32,7 @@ from rulec.language.trace import (
     Value,
     as_traced,
     call_rule,
+    foreign_error,
     operation,
     record,
     reset_current,
@@ -160,6 +161,8 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
                 f"{trace.wraps} is never called: write {trace.wraps}(g) in the function of {trace.rule_name}"
             )
         return result
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise foreign_error(error, function.__code__) or error from error
     finally:
         reset_current(token)
 

@@ -6,10 +6,10 @@ import contextvars
 import linecache
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Real
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -160,11 +160,48 @@ def author_error(message: str) -> RuleError:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("rulec", "numpy"):
         frame = frame.f_back
-    if frame is None:
-        return RuleError(message)
-    code, line = frame.f_code, frame.f_lineno
+    return (
+        RuleError(message)
+        if frame is None
+        else rule_error(message, _place(frame.f_code, frame.f_lineno, frame.f_lasti))
+    )
+
+
+def foreign_error(error: Exception, function: CodeType) -> RuleError | None:
+    """What Python or another library raised for traced values, at the author's line; None where no line is theirs."""
+    places = [tb for tb in _tracebacks(error) if tb.tb_frame.f_code.co_filename == function.co_filename]
+    if not places:
+        return None
+    last = places[-1]
+    place = _place(last.tb_frame.f_code, last.tb_lineno, last.tb_lasti)
+    if isinstance(error, ArithmeticError):
+        return rule_error(f"Python cannot work out this number ({error}): numbers of a rule fit into float64", place)
+    if isinstance(error, AttributeError) and getattr(error.obj, "__name__", "") == "rulec.math":
+        hint = did_you_mean(str(error.name), FUNCTIONS) or f": it has {', '.join(sorted(FUNCTIONS))}"
+        return rule_error(f"rulec.math has no function {error.name!r}{hint}", place)
+    marked = place.source.line(place.line)[place.column - 1 :][: place.width]
+    called = re.match(r"[\w.]*?(\w+)\(", marked)
+    if called is None:
+        return rule_error(f"this line cannot be traced ({error}): {_HINT}", place)
+    ours = f"use rulec.math.{called[1]}" if called[1] in FUNCTIONS else _HINT
+    return rule_error(f"{called[0][:-1]} cannot be traced: {ours}", place)
+
+
+_HINT = "use arithmetic and the functions of rulec.math"
+
+
+def _tracebacks(error: Exception) -> Iterator[TracebackType]:
+    """The frames that an error came through, the deepest last."""
+    tb = error.__traceback__
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next
+
+
+def _place(code: CodeType, line: int, instruction: int) -> Span:
+    """Where an instruction of the author's stands: what it marks of its line, or the whole line."""
     text = linecache.getline(code.co_filename, line).rstrip("\n")
-    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None, None, None, None))
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
     begin, end = len(text) - len(text.lstrip()), len(text)
     if positions[0] == line and positions[2] is not None and text:
         begin = len(text.encode()[: positions[2]].decode(errors="replace"))
@@ -172,7 +209,7 @@ def author_error(message: str) -> RuleError:
             end = len(text.encode()[: positions[3]].decode(errors="replace"))
     # Only the one line is kept: the source of a function may come from a notebook or a shell.
     source = Source(code.co_filename, "\n" * (line - 1) + text)
-    return rule_error(message, Span(source, line, begin + 1, max(1, end - begin)))
+    return Span(source, line, begin + 1, max(1, end - begin))
 
 
 def _frame_of(code: CodeType | None) -> FrameType | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rulec.language.prose import Text
 from rulec.language.source import Source
 from tests.language.expressions import NAMES
 from tests.language.test_mistakes import TABLE
+from tests.language.work import counted
 
 EXAMPLES = Path(__file__).parents[1] / "compiler" / "examples"
 VALID = [path.read_text("utf-8") for path in [*library_folder().rglob("*.yaml"), *EXAMPLES.glob("*.yaml")]]
@@ -41,19 +41,15 @@ TOKENS = [
     "in", "import", "__", ".", "..", "0x", "1_0", "?", "%YAML 1.2", "---", "...",
 ]  # fmt: skip
 
-#: Longest a text may take, in seconds; what is refused for its size is refused at once.
-DEADLINE = 5.0
-
 
 def take(make: Any) -> Any:
-    """What is made, or None for a RuleError in one sentence; anything else is a failure, and so is a long wait."""
-    start = time.perf_counter()
+    """What is made, or None for a RuleError in one sentence; anything else is a failure, and so is too much work."""
     found, error = None, None
-    try:
-        found = make()
-    except RuleError as refused:
-        error = refused
-    assert time.perf_counter() - start < DEADLINE
+    with counted():
+        try:
+            found = make()
+        except RuleError as refused:
+            error = refused
     if error is not None:
         assert error.message
         assert "\n" not in error.message

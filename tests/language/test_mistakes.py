@@ -6,7 +6,6 @@ The table is `mistakes.yaml`; here are the mistakes that are too long for a tabl
 from __future__ import annotations
 
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ import yaml
 import rulec
 from rulec import RuleError
 from rulec.language.document import MAX_DOCUMENT
+from tests.language.work import counted
 
 TABLE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text(encoding="utf-8"))
 
 
 def error_of(text: str) -> RuleError:
     """The error that the text is refused with; it has to come soon."""
-    start = time.perf_counter()
-    with pytest.raises(RuleError) as caught:
+    with counted(), pytest.raises(RuleError) as caught:
         rulec.parse(text, "r.yaml")
-    assert time.perf_counter() - start < 3
     return caught.value
 
 
@@ -125,7 +123,7 @@ def test_documents_without_bound() -> None:
     assert error_of(laughs).message.startswith("an anchor or alias is not part of a rule file")
     assert error_of("? " * 50_000).message
     assert error_of("- " * 50_000).message == "this is nested deeper than 20 levels"
-    assert error_of("name: R\nhyper: {" + ", ".join(f"a{i}: 1" for i in range(5000)) + "}\nstep: |\n  x = b\n").message
+    assert error_of("name: R\nhyper: {" + ", ".join(f"a{i}: 1" for i in range(2000)) + "}\nstep: |\n  x = b\n").message
 
 
 def write(folder: Path, name: str, text: str | bytes) -> Path:
@@ -185,8 +183,8 @@ def test_rules_within_rules(tmp_path: Path) -> None:
 
 
 def test_rules_that_double(tmp_path: Path) -> None:
-    write(tmp_path, "r14.yaml", "name: R\nstep: |\n  direction = g\n")
-    for i in range(14):
+    write(tmp_path, "r11.yaml", "name: R\nstep: |\n  direction = g\n")
+    for i in range(11):
         write(tmp_path, f"r{i}.yaml", f"name: R{i}\nplus: [r{i + 1}.yaml, r{i + 1}.yaml]\n")
     assert "lines, over the limit of 1000" in load_error(tmp_path / "r0.yaml")
 

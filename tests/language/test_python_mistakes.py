@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import rulec
@@ -20,7 +21,7 @@ TABLE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "mistakes_
 
 #: What the texts of the table may name.
 NAMES = {
-    "math": math, "np": np, "rulec": rulec, "rm": rulec.math, "where": rulec.math.where,
+    "math": math, "np": np, "torch": torch, "rulec": rulec, "rm": rulec.math, "where": rulec.math.where,
     "adam": rulec.load("adam"), "rprop": rulec.load("rprop"),
 }  # fmt: skip
 
