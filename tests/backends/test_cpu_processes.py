@@ -191,4 +191,5 @@ def test_a_forked_child_steps_too(loaded: str) -> None:
     """A child has none of its parent's threads, and GNU OpenMP would wait for them for ever."""
     build()
     _, modules = finish(start(cache.cache_folder(), f"{loaded}\n{STEP}{FORK}"))
-    assert modules == ["llvmlite", *(["sympy", "torch"] if loaded else [])], "a kernel from the cache needs no compiler"
+    compilers = set(modules) - {"sympy", "torch"}  # PyTorch imports sympy in some versions
+    assert compilers == {"llvmlite"}, "a kernel from the cache needs no compiler"
