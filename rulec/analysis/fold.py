@@ -5,6 +5,7 @@ Unlike the compiler's folding this may take `0*x` for 0: it proves what a rule d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -13,6 +14,9 @@ from rulec.analysis.regions import ABOVE, FRACTION, ONE, ZERO, Regions, RegionsO
 from rulec.language.arithmetic import NUMPY
 from rulec.language.hyper import Hyper
 from rulec.language.node import Kind, Node, Op, const, name, node, walk
+
+#: What is infinite of a zero, of the sign that the zero has: a gradient of zeros has both.
+_SIGNED = frozenset({Op.DIV, Op.RSQRT, Op.POW})
 
 NAN, NIL, INFINITE = const(float("nan")), const(0), const(float("inf"))
 
@@ -52,9 +56,13 @@ class Fold:
             return self._where(args)
         if NAN in args and (op.kind in (Kind.ARITHMETIC, Kind.REDUCE) or (op in NUMPY and not value.boolean)):
             return NAN
+        if op is Op.DIV and args[1] is NIL and value.args[1].op in (Op.NORM, Op.RMS) and self._positive(args[0]):
+            return INFINITE
         if op in NUMPY and all(a.op is Op.CONST for a in args):
             with np.errstate(all="ignore"):
                 found = float(NUMPY[op](*(np.float64(a.arg) for a in args)))  # type: ignore[arg-type]
+            if op in _SIGNED and NIL in args and abs(found) == math.inf:
+                return node(op, *args, value.arg)
             return NAN if found != found else const(found)
         if op in _KEEPS_ZERO and args[0] is NIL:
             return NIL
@@ -62,8 +70,6 @@ class Fold:
             return args[0]
         if op.kind is Kind.COMPARE:
             return self._compare(op, args) or node(op, *args)
-        if op is Op.DIV and args[1] is NIL and value.args[1].op in (Op.NORM, Op.RMS) and self._positive(args[0]):
-            return INFINITE
         made = _IDENTITIES[op](self, *args) if op in _IDENTITIES else None
         return made or node(op, *args, value.arg)
 

@@ -234,6 +234,7 @@ def test_a_hyper_parameter_that_cannot_be_zero_is_no_condition() -> None:
         ("m = m + g; direction = m/(1 - 0.9**t)", "m: 0", "stays", "changes"),
         ("if t == 1:;   d = g; else:;   d = g + 1; direction = d", "", "stays", "changes"),
         ("direction = sqrt(abs(g))*log(t)", "", "stays", "stays"),
+        ("m = 0.5/g; direction = where(g > m, p, g)", "m: 0", "changes", "changes"),
     ],
 )
 def test_gradients_of_zero(step: str, state: str, first: str, later: str) -> None:

@@ -31,7 +31,7 @@ few = settings(max_examples=12, deadline=None)
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
     """For the slow run."""
-    return pytest.mark.slow(settings(max_examples=60, deadline=None)(test))
+    return pytest.mark.slow(settings(max_examples=150, deadline=None)(test))
 
 
 leaves = st.sampled_from(["g", "g", "m", "v", "n", "w", "p", "eps", "b", "d", "t"]).map(name)
