@@ -46,6 +46,7 @@ def in_a_process(program: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_rule_is_checked_in_every_dtype_with_its_largest_difference() -> None:
     found = in_the_interpreter("gpu_check.rule(Bench(False, HostDevice()), 'triton', 'adamw')")
     assert [one[:3] for one in found] == [
@@ -71,6 +72,7 @@ print(json.dumps([float(params[0].sum()), parts > 150]))
 """
 
 
+@pytest.mark.slow
 def test_steps_and_plans_need_no_numba() -> None:
     assert in_a_process(STEPS) == [pytest.approx(2.5), True]
 
@@ -88,6 +90,7 @@ print(json.dumps([row.value, row.detail]))
 """
 
 
+@pytest.mark.slow
 def test_every_block_is_tried_beside_the_default() -> None:
     gain, detail = in_a_process(BLOCKS)
     assert detail["bytes"] == 5 * 2
@@ -99,6 +102,7 @@ def test_every_block_is_tried_beside_the_default() -> None:
     assert tuple(detail["block"]) == default or gain >= gpu_tune.GAIN
 
 
+@pytest.mark.slow
 def test_rules_made_to_be_hard() -> None:
     (found,) = in_the_interpreter("gpu_check.stages(Bench(True, HostDevice()), 'triton', 'Exchange')")
     assert found == ["triton", "Exchange", "every dtype", 0.0, None, None, "test rules"]

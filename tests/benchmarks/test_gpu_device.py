@@ -85,6 +85,7 @@ def test_facts_name_the_architecture_and_the_platform(calls: list[Any], monkeypa
     assert (facts["architecture"], facts["platform"]) == ("gfx942", "ROCm 7.0")
 
 
+@pytest.mark.slow
 def test_a_device_is_asked_whether_it_still_works(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     assert bench.recover()  # nothing was done yet

@@ -60,6 +60,7 @@ def test_states_may_be_of_another_dtype(tmp_path: Path) -> None:
     assert found["most"]["state"] == pytest.approx(8 * 12_007, abs=16)
 
 
+@pytest.mark.slow
 def test_batch_length_and_recomputing_matter_to_activations(tmp_path: Path) -> None:
     file = config(tmp_path, {**GPT2, "n_layer": 6, "vocab_size": 64})
     most = [

@@ -9,8 +9,12 @@ import pytest
 from tests.docs.markdown import ROOT, blocks, pages, with_outputs
 from tests.docs.running import PageRun, agrees
 
+#: The pages whose blocks run every day; the others take seconds each.
+DAILY = ("README.md", "partition.md", "index.md", "write-a-backend.md")
+PAGES = [pytest.param(p, marks=() if p.name in DAILY else pytest.mark.slow, id=p.name) for p in pages()]
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+
+@pytest.mark.parametrize("path", PAGES)
 def test_page(path: Path, tmp_path: Path) -> None:
     for outcome in PageRun(path.stem, tmp_path).run(blocks(path.read_text())):
         assert outcome.agrees, (

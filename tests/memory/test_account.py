@@ -103,6 +103,7 @@ def test_the_second_step_is_as_any_later_one() -> None:
     assert account(MODELS["llama"], "epilogue", before=1).data() == fake("llama", "epilogue").data()
 
 
+@pytest.mark.slow
 def test_recomputing_keeps_fewer_activations() -> None:
     wide = Shape("llama", 64, 64, 128, 6, 4, 4, 16, 64, tied=False)
     whole, less = (account(transformer(wide, recompute), "deferred").most["activations"] for recompute in (False, True))

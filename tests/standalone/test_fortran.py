@@ -135,6 +135,7 @@ def test_one_step_is_the_references(trained: Trained) -> None:
         assert not np.array_equal(ours, before)
 
 
+@pytest.mark.slow
 @needs_gfortran
 def test_it_learns_as_well_as_in_torch(trained: Trained) -> None:
     parameters = [torch.tensor(p, requires_grad=True) for p in trained.initial]

@@ -121,8 +121,12 @@ def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[
     return found.params
 
 
+#: Triton's interpreter takes seconds to start: its text is kept in tests/golden and its kernels run in tests/backends.
+EVERY_PROGRAM = [pytest.param(name, marks=pytest.mark.slow) if name == "triton" else name for name in PROGRAMS]
+
+
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("backend", PROGRAMS)
+@pytest.mark.parametrize("backend", EVERY_PROGRAM)
 def test_steps_are_the_references(backend: str, rule: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(10, SHAPES, 4)
@@ -163,7 +167,7 @@ def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("backend", PROGRAMS)
+@pytest.mark.parametrize("backend", EVERY_PROGRAM)
 def test_float64(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(11, SHAPES, 4)
@@ -172,6 +176,7 @@ def test_float64(backend: str, folder: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
     params, steps = drawn(12, SHAPES, 4)
     rounded = [p.astype(np.float16) for p in params]
@@ -182,6 +187,7 @@ def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_tensors_in_main_memory_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ((_, text),) = written(rulec.load("adamw"), "triton", name="rule").items()
     (tmp_path / "rule.py").write_text(text)
@@ -200,6 +206,7 @@ def test_tensors_in_main_memory_are_refused_in_a_sentence(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     params, steps = drawn(13, SHAPES, 5)
     given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
