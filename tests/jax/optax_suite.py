@@ -46,7 +46,6 @@ NOT_OURS = {
     "state_dtype='complex64'": "a state is complex where its parameter is",
     "params_dtype='complex64', state_dtype='float32'": "a state is complex where its parameter is",
     "microbatch": "is about no rule",
-    "test_rms_match_adam": "is about bias_correction of scale_by_rms, which no rule has",
 }
 
 
