@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-#: The environment's name of whether a run found kernels of one before.
-WARM = "RULEC_TESTS_ARE_WARM"
-
 #: Seconds of the processor that an everyday test may take.
 SECONDS = 1.0
 

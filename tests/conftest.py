@@ -21,6 +21,9 @@ settings.load_profile("fixed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write the sources kept in tests/golden anew")
+    parser.addoption(
+        "--budget", action="store_true", help="fail everyday tests that take over a second of processor time"
+    )
     parser.addoption("--prove", action="store_true", help="prove anew what the ledger has, and write it")
 
 
@@ -33,7 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not hasattr(config, "workerinput"):
         folders = kept_folders(config.rootpath)
-        os.environ[budget.WARM] = "1" if (folders["RULEC_CACHE_DIR"] / "cpu").is_dir() else ""
         for name, folder in folders.items():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ[name] = str(folder)
@@ -42,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if config.getoption("--prove"):
             os.environ[ledger.ANEW] = "1"
-    if os.environ[budget.WARM]:
+    if config.getoption("--budget"):
         config.pluginmanager.register(budget.Budget(budget.processor_seconds, budget.compiled_since, budget.slowness))
 
 

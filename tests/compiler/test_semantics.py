@@ -213,6 +213,7 @@ def test_every_operation_against_50_digits(value: Any, given_values: list[float]
 _POLYNOMIAL = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MINIMUM, Op.MAXIMUM)
 
 
+@pytest.mark.slow
 @given(st.recursive(
     st.sampled_from(["g", "p", "a", "t"]).map(name) | st.floats(-4, 4).map(const),
     lambda inner: st.builds(node, st.sampled_from(_POLYNOMIAL[:3] + _POLYNOMIAL[5:]), inner, inner)

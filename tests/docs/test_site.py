@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.markdown import ROOT
 
 
+@pytest.mark.slow
 def test_site_builds_strictly_and_shows_no_markup(tmp_path: Path) -> None:
     """Unbalanced fences and tables show as backticks and bars in the text of a page."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

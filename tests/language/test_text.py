@@ -158,6 +158,7 @@ def test_shared_nodes_do_not_grow_the_text_of_a_message() -> None:
     assert len(repr(value)) < 500
 
 
+@pytest.mark.slow
 def test_deep_nodes_have_a_text() -> None:
     value = A
     for _ in range(10_000):

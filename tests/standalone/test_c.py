@@ -405,6 +405,7 @@ def test_what_has_no_such_form(name: str, why: str) -> None:
         written(rulec.load(name), "c")
 
 
+@pytest.mark.slow
 def test_the_same_rule_gives_the_same_bytes() -> None:
     program = (
         "import hashlib, rulec\nfrom rulec.standalone.files import written\n"

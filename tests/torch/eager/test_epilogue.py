@@ -494,6 +494,7 @@ def test_copies_of_a_model_have_their_own_layers() -> None:
     assert len(opt._epilogue.weights) == 3  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_layers_get_their_forward_back() -> None:
     model = Layers()
     opt = EagerUpdate(model, "adamw", lr=LR, epilogue=True)

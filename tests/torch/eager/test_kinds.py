@@ -157,6 +157,7 @@ def test_a_closed_one_is_the_optimizer_inside() -> None:
     assert not any(p._post_accumulate_grad_hooks for p in ours.parameters())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_what_nobody_has_any_more_leaves_no_hooks() -> None:
     net = model()
     opt = EagerUpdate(net, "adamw")

@@ -131,6 +131,7 @@ def test_views_that_autograd_gives_to_two_tensors_stay_apart() -> None:
     assert store[b].eq(4).all()
 
 
+@pytest.mark.slow
 def test_gradients_are_free_once_they_were_used() -> None:
     model = Tied()
     opt = rulec.torch.AdamW(model.parameters())
