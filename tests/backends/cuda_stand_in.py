@@ -324,24 +324,30 @@ _OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-uni
 
 def _compiled(code: str, name: str, *options: str) -> Path:
     """The library of a text of C++, from the folder that tests/conftest.py names where it was made before."""
-    parts = (code, _header(), _compiler(), *_OPTIONS, *options)
-    kept = Path(os.environ["RULEC_TESTS_COMPILED"]) / hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    library = kept / f"{name}.so"
-    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with FileLock(f"{kept}.lock"):
-        if not library.exists():
-            _compile(code, library, options)
-    return library
+    return kept(
+        f"{name}.so", (code, _header(), version("g++"), *_OPTIONS, *options), lambda at: _compile(code, at, options)
+    )
+
+
+def kept(name: str, parts: Sequence[str], make: Callable[[Path], None]) -> Path:
+    """The file `name` that all of `parts` decide, made by `make(path)` where the checkout has none yet."""
+    folder = Path(os.environ["RULEC_TESTS_COMPILED"]) / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder / name
+    with FileLock(f"{folder}.lock"):
+        if not file.exists():
+            make(file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
+    return file
 
 
 def _compile(code: str, library: Path, options: Sequence[str]) -> None:
-    source, part = library.with_suffix(".cpp"), library.with_suffix(".part")
+    source = library.with_suffix(".cpp")
     source.write_text(code)
-    command = ["g++", *_OPTIONS, *options, f"-I{HERE}", str(source), "-o", str(part)]
+    command = ["g++", *_OPTIONS, *options, f"-I{HERE}", str(source), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Failure(done.stderr)
-    part.replace(library)
 
 
 @functools.cache
@@ -350,8 +356,8 @@ def _header() -> str:
 
 
 @functools.cache
-def _compiler() -> str:
-    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+def version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 @functools.cache

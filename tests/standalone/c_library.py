@@ -18,7 +18,9 @@ from rulec import Rule
 from rulec.array.arrays import numpy_dtype
 from rulec.standalone.files import written
 from rulec.standalone.prose import file_name
+from rulec_backends.c.compile import processor
 from rulec_backends.c.standalone import CFile
+from tests.backends.cuda_stand_in import kept, version
 
 Array = NDArray[Any]
 
@@ -27,14 +29,17 @@ FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
 
 
 def compiled(folder: Path, name: str, *more: str) -> Path:
-    """The shared library of `name`.c in a folder; the test is skipped where there is no GCC."""
+    """The shared library of `name`.c and `name`.h in a folder; the test is skipped where there is no GCC."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
-    library = folder / f"lib{name}.so"
-    command = ["gcc", *FLAGS, *more, "-shared", "-fPIC", "-o", str(library), f"{name}.c", "-lm"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return library
+    command = ["gcc", *FLAGS, *more, "-shared", "-fPIC", f"{name}.c", "-lm"]
+
+    def make(library: Path) -> None:
+        done = subprocess.run([*command, "-o", str(library)], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    texts = [(folder / f"{name}{suffix}").read_text() for suffix in (".c", ".h")]
+    return kept(f"lib{name}.so", (version("gcc"), processor(), *command, *texts), make)
 
 
 class CRule:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from rulec.standalone.files import written
 Array = NDArray[Any]
 
 _BLOCKED = """\
+import os
+import runpy
 import sys
 
 
@@ -30,34 +33,62 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import numpy as np
 
-given = np.load("given.npz")
-params = [given[f"p{i}"] for i in range(int(given["count"]))]
-steps = [[given[f"g{s}_{i}"] for i in range(len(params))] for s in range(int(given["steps"]))]
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    sys.path[0] = folder
+    sys.modules.pop("rule", None)
+    given = np.load("given.npz")
+    params = [given[f"p{i}"] for i in range(int(given["count"]))]
+    steps = [[given[f"g{s}_{i}"] for i in range(len(params))] for s in range(int(given["steps"]))]
 
+    def leave(arrays):
+        np.savez("left.npz", **{f"p{i}": np.asarray(a) for i, a in enumerate(arrays)})
 
-def leave(arrays):
-    np.savez("found.npz", **{f"p{i}": np.asarray(a) for i, a in enumerate(arrays)})
-
-
+    try:
+        runpy.run_path("program.py", {"params": params, "steps": steps, "leave": leave})
+    except Exception as error:
+        error.add_note(f"in {folder}")
+        raise
 """
 
 
-def ran(
-    folder: Path, rule: str, backend: str, program: str, params: Sequence[Array], steps: Sequence[Sequence[Array]],
-    dtype: str = "float32", state_dtype: str = "",
-) -> list[Array]:  # fmt: skip
-    """The arrays that `program` leaves: it is given `params` and `steps`, and imports the file as `rule`."""
-    ((name, text),) = written(rulec.load(rule), backend, name="rule", dtype=dtype, state_dtype=state_dtype).items()
-    assert name == "rule.py"
-    (folder / name).write_text(text)
-    arrays = {f"p{i}": p for i, p in enumerate(params)}
-    arrays |= {f"g{s}_{i}": g for s, grads in enumerate(steps) for i, g in enumerate(grads)}
-    np.savez(folder / "given.npz", count=np.array(len(params)), steps=np.array(len(steps)), **arrays)
-    (folder / "program.py").write_text(_BLOCKED + program)
+@dataclass(frozen=True)
+class Case:
+    """A rule to be written as one file, and the arrays that a program steps with, which imports that file as `rule`."""
+
+    rule: str
+    params: Sequence[Array]
+    steps: Sequence[Sequence[Array]]
+    dtype: str = "float32"
+    state_dtype: str = ""
+
+    def write(self, folder: Path, backend: str, program: str) -> None:
+        """Writes the file, the program and the arrays into a folder."""
+        rule = rulec.load(self.rule)
+        ((name, text),) = written(rule, backend, name="rule", dtype=self.dtype, state_dtype=self.state_dtype).items()
+        assert name == "rule.py"
+        (folder / name).write_text(text)
+        (folder / "program.py").write_text(program)
+        arrays = {f"p{i}": p for i, p in enumerate(self.params)}
+        arrays |= {f"g{s}_{i}": g for s, grads in enumerate(self.steps) for i, g in enumerate(grads)}
+        np.savez(folder / "given.npz", count=np.array(len(self.params)), steps=np.array(len(self.steps)), **arrays)
+
+
+def ran(folder: Path, backend: str, program: str, *cases: Case) -> list[list[Array]]:
+    """The arrays that `program` leaves for each case: one process runs it for all of them, in a folder for each."""
+    (folder / "main.py").write_text(_BLOCKED)
+    folders = [folder / str(number) for number in range(len(cases))]
+    for place, case in zip(folders, cases, strict=True):
+        place.mkdir()
+        case.write(place, backend, program)
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True,
-        text=True, check=False,
+        [sys.executable, "main.py", *map(str, folders)], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(folder)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    with np.load(folder / "found.npz") as found:
-        return [found[f"p{i}"] for i in range(len(params))]
+    return [_arrays(place / "left.npz") for place in folders]
+
+
+def _arrays(file: Path) -> list[Array]:
+    with np.load(file) as arrays:
+        return [arrays[f"p{i}"] for i in range(len(arrays.files))]

@@ -20,7 +20,7 @@ from rulec.standalone.files import written
 from rulec.standalone.refusal import CannotBuild
 from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
-from tests.standalone.one_file import Array, ran
+from tests.standalone.one_file import Array, Case, ran
 
 SHAPES = ((5,), (7, 3), (), (1100,), (0,))
 RULES = (
@@ -125,19 +125,17 @@ def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[
 EVERY_PROGRAM = [pytest.param(name, marks=pytest.mark.slow) if name == "triton" else name for name in PROGRAMS]
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("backend", EVERY_PROGRAM)
-def test_steps_are_the_references(backend: str, rule: str, folder: Path) -> None:
+def test_steps_are_the_references(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(10, SHAPES, 4)
-    found = ran(
-        folder, rule, backend, PROGRAMS[backend], [p.astype(np.float32) for p in params],
-        [[g.astype(np.float32) for g in grads] for grads in steps],
-    )  # fmt: skip
-    for ours, theirs, before in zip(found, reference(rule, params, steps), params, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=3e-7)
-        assert ours.dtype == np.float32
-        assert ours.size < 1000 or np.abs(ours - before).max() > 1e-4
+    given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
+    left = ran(folder, backend, PROGRAMS[backend], *(Case(rule, *given) for rule in RULES))
+    for rule, arrays in zip(RULES, left, strict=True):
+        for ours, theirs, before in zip(arrays, reference(rule, params, steps), params, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=3e-7, err_msg=rule)
+            assert ours.dtype == np.float32
+            assert ours.size < 1000 or np.abs(ours - before).max() > 1e-4, rule
 
 
 CHAINED = JAX.replace(
@@ -145,10 +143,11 @@ CHAINED = JAX.replace(
 )
 
 
+@pytest.mark.slow
 def test_jaxs_can_stand_in_a_chain_of_optax(tmp_path: Path) -> None:
     params, steps = drawn(17, SHAPES, 3)
     program = CHAINED.replace("assert int(state.step)", "assert int(state[1].step)")
-    found = ran(tmp_path, "adan", "jax", program, params, steps, "float64")
+    (found,) = ran(tmp_path, "jax", program, Case("adan", params, steps, "float64"))
     theirs = reference("adan", params, [[0.5 * g for g in grads] for grads in steps])
     for ours, expected in zip(found, theirs, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-14)
@@ -157,9 +156,10 @@ def test_jaxs_can_stand_in_a_chain_of_optax(tmp_path: Path) -> None:
 SCHEDULED = JAX.replace("rule.rule()", "rule.rule(lr=lambda count: 0.1 / (1 + count))")
 
 
+@pytest.mark.slow
 def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
     params, steps = drawn(16, SHAPES, 4)
-    found = ran(tmp_path, "adamw", "jax", SCHEDULED, params, steps, "float64")
+    (found,) = ran(tmp_path, "jax", SCHEDULED, Case("adamw", params, steps, "float64"))
     reference = ReferenceOptimizer(rulec.load("adamw"), params)
     for count, grads in enumerate(steps):
         reference.step(grads, {"lr": 0.1 / (1 + count)})
@@ -171,7 +171,7 @@ def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
 def test_float64(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(11, SHAPES, 4)
-    found = ran(folder, "nadam", backend, PROGRAMS[backend], params, steps, "float64")
+    (found,) = ran(folder, backend, PROGRAMS[backend], Case("nadam", params, steps, "float64"))
     for ours, theirs in zip(found, reference("nadam", params, steps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
@@ -182,7 +182,7 @@ def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
     rounded = [p.astype(np.float16) for p in params]
     given = [[g.astype(np.float16) for g in grads] for grads in steps]
     check = '\nassert all(s["m"].dtype == torch.float32 for s in optimizer.state.values())\n'
-    found = ran(tmp_path, "adamw", "triton", TORCH + check, rounded, given, "float16", "float32")
+    (found,) = ran(tmp_path, "triton", TORCH + check, Case("adamw", rounded, given, "float16", "float32"))
     for ours, theirs in zip(found, reference("adamw", rounded, given), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=1e-3)
 
@@ -210,7 +210,7 @@ def test_tensors_in_main_memory_are_refused_in_a_sentence(tmp_path: Path) -> Non
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     params, steps = drawn(13, SHAPES, 5)
     given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
-    found = ran(tmp_path, "adamw", "triton", TORCH, *given)
+    (found,) = ran(tmp_path, "triton", TORCH, Case("adamw", *given))
     tensors = [torch.nn.Parameter(torch.from_numpy(p.copy())) for p in given[0]]
     optimizer = torch.optim.AdamW(tensors)
     for grads in given[1]:
