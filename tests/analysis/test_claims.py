@@ -11,6 +11,7 @@ import pytest
 import rulec
 from rulec.analysis import Fact, Rest
 from tests.analysis.runs import WARM, Trial, before_and_after, far_apart, hypers, lifted, names, two_calls
+from tests.library import by_kind
 
 EXACT, SEEN = 1e-7, 1e-5
 STRAIGHT, BENT = 1e-10, 1e-8
@@ -45,7 +46,7 @@ class Subject:
         return any(map(differs, self.doubts))
 
 
-@pytest.mark.parametrize("text", names())
+@pytest.mark.parametrize("text", by_kind(names()))
 def test_every_claim_about_a_rule(text: str) -> None:
     subject = Subject(text)
     scales(subject)

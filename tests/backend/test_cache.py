@@ -261,6 +261,7 @@ def test_a_file_half_written_goes_with_the_next_writer(tmp_path: Path) -> None:
     assert {*tmp_path.iterdir()} == {file, *others}
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
     program = "from rulec.backend.scratch import process_folder; print(process_folder(), flush=True)"
     wait = f"{program}; input()"

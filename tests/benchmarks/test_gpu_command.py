@@ -126,6 +126,7 @@ def test_what_is_timed_has_the_device_alone(crew: type[Crew]) -> None:
     assert made.clock.now <= gpu.BUDGET
 
 
+@pytest.mark.slow
 def test_processes_are_ended_where_results_cannot_be_written(crew: type[Crew], tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("")

@@ -47,6 +47,7 @@ def tells_its_process(bench: Bench) -> Iterator[Note]:
     yield Note(f"from {os.getpid()}")
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_process_is_that_parts_alone() -> None:
     parts = [
         Part("one", says, ("hello",)), Part("two", fails), Part("three", dies), Part("four", hangs, (), 1.0),
@@ -65,6 +66,7 @@ def test_what_goes_wrong_in_a_process_is_that_parts_alone() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_process_whose_device_is_spoilt_is_not_used_again() -> None:
     parts = [Part("a", tells_its_process), Part("b", spoils), Part("c", tells_its_process)]
     crew, findings = Processes(1, Bench(True, HostDevice())), Findings()

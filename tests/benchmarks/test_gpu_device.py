@@ -60,6 +60,7 @@ def test_the_device_is_held_by_counting_cycles(calls: list[Any], monkeypatch: py
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_memory_is_counted_after_what_torch_keeps_is_given_back(calls: list[Any]) -> None:
     device = TorchDevice()
     assert device.free_bytes() == 7 * 2**30

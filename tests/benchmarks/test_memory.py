@@ -70,6 +70,7 @@ def test_parts_are_those_that_are_counted(small: None) -> None:
     assert measurement("memory", True, ["adamw"]).parts == 4 + 4
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_it_measured(small: None, tmp_path: Path) -> None:
     picture = tmp_path / "below" / "memory.png"
     shown = run("bench", "memory", "--quick", "--rule", "sgd", "--chart", str(picture))

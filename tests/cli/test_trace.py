@@ -63,7 +63,7 @@ def test_other_backends_trace_too(backend: str) -> None:
         ("muon", "3x2"), ("ema(sgd)", "3"), ("skip_not_finite >> clip_by_global_norm >> sgd", "3"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_rules_with_reductions_matrices_and_skips_are_traced_beside_the_reference(
     rule: str, shape: str, backend: str
 ) -> None:

@@ -108,10 +108,11 @@ def follow(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way:
 
 
 def each_way() -> Iterator[Any]:
+    """Every way of every rule: a fifth of them every day, the others when slow."""
     for name, rule in RULES.items():
         program = compile_rule(rule)
         for way in range(len(ways(program, layout_for(program, "float64")))):
-            yield pytest.param(name, way, id=f"{name}-{way}")
+            yield pytest.param(name, way, id=f"{name}-{way}", marks=[pytest.mark.slow] if way % 5 else [])
 
 
 @pytest.mark.parametrize(("name", "way"), list(each_way()))

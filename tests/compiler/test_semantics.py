@@ -22,6 +22,7 @@ from rulec.language.rule import Assign, Rule
 from tests.compiler.plain import PlainRun
 from tests.compiler.rules import rules
 from tests.language import expressions
+from tests.library import by_kind
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.yaml"))
 ALL = [*rulec.rules(), *(str(path) for path in EXAMPLES)]
@@ -139,7 +140,7 @@ def test_float64_against_50_digits(rule_name: str) -> None:
         assert a.size < 2 or (a != before).any()
 
 
-@pytest.mark.parametrize("rule_name", ALL, ids=lambda n: Path(n).stem)
+@pytest.mark.parametrize("rule_name", by_kind(ALL), ids=lambda n: Path(n).stem)
 def test_tensors_do_not_meet(rule_name: str) -> None:
     """A rule without a level beyond the tensor gives each tensor what it would get alone."""
     rule = whole(rule_name)

@@ -52,6 +52,7 @@ def test_without_torch_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert es.framework() == "numpy"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_command_trains_and_draws(tmp_path: Path) -> None:
     found = run_json("demo", "es", "--out", str(tmp_path / "out"), "--epochs", "2")

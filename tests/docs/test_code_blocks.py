@@ -10,7 +10,7 @@ from tests.docs.markdown import ROOT, blocks, pages, with_outputs
 from tests.docs.running import PageRun, agrees
 
 #: The pages whose blocks run every day; the others take seconds each.
-DAILY = ("README.md", "partition.md", "index.md", "write-a-backend.md")
+DAILY = ("README.md", "partition.md", "index.md")
 PAGES = [pytest.param(p, marks=() if p.name in DAILY else pytest.mark.slow, id=p.name) for p in pages()]
 
 

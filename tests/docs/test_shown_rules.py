@@ -34,6 +34,7 @@ def test_a_mistake_is_no_rule(shown: dict[str, rulec.Rule]) -> None:
     assert "Mistake" not in shown
 
 
+@pytest.mark.slow
 def test_numpy_runs_all_of_them(shown: dict[str, rulec.Rule]) -> None:
     for rule in shown.values():
         check_whole(_subject("numpy", None, None), rule)

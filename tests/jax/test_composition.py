@@ -244,6 +244,7 @@ def test_the_loss_has_a_derivative_by_the_learning_rate(checkpointed: bool) -> N
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_derivatives_forward_and_of_second_order() -> None:
     """Of Python's own number as the rate, which stays one of 32 bits, plainly and batched."""
     tree = {"w": jnp.linspace(1, 2, 4)}

@@ -167,6 +167,7 @@ def test_many_valid_rules_with_changes(text: str) -> None:
     use(take(lambda: rulec.parse(text)))
 
 
+@pytest.mark.slow
 @given(nearly())
 @settings(QUICK, max_examples=50)
 def test_valid_rules_with_a_word_changed(text: str) -> None:

@@ -72,8 +72,8 @@ LONG = [
     ("dots", "m = m" + ".m" * 20_000, TOO_NESTED),
     ("sum", "m = " + " + ".join(["m"] * 400), TOO_DEEP),
     ("sum of 5000", "m = " + " + ".join(["m"] * 5000), TOO_NESTED),
-    ("comparisons", "m = where(" + " < ".join(["m"] * 5000) + ", 1, 0)", TOO_DEEP),
-    ("and", "m = where(" + " and ".join(["m"] * 5000) + ", 1, 0)", TOO_DEEP),
+    ("comparisons", "m = where(" + " < ".join(["m"] * 1500) + ", 1, 0)", TOO_DEEP),
+    ("and", "m = where(" + " and ".join(["m"] * 1500) + ", 1, 0)", TOO_DEEP),
     (
         "doubling",
         "m = " + "(0 < " * 40 + "m" + " < 1)" * 40,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rulec
@@ -30,6 +30,7 @@ def plain_match(wanted: list[str], parts: list[str]) -> bool:
 
 
 @given(st.lists(PATTERN_PARTS, min_size=1, max_size=5), st.lists(PARTS, min_size=1, max_size=5))
+@settings(max_examples=50)
 def test_patterns_match_part_by_part(wanted: list[str], parts: list[str]) -> None:
     assert matches("/".join(wanted), "/".join(parts)) is plain_match(wanted, parts)
 

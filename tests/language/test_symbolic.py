@@ -19,6 +19,7 @@ from rulec.language.rule import Assign, Hyper
 from tests.compiler.plain import PlainRun
 from tests.language.expressions import arithmetic
 from tests.language.test_compose import ADAMW, L2_ADAM, hyper_of, same_steps
+from tests.library import by_kind
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "compiler" / "examples").glob("*.yaml"))
 ALL = [*rulec.rules(), *(str(path) for path in EXAMPLES)]
@@ -101,7 +102,9 @@ def test_every_state_has_a_new_value(rule_name: str) -> None:
     assert rule.sympy().keys() == {*rule.state, "p" if rule.assigns_parameter else "direction"}
 
 
-@pytest.mark.parametrize("rule_name", [name for name in rulec.rules(wrappers=False) if is_plain(rulec.load(name))])
+@pytest.mark.parametrize(
+    "rule_name", by_kind(name for name in rulec.rules(wrappers=False) if is_plain(rulec.load(name)))
+)
 def test_there_and_back(rule_name: str) -> None:
     rule = rulec.load(rule_name)
     again = there_and_back(rule)

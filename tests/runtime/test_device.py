@@ -19,6 +19,7 @@ from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 from rulec.torch.tensors import TorchArrays
+from tests.library import by_kind
 from tests.runtime.elsewhere import Elsewhere, Here
 from tests.runtime.nowhere import DEVICE, Nowhere, copies
 
@@ -89,22 +90,13 @@ def runnable() -> list[str]:
     return [name for name in rulec.rules() if not loaded(name).wraps]
 
 
-def by_turns(names: Sequence[str]) -> list[Any]:
-    """Each rule in one way every day, and in the other in the slow run."""
-    ways = [(name, resident, i % 2 == resident) for i, name in enumerate(names) for resident in (False, True)]
-    return [
-        pytest.param(
-            name,
-            resident,
-            id=f"{name}-{'resident' if resident else 'host scalars'}",
-            marks=[] if today else [pytest.mark.slow],
-        )
-        for name, resident, today in ways
-    ]
+def both_ways(names: Sequence[str]) -> list[Any]:
+    """Each rule with its scalars on the device and on the host."""
+    return by_kind((name, resident) for name in names for resident in (False, True))
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped the step")
-@pytest.mark.parametrize(("name", "resident"), by_turns(runnable()))
+@pytest.mark.parametrize(("name", "resident"), both_ways(runnable()))
 def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, resident: bool) -> None:
     rule = loaded(name)
     ours, theirs = Run(rule, Elsewhere(), resident), Run(rule, Here())
@@ -218,7 +210,7 @@ def without_waiting() -> list[str]:
     return [name for name in runnable() if not WAITING & {n.op for n in walk(loaded(name).expressions)}]
 
 
-@pytest.mark.parametrize(("name", "resident"), by_turns(without_waiting()))
+@pytest.mark.parametrize(("name", "resident"), both_ways(without_waiting()))
 def test_nothing_between_the_stages_waits_for_the_device(name: str, resident: bool) -> None:
     rule = loaded(name)
     shapes = shapes_of(rule)

@@ -26,6 +26,7 @@ from rulec.runtime.engine import Engine, default_hyper, run
 from rulec.runtime.library import NumpyLibrary
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
+from tests.library import by_kind
 
 Array = np.ndarray[Any, Any]
 
@@ -137,7 +138,7 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", by_kind(RULES))
 def test_tensors_join_late_and_pause(name: str) -> None:
     follow(loaded(name), "numpy")
 

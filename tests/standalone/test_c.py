@@ -24,6 +24,7 @@ from rulec.runtime.plan import needs_matrix
 from rulec.standalone.files import written
 from rulec.standalone.refusal import CannotBuild
 from rulec_backends.c.standalone import CFile
+from tests.library import by_kind
 from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))
@@ -68,7 +69,7 @@ def test_most_of_the_library_is_written() -> None:
     assert set(COMPOSED) <= set(built())
 
 
-@pytest.mark.parametrize("name", built())
+@pytest.mark.parametrize("name", by_kind(built()))
 def test_steps_are_the_references(name: str, tmp_path: Path) -> None:
     rule = rulec.load(name)
     params, steps = drawn(0, SHAPES, 7)
@@ -134,7 +135,7 @@ def each_with_half(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(n, d) for i, n in enumerate(names) for d in ("float32", ("bfloat16", "float16")[i % 2])]
 
 
-@pytest.mark.parametrize(("name", "dtype"), each_with_half(exact_rules()))
+@pytest.mark.parametrize(("name", "dtype"), by_kind(each_with_half(exact_rules())))
 def test_bits_are_the_cpu_backends(name: str, dtype: str, tmp_path: Path) -> None:
     """Scalars are float64 on both sides and rounded to float32 once: powers that differ in a last bit do not show.
 
@@ -450,6 +451,7 @@ def test_texts_are_tidy(name: str) -> None:
         assert "MIT" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loops"), [("adamw", 1), ("lion", 1), ("lamb", 2), ("adafactor", 5)])
 def test_loops_over_elements_become_vectors(name: str, loops: int, tmp_path: Path) -> None:
     """GCC says so of the loop of every stage."""

@@ -115,6 +115,7 @@ def scores(images: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Te
     return x.reshape(-1, 128) @ weight + last
 
 
+@pytest.mark.slow
 @needs_gfortran
 def test_the_gradients_are_torchs(trained: Trained) -> None:
     parameters = [torch.tensor(p, requires_grad=True) for p in trained.initial]
@@ -126,6 +127,7 @@ def test_the_gradients_are_torchs(trained: Trained) -> None:
         np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @needs_gfortran
 def test_one_step_is_the_references(trained: Trained) -> None:
     reference = ReferenceOptimizer(rulec.load("adamw"), [p.astype(np.float64) for p in trained.initial], {"lr": LR})
@@ -161,6 +163,7 @@ def weight_decay() -> float:
     return default
 
 
+@pytest.mark.slow
 @needs_gfortran
 def test_the_program_says_what_it_trained(trained: Trained) -> None:
     """What it wrote as its parameters gives the accuracy that it counted itself."""

@@ -167,7 +167,8 @@ def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("backend", EVERY_PROGRAM)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", PROGRAMS)
 def test_float64(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(11, SHAPES, 4)

@@ -346,6 +346,7 @@ def test_gradients_may_be_clipped() -> None:
     assert twins.ulps() <= 8
 
 
+@pytest.mark.slow
 def test_a_step_inside_a_compiled_function() -> None:
     """torch's compiler must not look inside a step, nor warn that it cannot."""
     model = torch.nn.Linear(3, 2)
