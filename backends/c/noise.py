@@ -153,7 +153,7 @@ class _NoisyStage(StageSource):
     def _addresses(self) -> list[str]:
         return [line.replace(f"*{self.write.at['g']} =", "*noise =") for line in super()._addresses()]
 
-    def _loop(self, start: str, stop: str) -> list[str]:
+    def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
         """A loop over tiles of a gradient."""
         at = {p.name: f"{p.name} + i" for p in self.write.parameters() if p.kind in ("buffer", "vector")}
         call = self.write.call({**at, "i": "e", self.write.at["g"]: self._stored_in()})

@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.layout import Layout
 from rulec.backend.printer import StagePrinter, unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.errors import BackendUnsupported
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import ELEMENT, address_lines
 from rulec.language.node import Kind, Node, Op, is_boolean
 
 from ..comment import line_comment
-from ..plan import ELEMENT, address_lines, place, vectors
 from .dialect import Dialect
 from .text import WIDTH, call_lines, indented
 from .words import RESERVED
@@ -51,6 +52,9 @@ SPELLINGS: Mapping[Op, Infix | str] = {
     Op.LOG: "log", Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.FLOOR: "floor", Op.MINIMUM: "minimum",
     Op.MAXIMUM: "maximum",
 }  # fmt: skip
+
+#: What reducing nothing gives.
+NOTHING: Mapping[Op, str] = {Op.SUM: "0.0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
 #: Constant exponents that are faster, and as accurate, in another way; small whole ones are products already.
 _POWERS = {-1.0: "{one} / {x}", -2.0: "inverse_square{f}({x})", 0.5: "root{f}({x})", -0.5: "{one} / root{f}({x})"}
@@ -94,7 +98,7 @@ class ElementWriter:
         scaled: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.layout, self.stage, self.dialect, self.name = program, layout, stage, dialect, name
-        self.scaled = scaled
+        self.nest, self.scaled = Nest(program, layout, stage), scaled
         #: The type of arithmetic, and what stands behind the names of its functions and its numbers.
         self.real, self.suffix = ("double", "") if layout.compute == "float64" else ("float", "f")
         taken = set(RESERVED | _LOCALS | dialect.reserved | {name})
@@ -111,30 +115,21 @@ class ElementWriter:
     def parameters(self) -> list[Parameter]:
         """Its parameters, in order."""
         found = [Parameter("index", "int64_t", "i")]
-        found += [self._buffer(b) for b in self.buffers()]
-        found += [self._vector(v) for v in vectors(self.program, self.stage)]
+        found += [self._buffer(b) for b in self.nest.buffers]
+        found += [self._vector(v) for v in self.nest.vectors]
         found += [self._scalar(i) for i in self.printer.columns_used()]
         found += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
         return found + [Parameter("total", "double *", self.names[r.name], r.name) for r in self.stage.reduces]
 
-    def buffers(self) -> list[str]:
-        """The buffers that the stage loads or stores, as the address table has them."""
-        used = {*self.printer.loads(), *self.stored()}
-        return [b.name for b in kernel_buffers(self.program) if b.name in used]
-
-    def stored(self) -> list[str]:
-        """The buffers that the stage stores."""
-        return [s.buffer for s in self.stage.stores]
-
     def pointer(self, buffer: str) -> str:
         """The type of the address of a buffer."""
-        return f"{'' if buffer in self.stored() else 'const '}{STORAGE[self.layout.dtype(buffer)]} *"
+        return f"{'' if buffer in self.nest.stored else 'const '}{STORAGE[self.layout.dtype(buffer)]} *"
 
     def _buffer(self, buffer: str) -> Parameter:
         return Parameter("buffer", self.pointer(buffer), self.at[buffer], buffer)
 
     def _vector(self, vector: Result) -> Parameter:
-        where = place(vector.axes, self.layout)
+        where = self.nest.place(vector)
         if where == ELEMENT:
             return Parameter("vector", f"const {self.real} *", self.at[vector.name], vector.name, where)
         return Parameter("vector", self._type(vector.value), self.names[vector.name], vector.name, where)
@@ -171,10 +166,9 @@ class ElementWriter:
 
     def _loads(self) -> list[str]:
         found = [self._defined(self.real, self.names[b], self._load(b)) for b in self.printer.loads()]
-        for vector in vectors(self.program, self.stage):
-            if place(vector.axes, self.layout) == ELEMENT:
-                text = f"{self.at[vector.name]}[i]{' != 0' * is_boolean(vector.value)}"
-                found.append(self._defined(self._type(vector.value), self.names[vector.name], text))
+        for vector in self.nest.read(ELEMENT):
+            text = f"{self.at[vector.name]}[i]{' != 0' * is_boolean(vector.value)}"
+            found.append(self._defined(self._type(vector.value), self.names[vector.name], text))
         return found
 
     def _load(self, buffer: str) -> str:
@@ -213,15 +207,13 @@ class ElementWriter:
         return f"(float)({text})" if " " in text or text.startswith("-") else f"(float){text}"
 
     def _totals(self) -> list[str]:
-        found = []
-        for reduction in self.stage.reduces:
-            name, text = self.names[reduction.name], self.printer.text(reduction.value.args[0])
-            if reduction.value.op is Op.SUM:
-                found.append(f"*{name} += {text};")
-            else:
-                extreme = "minimum" if reduction.value.op is Op.MIN else "maximum"
-                found.append(f"*{name} = {extreme}(*{name}, {text});")
-        return found
+        return [
+            taken_in(r.value.op, self._total(r), self.printer.text(r.value.args[0])) for r in self.stage.reduces
+        ]  # fmt: skip
+
+    def _total(self, reduction: Result) -> str:
+        """Where an element is taken into a reduction."""
+        return f"*{self.names[reduction.name]}"
 
     @staticmethod
     def _defined(kind: str, name: str, text: str) -> str:
@@ -297,6 +289,13 @@ class ElementPrinter(StagePrinter):
         """An operand of something that binds like this: in parentheses unless it binds tighter."""
         text, own = self._piece(value)
         return text if own > level else f"({text})"
+
+
+def taken_in(op: Op, total: str, text: str) -> str:
+    """The statement that takes one more number into a total."""
+    if op is Op.SUM:
+        return f"{total} += {text};"
+    return f"{total} = {'minimum' if op is Op.MIN else 'maximum'}({total}, {text});"
 
 
 def _stands(operator: int, operand: int, is_right: int) -> bool:

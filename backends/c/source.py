@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result
+from rulec.kernel.nest import Level, written
+from rulec.kernel.place import COL, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.node import Op, is_boolean
 
 from ..comment import about, about_stage, column_formula
 from ..cpu.plan import chunk_columns
-from ..plan import COL, MATRIX, ROW, TENSOR, address_lines, is_shaped, place
 from .dialect import Dialect
-from .print import ElementWriter, Parameter
+from .print import NOTHING, ElementWriter, Parameter
 from .text import WIDTH, block, comment, indented
 from .words import words_used
 
@@ -104,12 +105,17 @@ static double <name>(const double *lanes)
 }
 """
 
-#: For each reduction the function that joins its lanes, how it takes one more, and what reducing nothing gives.
+#: For each reduction the function that joins its lanes, and how it takes one more.
 _JOINS = {
-    Op.SUM: ("sum_of", "all + lanes[lane]", "0.0"),
-    Op.MIN: ("least_of", "minimum(all, lanes[lane])", "INFINITY"),
-    Op.MAX: ("greatest_of", "maximum(all, lanes[lane])", "-INFINITY"),
+    Op.SUM: ("sum_of", "all + lanes[lane]"),
+    Op.MIN: ("least_of", "minimum(all, lanes[lane])"),
+    Op.MAX: ("greatest_of", "maximum(all, lanes[lane])"),
 }
+
+#: Where among its like the value of a row, column or matrix is, in the loops over matrices; and where a chunk leaves
+#: the totals of a row or of a tensor.
+_INDEX = {MATRIX: "matrix", ROW: "line", COL: "j"}
+_SLOT = {ROW: "line", TENSOR: "chunk"}
 
 
 def source(program: Program, layout: Layout) -> str:
@@ -149,7 +155,7 @@ def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
 def _helpers(code: str) -> list[str]:
     """What the stages call."""
     joins = [join for join in _JOINS.values() if f"{join[0]}(" in code]
-    texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined, _ in joins]
+    texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined in joins]
     fill = [_FILL] if "fill(" in code else []
     return [*words_used("\n".join([code, *texts]), C99), *([_LANES] if joins else []), *fill, *texts]
 
@@ -163,6 +169,7 @@ class StageSource:
         self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
         self.name = stage_name(program, index)
         self.write = ElementWriter(program, layout, self.stage, self.dialect, f"{self.name}_element")
+        self.nest = self.write.nest
 
     def text(self) -> str:
         """The function of an element, of a chunk and of a bucket."""
@@ -187,7 +194,7 @@ class StageSource:
     # One chunk
 
     def _chunk(self) -> str:
-        loops = self._matrices() if is_shaped(self.program, self.stage, self.layout) else self._elements()
+        loops = written(self.nest.levels(), self)
         return "\n".join([
             "/* One chunk. The buffers of a tensor do not overlap. */",
             f"static void {self.name}_chunk(const Bucket *bucket, int64_t chunk)", "{",
@@ -209,7 +216,7 @@ class StageSource:
 
     def _pointer(self, name: str) -> str:
         """The type of an address that the stage uses; nothing for the others."""
-        if name in self.write.buffers():
+        if name in self.nest.buffers:
             return self.write.pointer(name)
         if name in self.stage.reads:
             return f"const {self.write.real} *"
@@ -217,7 +224,7 @@ class StageSource:
 
     def _address(self, name: str) -> str:
         text = f"bucket->{self.write.names[name]}[at->tensor]"
-        where = next((place(r.axes, self.layout) for r in self.stage.reduces if r.name == name), "")
+        where = next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
         slots = {ROW: "row_slots", COL: "col_slots"}.get(where)
         return f"(double *){text} + at->{slots}" if slots else text
 
@@ -238,80 +245,29 @@ class StageSource:
 
     # Loops
 
-    def _totals(self, *places: str) -> list[Result]:
-        """The reductions that keep one number for each of such places."""
-        return [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
-
-    def _begin(self, where: str) -> list[str]:
-        """The lanes of totals, before a loop over what they are of."""
-        found = []
-        for reduction in self._totals(where):
-            name = self.write.names[reduction.name]
-            nothing = _JOINS[reduction.value.op][2]
-            filled = reduction.value.op is not Op.SUM
-            found.append(f"double {name}[LANES]{'' if filled else ' = {0}'};")
-            found += [f"fill({name}, {nothing});"] * filled
-        return found
-
-    def _end(self, where: str, slot: str) -> list[str]:
-        """What is left of totals, behind the loop."""
-        write = self.write
+    def enter(self, level: Level) -> list[str]:
+        """Values of a row or a matrix, emptied totals of its columns, and lanes of totals."""
+        back = ["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
         return [
-            f"{write.at[r.name]}[{slot}] = {_JOINS[r.value.op][0]}({write.names[r.name]});" for r in self._totals(where)
-        ]
-
-    def _elements(self) -> list[str]:
-        """A loop over elements."""
-        return [*self._begin(TENSOR), *self._loop("at->first", "at->last"), *self._end(TENSOR, "chunk")]
-
-    def _matrices(self) -> list[str]:
-        """Loops over matrices, their rows, and the neighbouring elements of a row."""
-        sees = {place(p.axes, self.layout) for p in self._narrow()}
-        rows = "matrix * at->height + at->{}"
-        body = [
-            *self._vectors(MATRIX, "matrix"), *self._clear(),
-            *block(
-                f"for (int64_t line = {rows.format('top')}; line < {rows.format('bottom')}; line++)",
-                [
-                    *["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
-                    * (COL in sees),
-                    *self._vectors(ROW, "line"), *self._begin(ROW),
-                    *self._loop("line * at->width + at->left", "line * at->width + at->right"),
-                    *self._end(ROW, "line"),
-                ],
-            ),
-        ]  # fmt: skip
-        loop = block("for (int64_t matrix = at->first; matrix < at->last; matrix++)", body)
-        return [*self._begin(TENSOR), *loop, *self._end(TENSOR, "chunk")]
-
-    def _narrow(self) -> list[Result]:
-        """What the stage reads and reduces that is not for each element."""
-        read = [self.program.result(name) for name in self.stage.reads]
-        return [*read, *self.stage.reduces]
-
-    def _vectors(self, where: str, index: str) -> list[str]:
-        """The values of a row or a matrix."""
-        return [
-            f"const {p.declaration} = {self._vector(p, index)};"
-            for p in self.write.parameters() if p.kind == "vector" and p.place == where
+            *back * (level.place == ROW and self.nest.sees(COL)), *self._vectors(level.place),
+            *self._emptied(level), *(line for r in level.totals for line in self._lanes(r)),
         ]  # fmt: skip
 
-    def _vector(self, parameter: Parameter, index: str) -> str:
-        text = f"{self.write.at[parameter.of]}[{index}]"
-        return f"{text} != 0" if parameter.type == "bool" else text
+    def loop(self, level: Level, body: list[str]) -> list[str]:
+        """A loop over the matrices of a chunk, the lines of a matrix, or the elements of a line or a chunk."""
+        if level.place == MATRIX:
+            return block("for (int64_t matrix = at->first; matrix < at->last; matrix++)", body)
+        if level.place == ROW:
+            rows = "matrix * at->height + at->{}"
+            return block(f"for (int64_t line = {rows.format('top')}; line < {rows.format('bottom')}; line++)", body)
+        if self.nest.shaped:
+            return self._loop("line * at->width + at->left", "line * at->width + at->right", body)
+        return self._loop("at->first", "at->last", body)
 
-    def _clear(self) -> list[str]:
-        """A loop that empties the totals of a matrix's columns."""
-        lines = [f"{self.write.at[r.name]}[j] = {_JOINS[r.value.op][2]};" for r in self._totals(COL)]
-        column = "matrix * at->width + at->{}"
-        head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
-        return block(head, lines) if lines else []
-
-    def _loop(self, start: str, stop: str) -> list[str]:
+    def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
         """A loop over neighbouring elements: in steps of as many as there are lanes, where totals are taken in them."""
-        if not self._totals(ROW, TENSOR):
-            call = self.write.call(self._passed("i", ""))
-            return ["#pragma omp simd", *block(f"for (int64_t i = {start}; i < {stop}; i++)", call)]
+        if not self.nest.totals(ROW, TENSOR):
+            return ["#pragma omp simd", *block(f"for (int64_t i = {start}; i < {stop}; i++)", body)]
         return [
             f"const int64_t stop = {stop};", f"int64_t i = {start};",
             *block("for (; i + LANES <= stop; i += LANES)", [
@@ -322,6 +278,43 @@ class StageSource:
             *block("for (int lane = 0; i < stop; i++, lane++)", self.write.call(self._passed("i", "lane"))),
         ]  # fmt: skip
 
+    def leave(self, level: Level) -> list[str]:
+        """What is left of totals, joined over their lanes."""
+        write = self.write
+        return [
+            f"{write.at[r.name]}[{_SLOT[level.place]}] = {_JOINS[r.value.op][0]}({write.names[r.name]});"
+            for r in level.totals
+        ]
+
+    def element(self) -> list[str]:
+        """The call of the element's function."""
+        return self.write.call(self._passed("i", ""))
+
+    def _lanes(self, reduction: Result) -> list[str]:
+        """The lanes of a total, before a loop over what it is of."""
+        name, op = self.write.names[reduction.name], reduction.value.op
+        if op is Op.SUM:
+            return [f"double {name}[LANES] = {{0}};"]
+        return [f"double {name}[LANES];", f"fill({name}, {NOTHING[op]});"]
+
+    def _vectors(self, where: str) -> list[str]:
+        """The values of a row or a matrix."""
+        return [
+            f"const {p.declaration} = {self._vector(p, _INDEX[where])};"
+            for p in self.write.parameters() if p.kind == "vector" and p.place == where
+        ]  # fmt: skip
+
+    def _vector(self, parameter: Parameter, index: str) -> str:
+        text = f"{self.write.at[parameter.of]}[{index}]"
+        return f"{text} != 0" if parameter.type == "bool" else text
+
+    def _emptied(self, level: Level) -> list[str]:
+        """A loop that empties the totals of a matrix's columns."""
+        lines = [f"{self.write.at[r.name]}[j] = {NOTHING[r.value.op]};" for r in level.empties]
+        column = "matrix * at->width + at->{}"
+        head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
+        return block(head, lines) if lines else []
+
     def _passed(self, index: str, lane: str) -> dict[str, str]:
         """What the element's function is given where that is not a variable of the parameter's name."""
         found = {"i": index}
@@ -329,7 +322,7 @@ class StageSource:
             if parameter.kind == "vector" and parameter.place == COL:
                 found[parameter.name] = self._vector(parameter, f"{index} - back")
             elif parameter.kind == "total":
-                in_column = any(r.name == parameter.of for r in self._totals(COL))
+                in_column = any(r.name == parameter.of for r in self.nest.totals(COL))
                 name = self.write.at[parameter.of] if in_column else parameter.name
                 found[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
         return found

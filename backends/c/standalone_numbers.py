@@ -15,8 +15,9 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
 
+from .print import NOTHING, taken_in
 from .standalone_text import loop
-from .standalone_words import NOTHING, NumberPrinter
+from .standalone_words import NumberPrinter
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
 LOOPS: Mapping[str, tuple[str, str, str]] = {
@@ -165,13 +166,13 @@ class Numbers:
         if not keep:
             self.named[value] = name
             variable, size, _ = LOOPS[have]
-            body = [_taken_in(value.op, name, self._text(operand, have))]
+            body = [taken_in(value.op, name, self._text(operand, have))]
             return [f"double {name} = {NOTHING[value.op]};", *loop(variable, "0", size, body)]
         side = {"bi": "rows", "bj": "cols"}[have]
         at = self._text(operand, have).replace(f"[{LOOPS[have][0]}]", f"[matrix * {side} + k]")
         self.arrays[value] = unique_name(f"{name}_matrices", self.taken)
         self.work.append((self.arrays[value], "batch"))
-        inner = loop("k", "0", side, [_taken_in(value.op, name, at)])
+        inner = loop("k", "0", side, [taken_in(value.op, name, at)])
         body = [f"double {name} = {NOTHING[value.op]};", *inner, f"{self.arrays[value]}[matrix] = {name};"]
         return loop("matrix", "0", "batch", body)
 
@@ -202,12 +203,6 @@ class Numbers:
             return self.leaf(value, index)
         # A reduction of a number: there is nothing to reduce.
         return self._text(value.args[0], letters) if value.op.kind is Kind.REDUCE else None
-
-
-def _taken_in(op: Op, total: str, text: str) -> str:
-    if op is Op.SUM:
-        return f"{total} += {text};"
-    return f"{total} = {'minimum' if op is Op.MIN else 'maximum'}({total}, {text});"
 
 
 def used(lines: Sequence[str], name: str) -> bool:

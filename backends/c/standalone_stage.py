@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rulec.compiler.ir import Result
+from rulec.kernel.nest import Level, written
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op, is_boolean
 from rulec.standalone.cases import Version
 
-from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
-from .print import ElementWriter, Parameter
+from .print import NOTHING, ElementWriter, Parameter
 from .standalone_text import block, loop, signature
-from .standalone_words import C99, NOTHING
+from .standalone_words import C99
 
 #: Where the value of a row, column or matrix lies among its like, in the loops of a tile.
 _INDEX = {ROW: "line", COL: "column", MATRIX: "matrix"}
@@ -25,7 +26,6 @@ class StageText(ElementWriter):
 
     def __init__(self, version: Version, index: int, name: str) -> None:
         super().__init__(version.program, version.layout, version.program.stages[index], C99, name)
-        self.shaped = is_shaped(self.program, self.stage, self.layout)
 
     def passed(self) -> list[Parameter]:
         """What the function is given beside a range: buffers, vectors, scalars, and where reductions are left."""
@@ -33,7 +33,7 @@ class StageText(ElementWriter):
 
     def declared(self) -> list[str]:
         """The parameters of the function."""
-        range_of = _TILED if self.shaped else _FLAT
+        range_of = _TILED if self.nest.shaped else _FLAT
         return [*range_of, *(self._declared(p) for p in self.passed())]
 
     def _declared(self, parameter: Parameter) -> str:
@@ -47,68 +47,58 @@ class StageText(ElementWriter):
 
     def text(self) -> str:
         """The printed function."""
-        body = self._tile() if self.shaped else self._chunk()
-        return "\n".join([*signature(f"static void {self.name}", self.declared()), *block(body)]) + "\n"
+        lines = written(self.nest.levels_of_one_matrix(), self)
+        return "\n".join([*signature(f"static void {self.name}", self.declared()), *block(lines)]) + "\n"
 
-    def _chunk(self) -> list[str]:
-        return [*self._begin(TENSOR), *self._simd(), *loop("i", "start", "stop", self.body()), *self._end(TENSOR)]
+    # Loops: a tile lies in one matrix
 
-    def _tile(self) -> list[str]:
-        element = [
-            "const int64_t i = line * width + j;", *["const int64_t column = matrix * width + j;"] * self._has(COL),
+    def enter(self, level: Level) -> list[str]:
+        """Values of a matrix or a row, totals begun, and totals of columns emptied."""
+        cleared = [f"{self.at[r.name]}[matrix * width + j] = {NOTHING[r.value.op]};" for r in level.empties]
+        return [
+            *["const int64_t line = matrix * height + k;"] * (level.place == ROW), *self._vector_lines(level.place),
+            *(f"double {self.names[r.name]} = {NOTHING[r.value.op]};" for r in level.totals),
+            *(loop("j", "left", "right", cleared) if cleared else []),
+        ]  # fmt: skip
+
+    def loop(self, level: Level, body: list[str]) -> list[str]:
+        """A loop over the rows of a tile, or the elements of a row or a chunk."""
+        if level.place == ROW:
+            return loop("k", "top", "bottom", body)
+        ends = ("j", "left", "right") if self.nest.shaped else ("i", "start", "stop")
+        return [*self._simd(), *loop(*ends, body)]
+
+    def leave(self, level: Level) -> list[str]:
+        """Totals of rows by their place among all rows, those of a tensor in the tile's own slot."""
+        index = "line" if level.place == ROW else "0"
+        return [f"{self.at[r.name]}[{index}] = {self.names[r.name]};" for r in level.totals]
+
+    def element(self) -> list[str]:
+        """What is done with one element."""
+        if not self.nest.shaped:
+            return self.body()
+        return [
+            "const int64_t i = line * width + j;",
+            *["const int64_t column = matrix * width + j;"] * self.nest.sees(COL),
             *self._vector_lines(COL), *self.body(),
         ]  # fmt: skip
-        inner = [
-            "const int64_t line = matrix * height + k;", *self._vector_lines(ROW), *self._begin(ROW),
-            *self._simd(), *loop("j", "left", "right", element), *self._end(ROW, "line"),
-        ]  # fmt: skip
-        cleared = [f"{self.at[r.name]}[matrix * width + j] = {NOTHING[r.value.op]};" for r in self._reduced(COL)]
-        return [
-            *self._vector_lines(MATRIX), *self._begin(TENSOR),
-            *(loop("j", "left", "right", cleared) if cleared else []), *loop("k", "top", "bottom", inner),
-            *self._end(TENSOR),
-        ]  # fmt: skip
-
-    def _has(self, where: str) -> bool:
-        """Whether anything of the stage has one value for each row, column or matrix."""
-        results = [*(self.program.result(n) for n in self.stage.reads), *self.stage.reduces]
-        return any(place(r.axes, self.layout) == where for r in results)
 
     def _vector_lines(self, where: str) -> list[str]:
-        found = []
-        for vector in (self.program.result(name) for name in self.stage.reads):
-            if place(vector.axes, self.layout) == where:
-                text = f"{self.at[vector.name]}[{_INDEX[where]}]"
-                number = text if self.real == "double" else f"(float){text}"
-                value = f"{text} != 0" if is_boolean(vector.value) else number
-                found.append(f"const {self._type(vector.value)} {self.names[vector.name]} = {value};")
-        return found
+        return [self._vector_line(v, f"{self.at[v.name]}[{_INDEX[where]}]") for v in self.nest.read(where)]
 
-    # Reductions: in variables of the loops, but for those of columns
-
-    def _reduced(self, where: str) -> list[Result]:
-        return [r for r in self.stage.reduces if place(r.axes, self.layout) == where]
-
-    def _begin(self, where: str) -> list[str]:
-        return [f"double {self.names[r.name]} = {NOTHING[r.value.op]};" for r in self._reduced(where)]
+    def _vector_line(self, vector: Result, text: str) -> str:
+        number = text if self.real == "double" else f"(float){text}"
+        value = f"{text} != 0" if is_boolean(vector.value) else number
+        return f"const {self._type(vector.value)} {self.names[vector.name]} = {value};"
 
     def _simd(self) -> list[str]:
         """Lets compilers sum in vectors: which sums an inner loop then has depends on its length alone."""
-        found = [r for r in self.stage.reduces if place(r.axes, self.layout) != COL]
-        if not found or any(r.value.op is not Op.SUM for r in found):
+        totals = self.nest.totals(ROW, TENSOR)
+        if not totals or any(r.value.op is not Op.SUM for r in totals):
             return []
-        names = ", ".join(self.names[r.name] for r in found)
+        names = ", ".join(self.names[r.name] for r in totals)
         return ["#ifdef _OPENMP", f"#pragma omp simd reduction(+ : {names})", "#endif"]
 
-    def _end(self, where: str, index: str = "0") -> list[str]:
-        return [f"{self.at[r.name]}[{index}] = {self.names[r.name]};" for r in self._reduced(where)]
-
-    def _totals(self) -> list[str]:
-        lines = []
-        for r in self.stage.reduces:
-            column = place(r.axes, self.layout) == COL
-            total = f"{self.at[r.name]}[column]" if column else self.names[r.name]
-            text = self.printer.text(r.value.args[0])
-            extreme = "minimum" if r.value.op is Op.MIN else "maximum"
-            lines.append(f"{total} += {text};" if r.value.op is Op.SUM else f"{total} = {extreme}({total}, {text});")
-        return lines
+    def _total(self, reduction: Result) -> str:
+        in_column = self.nest.place(reduction) == COL
+        return f"{self.at[reduction.name]}[column]" if in_column else self.names[reduction.name]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
+from rulec.kernel.place import COL, ROW, TENSOR, is_shaped, place
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.plan import Plan
 from rulec.standalone.cases import Family, Version
 
-from ..plan import COL, ROW, TENSOR, is_shaped, place
 from .print import Parameter
 from .standalone_matrix import WRITTEN, matrix_words
 from .standalone_numbers import LOOPS, Numbers, used
@@ -191,7 +191,7 @@ class StepText:
 
     def _pass(self, index: int) -> list[str]:
         stage = self.stages[index]
-        lines = self._tiles(stage) if stage.shaped else self._chunks(stage)
+        lines = self._tiles(stage) if stage.nest.shaped else self._chunks(stage)
         for reduction in stage.stage.reduces:
             lines += self._folded(reduction, stage)
         return lines
@@ -240,11 +240,11 @@ class StepText:
         kind = LOOPS[self._letters(reduction)][2] if self._letters(reduction) else "parts"
         if reduction.name not in self.reduced:
             self.reduced[reduction.name] = unique_name(f"{reduction.name}_{kind}", self.taken)
-            tiles = "batch * down * across" if stage.shaped else "chunks"
+            tiles = "batch * down * across" if stage.nest.shaped else "chunks"
             size = {ROW: "across * batch * height", COL: "down * batch * width", TENSOR: tiles}[where]
             self.work.append((self.reduced[reduction.name], size))
         own = {ROW: "aside * batch * height", COL: "below * batch * width"}
-        offset = own.get(where) or ("tile" if stage.shaped else "chunk")
+        offset = own.get(where) or ("tile" if stage.nest.shaped else "chunk")
         return f"{self.reduced[reduction.name]} + {offset}"
 
     def _folded(self, reduction: Result, stage: StageText) -> list[str]:
@@ -255,7 +255,7 @@ class StepText:
             return [f"{word}({name}, across, batch * height);"]
         if where == COL:
             return [f"{word}({name}, down, batch * width);"]
-        count = "batch * down * across" if stage.shaped else "chunks"
+        count = "batch * down * across" if stage.nest.shaped else "chunks"
         self.reduced[reduction.name] = unique_name(reduction.name, self.taken)
         return [f"{word}({name}, {count}, 1);", f"const double {self.reduced[reduction.name]} = {name}[0];"]
 

@@ -34,9 +34,6 @@ RESERVED = (
 #: The language, for the c backend's printer.
 C99 = Dialect("c", function="static inline", reserved=RESERVED)
 
-#: What reducing nothing gives, as C.
-NOTHING: Mapping[Op, str] = {Op.SUM: "0.0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
-
 _FOLD = """\
 /* <what>: `parts` is blocks times count, and the result replaces its first block. */
 static void <name>(double *parts, int64_t blocks, int64_t count)

@@ -21,8 +21,8 @@ from rulec.backend.cache import Source
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
+from rulec.kernel.place import moving_lines
 
-from ..plan import moving_lines
 from .call import ElementwiseCall
 from .machine import ENTRY, Machine, architecture, compile_text, emit_object
 from .print import kernel_source

@@ -9,8 +9,8 @@ import numpy as np
 
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.kernel.place import address_lines, bound_arrays
 
-from ..plan import address_lines, bound_arrays
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
 from .chunks import flat_chunks

@@ -16,13 +16,14 @@ import numpy as np
 
 from rulec.backend.layout import Layout, kernel_buffers
 from rulec.compiler.ir import Program
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.language.node import Op, walk
 
 from . import threads as cpu_threads
 from .machine import Machine
 from .print import kernel_source
-from .slots import NOTHING, LineSlots
+from .slots import LineSlots
 from .threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .work import Planner
 
@@ -34,8 +35,7 @@ _LEFT, _ARGUMENTS, _JOB_WORDS = 24, 32, 40
 _THREADS, _STAGE_NUMBER, _SPANS, _CHUNKS, _CHUNK_WORDS, _TENSORS, _LINES, _TOTALS, _HEAD = range(9)
 
 #: Reductions as plans have them.
-_SUM, _MIN, _MAX = range(3)
-_NUMBERS = {Op.SUM: _SUM, Op.MIN: _MIN, Op.MAX: _MAX}
+_SUM, _MIN = (REDUCTIONS[op].code for op in (Op.SUM, Op.MIN))
 
 #: The interface as it was when this was written. XLA tells whether it still understands it.
 MAJOR, MINOR = 0, 3
@@ -267,6 +267,6 @@ class FfiStage:
         ]  # fmt: skip
         # Every other stage goes backwards: it begins with what the one before it has left in the cache.
         spans = work.spans[:: -1 if self._index % 2 else 1]
-        ops = [(_NUMBERS[op], np.float64(NOTHING[op]).view(np.int64)) for op in self._ops.values()]
+        ops = [(REDUCTIONS[op].code, np.float64(REDUCTIONS[op].nothing).view(np.int64)) for op in self._ops.values()]
         parts = [head, spans, work.chunks.table, lines, rows, ops]
         return np.concatenate([np.asarray(part, np.int64).reshape(-1) for part in parts])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.kernel.place import TENSOR
 
-from ..plan import TENSOR, place
 from .plan import chunk_columns
 from .print import ELEMENTS
 from .source import elements_source, loop, stages_source
@@ -39,7 +39,7 @@ def _stage_lines(write: StageWriter) -> list[str]:
         body = [*loads, f"others = ({mixed}) & mask", *_store_lines(write)]
         return [*before, *loop("i", "start", "stop", body)]
     slot = write.stage.reduces[0]
-    index = "chunk" if place(slot.axes, write.layout) == TENSOR else "0"
+    index = "chunk" if write.nest.place(slot) == TENSOR else "0"
     return [
         *before, "others = 0", *loop("i", "start", "stop", [*loads, f"others = others ^ {mixed}"]),
         write.store_zero(slot.name, index, "others & mask"),

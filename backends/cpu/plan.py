@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
-
-from ..plan import is_shaped
+from rulec.kernel.place import is_shaped
 
 #: Columns of a chunk's row in the chunk table of a program that sees matrices. `first` and `last` are the range of
 #: elements in a stage that sees none, else that of the tensor's matrices; rows and columns are those in memory.

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
+from rulec.kernel.nest import Level, written
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
-from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped
 from .plan import CHUNK_COLUMNS, chunk_columns
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter
@@ -19,8 +20,12 @@ from .stage import StageWriter
 #: Reductions in one function, at most: Numba looks through all lines of a function for each variable that is changed.
 MOST_REDUCED = 32
 
-#: The line that reads which elements a chunk has.
+#: The line that reads which elements a chunk has, and those that read which rows and columns of which matrices.
 ELEMENTS = "start, stop = word(place, 1), word(place, 2)"
+_SHAPE = [
+    f"{a}, {b} = word(place, {CHUNK_COLUMNS.index(a)}), word(place, {CHUNK_COLUMNS.index(b)})"
+    for a, b in (("first", "last"), ("height", "width"), ("top", "bottom"), ("left", "right"))
+]
 
 
 def kernel_source(program: Program, layout: Layout) -> str:
@@ -52,8 +57,9 @@ def _parts(stage: Stage) -> list[Stage]:
 
 def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
     """The body of the function that runs a stage, or a part of one, on one chunk."""
-    body = _shaped_lines(write) if shaped else _flat_lines(write)
-    return [f'"""{_about(write.stage)} Buffers do not overlap."""', *body]
+    given = [*(_SHAPE if shaped else [ELEMENTS]), *write.address_lines(), *write.scalar_lines()]
+    lines = written(write.nest.levels(shaped), _Loops(write, shaped))
+    return [f'"""{_about(write.stage)} Buffers do not overlap."""', *given, *lines]
 
 
 def _about(stage: Stage) -> str:
@@ -63,48 +69,41 @@ def _about(stage: Stage) -> str:
     return f"One chunk: {'; '.join([stored] * bool(stage.stores) + [reduced] * bool(stage.reduces))}."
 
 
-def _flat_lines(write: StageWriter) -> list[str]:
-    """A loop over elements."""
-    body = [
-        *write.load_lines(), *write.vector_lines(ELEMENT), *write.value_lines(), *write.store_lines(),
-        *write.reduce_lines(TENSOR),
-    ]  # fmt: skip
-    return [
-        ELEMENTS, *write.address_lines(), *write.scalar_lines(), *write.begin_lines(TENSOR),
-        *loop("i", "start", "stop", body), *write.end_lines(TENSOR, "chunk"),
-    ]  # fmt: skip
+class _Loops:
+    """Python's loops: `i` counts elements, `j` the columns of all matrices."""
 
+    def __init__(self, write: StageWriter, shaped: bool) -> None:
+        self.write, self.shaped = write, shaped
+        self.has_columns = write.nest.sees(COL)
 
-def _shaped_lines(write: StageWriter) -> list[str]:
-    """Loops over matrices, their rows, and the neighbouring elements of a row."""
-    matrix = [
-        *write.vector_lines(MATRIX), *_clear_lines(write),
-        *loop("line", "matrix * height + top", "matrix * height + bottom", _row_lines(write)),
-    ]  # fmt: skip
-    ranges = [("first", "last"), ("height", "width"), ("top", "bottom"), ("left", "right")]
-    shape = [
-        f"{a}, {b} = word(place, {CHUNK_COLUMNS.index(a)}), word(place, {CHUNK_COLUMNS.index(b)})" for a, b in ranges
-    ]
-    return [
-        *shape, *write.address_lines(), *write.scalar_lines(), *write.begin_lines(TENSOR),
-        *loop("matrix", "first", "last", matrix), *write.end_lines(TENSOR, "chunk"),
-    ]  # fmt: skip
+    def enter(self, level: Level) -> list[str]:
+        """Values of a row or a matrix, emptied slots of its columns, and what a loop keeps in variables."""
+        emptied = self.write.empty_lines(level.empties)
+        return [
+            *["back = (line - matrix) * width"] * (level.place == ROW and self.has_columns),
+            *self.write.vector_lines(level.place),
+            *(loop("j", "matrix * width + left", "matrix * width + right", emptied) if emptied else []),
+            *self.write.begin_lines(level.totals),
+        ]  # fmt: skip
 
+    def loop(self, level: Level, body: list[str]) -> list[str]:
+        """A loop over the matrices of a chunk, the rows of a matrix, or the elements of a row or a chunk."""
+        if level.place == MATRIX:
+            return loop("matrix", "first", "last", body)
+        if level.place == ROW:
+            return loop("line", "matrix * height + top", "matrix * height + bottom", body)
+        if self.shaped:
+            return loop("i", "line * width + left", "line * width + right", body)
+        return loop("i", "start", "stop", body)
 
-def _clear_lines(write: StageWriter) -> list[str]:
-    """A loop that empties the slots of a matrix's columns, where there are any."""
-    body = write.clear_lines()
-    return loop("j", "matrix * width + left", "matrix * width + right", body) if body else []
+    def leave(self, level: Level) -> list[str]:
+        """What a row, or a chunk, is reduced to."""
+        return self.write.end_lines(level.totals, "line" if level.place == ROW else "chunk")
 
-
-def _row_lines(write: StageWriter) -> list[str]:
-    """What is done with a row: `i` counts elements, `j` the columns of all matrices."""
-    has_columns = bool(write.vector_lines(COL) or write.clear_lines())
-    elements = [
-        *["j = i - back"] * has_columns, *write.load_lines(), *write.vector_lines(ELEMENT, COL),
-        *write.value_lines(), *write.store_lines(), *write.reduce_lines(ROW, TENSOR), *write.column_lines(),
-    ]  # fmt: skip
-    return [
-        *["back = (line - matrix) * width"] * has_columns, *write.vector_lines(ROW), *write.begin_lines(ROW),
-        *loop("i", "line * width + left", "line * width + right", elements), *write.end_lines(ROW, "line"),
-    ]  # fmt: skip
+    def element(self) -> list[str]:
+        """What is done with one element."""
+        write = self.write
+        return [
+            *["j = i - back"] * self.has_columns, *write.load_lines(), *write.vector_lines(ELEMENT, COL),
+            *write.value_lines(), *write.store_lines(), *write.reduce_lines(),
+        ]  # fmt: skip

@@ -5,12 +5,12 @@ Slots are float64. One that no chunk writes keeps what reducing nothing gives: 0
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.node import Op
 
 from .chunks import Chunks, Matrices
@@ -18,11 +18,6 @@ from .chunks import Chunks, Matrices
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 Truth = np.ndarray[Any, np.dtype[np.bool_]]
-
-_UFUNC: dict[Op, np.ufunc] = {Op.SUM: np.add, Op.MIN: np.minimum, Op.MAX: np.maximum}
-
-#: What reducing no number at all gives.
-NOTHING: dict[Op, float] = {Op.SUM: 0.0, Op.MIN: math.inf, Op.MAX: -math.inf}
 
 
 class TensorSlots:
@@ -32,7 +27,7 @@ class TensorSlots:
         self._op = op
         self._first = np.array(chunks.first, np.int64)
         # One slot more than chunks: `reduceat` looks up the end of the last range.
-        self._slots = np.full(len(chunks.table) + 1, NOTHING[op])
+        self._slots = np.full(len(chunks.table) + 1, REDUCTIONS[op].nothing)
         self._everything = self._ranges(np.arange(len(chunks.first) - 1))
 
     def _ranges(self, tensors: Whole) -> tuple[Truth, Whole]:
@@ -48,10 +43,10 @@ class TensorSlots:
     def finished(self, tensors: Sequence[int] | None) -> Numbers:
         """One number for each of these tensors, or for all."""
         some, ranges = self._everything if tensors is None else self._ranges(np.array(tensors, np.int64))
-        found = np.full(len(some), NOTHING[self._op])
+        found = np.full(len(some), REDUCTIONS[self._op].nothing)
         if len(ranges):
             with np.errstate(all="ignore"):
-                found[some] = _UFUNC[self._op].reduceat(self._slots, ranges)[::2]
+                found[some] = REDUCTIONS[self._op].ufunc.reduceat(self._slots, ranges)[::2]
         return found
 
 
@@ -64,7 +59,7 @@ class LineSlots:
     def __init__(self, op: Op, tensors: Sequence[Matrices], rows: bool, as_rows: bool) -> None:
         self.op = op
         kept = [(t.blocks, t.batch * t.height) if rows else (t.pieces, t.batch * t.width) for t in tensors]
-        self._slots = [np.full(shape, NOTHING[op]) for shape in kept]
+        self._slots = [np.full(shape, REDUCTIONS[op].nothing) for shape in kept]
         self.shapes = [
             (t.batch, t.height if rows else t.width, 1) if as_rows else (t.batch, 1, t.height if rows else t.width)
             for t in tensors
@@ -79,7 +74,7 @@ class LineSlots:
 
         Some are the slots themselves: they hold until the tensor's next pass through this stage.
         """
-        reduce = _UFUNC[self.op].reduce
+        reduce = REDUCTIONS[self.op].ufunc.reduce
         fired = range(len(self._slots)) if tensors is None else tensors
         with np.errstate(all="ignore"):
             return [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from rulec.backend.layout import Layout, kernel_buffers
+from rulec.backend.layout import Layout
 from rulec.backend.printer import OpTable, StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.node import Node, Op, is_boolean
 
-from ..plan import COL, ELEMENT, MATRIX, ROW, address_lines, place, vectors
 from .plan import CHUNK_COLUMNS
 from .words import NAMES
 
@@ -47,7 +48,7 @@ class StageWriter:
     """
 
     def __init__(self, program: Program, layout: Layout, stage: Stage, reserved: Collection[str] = ()) -> None:
-        self.program, self.layout, self.stage = program, layout, stage
+        self.program, self.layout, self.stage, self.nest = program, layout, stage, Nest(program, layout, stage)
         self.lines = address_lines(program)
         taken = set(NAMES) | _LOCALS | set(reserved) | {f"stage_{i}" for i in range(len(program.stages))}
         self.names = {name: unique_name(name, taken) for name in self.lines}
@@ -66,7 +67,7 @@ class StageWriter:
 
     def address_lines(self) -> list[str]:
         """Where lies what the stage reads and writes: the table has a line of all tensors for each name."""
-        return self.addresses({*self.buffers(), *self.stage.reads, *(r.name for r in self.stage.reduces)})
+        return self.addresses({*self.nest.buffers, *self.stage.reads, *(r.name for r in self.stage.reduces)})
 
     def addresses(self, names: Collection[str]) -> list[str]:
         """Where these lie."""
@@ -80,7 +81,7 @@ class StageWriter:
 
     def _slots(self, name: str) -> str:
         """Which slots of a chunk's own a reduction has, by its place."""
-        return next((place(r.axes, self.layout) for r in self.stage.reduces if r.name == name), "")
+        return next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
 
     def scalar_lines(self) -> list[str]:
         """Each column of the scalar table that the stage reads, under its name."""
@@ -97,11 +98,6 @@ class StageWriter:
         return f"ordinary({text})" if self.tame else text
 
     # Values of the parameter's shape
-
-    def buffers(self) -> list[str]:
-        """The buffers that the stage loads or stores, as the address table has them."""
-        used = {*self.printer.loads(), *(s.buffer for s in self.stage.stores)}
-        return [b.name for b in kernel_buffers(self.program) if b.name in used]
 
     def load_lines(self) -> list[str]:
         """Each buffer's element before this step, in the compute dtype, under its name."""
@@ -135,8 +131,7 @@ class StageWriter:
 
     def moved(self) -> list[str]:
         """The buffers and vectors of which the stage loads every element."""
-        found = vectors(self.program, self.stage)
-        return [*self.printer.loads(), *(v.name for v in found if place(v.axes, self.layout) == ELEMENT)]
+        return [*self.printer.loads(), *(v.name for v in self.nest.read(ELEMENT))]
 
     def load_bits_lines(self) -> list[str]:
         """The bits of the elements that the stage loads, under their names."""
@@ -157,8 +152,7 @@ class StageWriter:
 
     def vector_lines(self, *places: str) -> list[str]:
         """Each vector that has its values at one of these places, under its name."""
-        found = [(v, place(v.axes, self.layout)) for v in vectors(self.program, self.stage)]
-        return [f"{self.names[v.name]} = {self._vector(v, INDEX[where])}" for v, where in found if where in places]
+        return [f"{self.names[v.name]} = {self._vector(v, INDEX[self.nest.place(v)])}" for v in self.nest.read(*places)]
 
     def _vector(self, vector: Result, index: str) -> str:
         text = f"load_{self.layout.compute}({self._element(vector.name, index)})"
@@ -166,40 +160,32 @@ class StageWriter:
 
     # Reductions
 
-    def reduced(self, where: str) -> list[Result]:
-        """The reductions of which one value for each row, column or tensor remains."""
-        return [r for r in self.stage.reduces if place(r.axes, self.layout) == where]
-
-    def begin_lines(self, where: str) -> list[str]:
+    def begin_lines(self, totals: Iterable[Result]) -> list[str]:
         """Reductions that a loop keeps in variables, before it."""
-        return [f"{self.names[r.name]} = {self._nothing(r)}" for r in self.reduced(where)]
+        return [f"{self.names[r.name]} = {self._nothing(r)}" for r in totals]
 
     def _nothing(self, reduction: Result) -> str:
         nothing = _REDUCTIONS[reduction.value.op][1]
         return nothing if reduction.value.op is Op.SUM else f"{self.layout.compute}({nothing})"
 
-    def reduce_lines(self, *places: str) -> list[str]:
-        """The statements that take one element into reductions that are kept in variables."""
-        found = [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
-        return [f"{self.names[r.name]} = {self._taken_in(r, self.names[r.name])}" for r in found]
+    def reduce_lines(self) -> list[str]:
+        """The statements that take one element into reductions: those kept in variables, then those of columns."""
+        kept = self.nest.totals(ROW, TENSOR)
+        lines = [f"{self.names[r.name]} = {self._taken_in(r, self.names[r.name])}" for r in kept]
+        slots = [(r, self._element(r.name, "j")) for r in self.nest.totals(COL)]
+        return lines + [f"store_float64({slot}, {self._taken_in(r, f'load_float64({slot})')})" for r, slot in slots]
 
     def _taken_in(self, reduction: Result, so_far: str) -> str:
         return f"{_REDUCTIONS[reduction.value.op][0]}({so_far}, {bare(self.printer.text(reduction.value.args[0]))})"
 
-    def end_lines(self, where: str, index: str) -> list[str]:
+    def end_lines(self, totals: Iterable[Result], index: str) -> list[str]:
         """The statements that leave reductions kept in variables in a slot."""
-        found = self.reduced(where)
-        return [f"store_float64({self._element(r.name, index)}, {self.names[r.name]})" for r in found]
+        return [f"store_float64({self._element(r.name, index)}, {self.names[r.name]})" for r in totals]
 
-    def clear_lines(self) -> list[str]:
+    def empty_lines(self, totals: Iterable[Result]) -> list[str]:
         """The statements that empty the slots of a column."""
-        found = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in self.reduced(COL)]
+        found = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in totals]
         return [f"store_float64({slot}, float64({nothing}))" for slot, nothing in found]
-
-    def column_lines(self) -> list[str]:
-        """The statements that take one element into the slots of its column."""
-        found = [(r, self._element(r.name, "j")) for r in self.reduced(COL)]
-        return [f"store_float64({slot}, {self._taken_in(r, f'load_float64({slot})')})" for r, slot in found]
 
 
 class _Printer(StagePrinter):

@@ -13,8 +13,8 @@ from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
+from rulec.kernel.place import bound_arrays
 
-from ..plan import bound_arrays
 from . import threads as cpu_threads
 from .address import address_of, array_address, element_count
 from .machine import Machine

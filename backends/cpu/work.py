@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rulec.backend.layout import ITEM_SIZE, Layout
+from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
+from rulec.kernel.moving import Moving, byte_counts, in_memory
+from rulec.kernel.place import COL, ROW, TENSOR, address_lines, is_shaped, moving_lines, place
 
-from ..plan import COL, ROW, TENSOR, address_lines, is_shaped, moving_lines, place
 from .chunks import Chunks, Matrices, Table, flat_chunks, matrix_chunks
 from .plan import chunk_columns
 from .slots import LineSlots, TensorSlots
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What comes with each call: its line in the address table, and the bytes of its array for each tensor."""
-
-    name: str
-    line: int
-    sizes: Sequence[int]
-
-    def take(self, scratch: Mapping[str, Sequence[Any]], fired: Sequence[int]) -> Sequence[Any]:
-        """The arrays of these tensors; InternalError where they are missing or of another size."""
-        arrays = scratch.get(self.name, ())
-        if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
-            found = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
-            raise InternalError(f"the cpu kernel needs {self.name!r} for {len(fired)} tensors and was given {found}")
-        return arrays
 
 
 @dataclass
@@ -70,7 +53,7 @@ class Planner:
         """What a stage needs."""
         chunks, matrices = self._cut(stage)
         spans = chunks.spans(range(len(self.sizes)))
-        moving = [Moving(name, self.lines.index(name), self._bytes(name)) for name in moving_lines(self.program, stage)]
+        moving = [self._moving(name) for name in moving_lines(self.program, stage)]
         slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
         return Work(chunks, spans, moving, slots)
 
@@ -80,7 +63,7 @@ class Planner:
         shaped = is_shaped(self.program, stage, self.layout)
         kind = ("tall" if tall else "wide") if shaped else "flat"
         if kind not in self._cuts:
-            matrices = [_matrices(view, self.layout, tall) for view in self._views]
+            matrices = [Matrices(*in_memory(view, self.layout.transposed), tall) for view in self._views]
             flat = self._only_flat or not shaped
             chunks = flat_chunks(self.sizes, self.columns) if flat else matrix_chunks(matrices)
             self._cuts[kind] = (chunks, matrices)
@@ -92,22 +75,6 @@ class Planner:
             return TensorSlots(op, chunks)
         return LineSlots(op, matrices, rows=where == ROW, as_rows="i" in reduction.axes.letters)
 
-    def _bytes(self, name: str) -> list[int]:
-        """The bytes of what a line of the address table leads to, for each tensor."""
-        vector = next((v for v in self.program.vectors if v.name == name), None)
-        if vector is None:
-            return [ITEM_SIZE[self.layout.dtype(name)] * size for size in self.sizes]
-        letters, item = set(vector.axes.letters), ITEM_SIZE[self.layout.compute]
-        if {"i", "j"} <= letters:
-            return [item * size for size in self.sizes]
-        return [
-            item * v.batch * (v.rows if "i" in letters else 1) * (v.cols if "j" in letters else 1) for v in self._views
-        ]
-
-
-def _matrices(view: MatrixView, layout: Layout, tall: bool) -> Matrices:
-    """A tensor as it lies in memory."""
-    if view.transposed != layout.transposed:
-        raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
-    height, width = (view.cols, view.rows) if layout.transposed else (view.rows, view.cols)
-    return Matrices(view.batch, height, width, tall)
+    def _moving(self, name: str) -> Moving:
+        sizes = byte_counts(self.program, self.layout, name, self.sizes, self._views)
+        return Moving("cpu", name, self.lines.index(name), sizes)

@@ -116,7 +116,7 @@ class CudaCall:
         words[at, self._gradients] = self._read(moving)
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
-            words[at, len(GIVEN) + line.column] = np.fromiter(map(address, arrays), np.int64, len(arrays))
+            words[at, len(GIVEN) + line.line] = np.fromiter(map(address, arrays), np.int64, len(arrays))
 
     def _read(self, moving: Sequence[Any]) -> Table:
         """The addresses of gradients."""

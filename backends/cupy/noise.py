@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.kernel.place import ELEMENT
 
 from ..c.print import STORAGE, Parameter
 from ..c.text import block, indented
 from ..c.words import words_used
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
-from ..plan import ELEMENT
 from .plan import THREADS
 from .print import file_text
 from .stage import StageKernel

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
 from rulec.compiler.ir import Program, Stage
-from rulec.language.node import Op, walk
-
-from ..plan import COL, ELEMENT, place, vectors
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import COL, ELEMENT
 
 #: Threads in a block, at most; always a multiple of 32.
 THREADS = 256
@@ -31,9 +30,6 @@ GIVEN = ("row", "wide")
 #: What a block of a finish joins: `count` neighbouring totals from each of `terms` lines, `stride` totals apart.
 FINISH = ("source", "target", "count", "stride", "terms", "kind")
 
-#: How totals are joined.
-KINDS = {Op.SUM: 0, Op.MIN: 1, Op.MAX: 2}
-
 
 def bound_lines(program: Program) -> list[str]:
     """What has the same address at every call, for each tensor: parameter, states, and slots of reductions."""
@@ -47,16 +43,11 @@ def given_lines(program: Program) -> list[str]:
     return moving + [v.name for v in program.vectors]
 
 
-def used_buffers(program: Program, stage: Stage) -> list[str]:
-    """The buffers that a stage loads or stores, in the program's order."""
-    used = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD} | {s.buffer for s in stage.stores}
-    return [b.name for b in kernel_buffers(program) if b.name in used]
-
-
 def pack_width(program: Program, layout: Layout, stage: Stage) -> int:
     """How many neighbouring elements a thread takes at once: enough for 16 bytes of the narrowest of them."""
-    sizes = [ITEM_SIZE[layout.dtype(name)] for name in used_buffers(program, stage)]
-    if any(place(v.axes, layout) in (ELEMENT, COL) for v in vectors(program, stage)):
+    nest = Nest(program, layout, stage)
+    sizes = [ITEM_SIZE[layout.dtype(name)] for name in nest.buffers]
+    if nest.read(ELEMENT, COL):
         sizes.append(ITEM_SIZE[layout.compute])
     return PACK // min(sizes, default=ITEM_SIZE[layout.compute])
 

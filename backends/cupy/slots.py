@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.ir import Result
+from rulec.compiler.reductions import REDUCTIONS
 
 from .chunks import Chunks, Matrices, Table
 from .memory import Memory
-from .plan import FINISH, KINDS, THREADS
+from .plan import FINISH, THREADS
 
 #: Bytes of a total.
 _BYTES = 8
@@ -21,7 +22,7 @@ class TensorSlots:
     """One slot for each chunk of a bucket, joined to one number for each tensor."""
 
     def __init__(self, result: Result, chunks: Chunks, memory: Memory) -> None:
-        self._kind, self._first = KINDS[result.value.op], chunks.first
+        self._kind, self._first = REDUCTIONS[result.value.op].code, chunks.first
         self._slots = memory.empty(max(1, len(chunks.table)))
         self._found = memory.empty(max(1, len(chunks.first) - 1))
         self._at = memory.address(self._slots), memory.address(self._found)
@@ -52,7 +53,7 @@ class LineSlots:
     """
 
     def __init__(self, result: Result, tensors: Sequence[Matrices], rows: bool, memory: Memory) -> None:
-        self._kind = KINDS[result.value.op]
+        self._kind = REDUCTIONS[result.value.op].code
         self._kept = [(t.blocks, t.batch * t.height) if rows else (t.pieces, t.batch * t.width) for t in tensors]
         self._empty = [not t.batch * t.height * t.width for t in tensors]
         ends = np.cumsum([0, *(lines for _, lines in self._kept)]).tolist()

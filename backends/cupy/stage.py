@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 
 from ..c.print import ElementWriter, Parameter
 from ..c.text import WIDTH, block, call_lines, indented
-from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place
 from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
 from .words import DIALECT
 
@@ -38,9 +38,9 @@ class StageKernel:
     def __init__(self, program: Program, layout: Layout, stage: Stage, name: str, element: str) -> None:
         self.program, self.layout, self.stage, self.name = program, layout, stage, name
         self.writer = ElementWriter(program, layout, stage, self.dialect, element, scaled=True)
-        self.parameters = self.writer.parameters()
+        self.parameters, self.nest = self.writer.parameters(), self.writer.nest
         self.wide = pack_width(program, layout, stage)
-        self.shaped = is_shaped(program, stage, layout)
+        self.shaped = self.nest.shaped
         self.bound, self.given = bound_lines(program), given_lines(program)
 
     def texts(self) -> list[str]:
@@ -56,7 +56,7 @@ class StageKernel:
         levels: dict[str, list[str]] = {}
         for r in self.stage.reduces:
             levels.setdefault(str(r.value.arg), []).append(r.name)
-        does = [f"stores {', '.join(self.writer.stored())}"] * bool(self.stage.stores)
+        does = [f"stores {', '.join(self.nest.stored)}"] * bool(self.stage.stores)
         does += [f"totals {', '.join(names)} per {level}" for level, names in levels.items()]
         text = f"A block takes one {'tile' if self.shaped else 'chunk'} of one tensor: it {'; it '.join(does)}."
         return textwrap.wrap(text, WIDTH, initial_indent="// ", subsequent_indent="// ")
@@ -117,18 +117,15 @@ class StageKernel:
     def _totals(self, *places: str) -> list[str]:
         """The variables of reductions, before anything is taken into them."""
         return [
-            f"double {self.writer.names[r.name]} = {_NOTHING[r.value.op]};" for r in self._reduced(*places)
+            f"double {self.writer.names[r.name]} = {_NOTHING[r.value.op]};" for r in self.nest.totals(*places)
         ]  # fmt: skip
-
-    def _reduced(self, *places: str) -> list[Result]:
-        return [r for r in self.stage.reduces if place(r.axes, self.layout) in places]
 
     # Elements
 
     def _packed(self, i: str, columns: str = "") -> list[str]:
         """The statements that move whole packs of elements from `i` on; `columns` is where those of columns begin."""
         wide, names, at = self.wide, self.writer.names, self.writer.at
-        stored = self.writer.stored()
+        stored = self.nest.stored
         arrays = [p for p in self.parameters if p.kind == "buffer" or p.place in (ELEMENT, COL)]
         loads, given = [], {"i": "e"}
         for p in arrays:
@@ -138,7 +135,7 @@ class StageKernel:
             if p.place == COL:
                 given[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
         loop = block(f"for (int e = 0; e < {wide}; ++e)", self._call(given))
-        stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.writer.buffers() if b in stored]
+        stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.nest.buffers if b in stored]
         return [*loads, "#pragma unroll", *loop, *self._written(stores)]
 
     def _load(self, p: Parameter, start: str) -> str:
@@ -161,7 +158,7 @@ class StageKernel:
         if not (self.stage.stores and self.stage.reduces):
             return self._call(given)
         # What is stored goes to a copy first.
-        stored = [p for p in self.parameters if p.kind == "buffer" and p.of in self.writer.stored()]
+        stored = [p for p in self.parameters if p.kind == "buffer" and p.of in self.nest.stored]
         copies = [f"auto {self.writer.names[p.of]} = {p.name}[{i}];" for p in stored]
         elements = [p for p in self.parameters if p.kind == "buffer" or p.place == ELEMENT]
         given |= {p.name: f"{p.name} + {i}" for p in elements} | {p.name: f"&{self.writer.names[p.of]}" for p in stored}
@@ -171,7 +168,7 @@ class StageKernel:
     def _call(self, given: dict[str, str]) -> list[str]:
         for p in self.parameters:
             if p.kind == "total":
-                column = any(r.name == p.of for r in self._reduced(COL))
+                column = any(r.name == p.of for r in self.nest.totals(COL))
                 given[p.name] = f"&{p.name}[e]" if column else f"&{p.name}"
             elif p.place in (ROW, MATRIX):
                 index = "line" if p.place == ROW else "tile.matrix"
@@ -225,7 +222,7 @@ class StageKernel:
     def _leave(self, part: str) -> list[str]:
         """The totals of a tensor, joined over the block."""
         found = []
-        for r in self._reduced(TENSOR):
+        for r in self.nest.totals(TENSOR):
             name = self.writer.names[r.name]
             found += [
                 f"{name} = over_block({_KIND[r.value.op]}, {name});",
@@ -242,8 +239,8 @@ class StageKernel:
         all lines.
         """
         wide = self.wide
-        columns = [f"double {self.writer.names[r.name]}[{wide}];" for r in self._reduced(COL)]
-        clear = [f"{self.writer.names[r.name]}[e] = {_NOTHING[r.value.op]};" for r in self._reduced(COL)]
+        columns = [f"double {self.writer.names[r.name]}[{wide}];" for r in self.nest.totals(COL)]
+        clear = [f"{self.writer.names[r.name]}[e] = {_NOTHING[r.value.op]};" for r in self.nest.totals(COL)]
         begin = ["#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", clear)] if clear else []
         return [
             *self._begin(),
@@ -286,14 +283,14 @@ class StageKernel:
     def _one_by_one(self) -> list[str]:
         """The elements of a pack that is no whole one."""
         single = self._single("i + e", "column + e")
-        if self._reduced(COL):  # totals in registers have indices that the compiler knows
+        if self.nest.totals(COL):  # totals in registers have indices that the compiler knows
             whole = block("if (j + e < tile.right)", single)
             return ["#pragma unroll", *block(f"for (int e = 0; e < {self.wide}; ++e)", whole)]
         return ["#pragma unroll 1", *block(f"for (int e = 0; e < {self.wide} && j + e < tile.right; ++e)", single)]
 
     def _leave_rows(self) -> list[str]:
         found = []
-        for r in self._reduced(ROW):
+        for r in self.nest.totals(ROW):
             name = self.writer.names[r.name]
             found += [
                 f"{name} = over_lanes({_KIND[r.value.op]}, {name}, lanes);",
@@ -306,7 +303,7 @@ class StageKernel:
 
     def _leave_columns(self) -> list[str]:
         found: list[str] = []
-        for r in self._reduced(COL):
+        for r in self.nest.totals(COL):
             name = self.writer.names[r.name]
             first = f"tile.left + {self.wide} * lane"
             target = f"{self._slots(r)} + tile.col_slots + tile.matrix * tile.width + {first}"

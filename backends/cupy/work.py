@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,31 +12,16 @@ from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
+from rulec.kernel.moving import Moving, byte_counts, in_memory
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place, used_buffers
 
-from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place, vectors
 from .chunks import Chunks, Matrices, Table, flat_chunks, tiles
 from .memory import Memory
-from .plan import bound_lines, given_lines, kernel_name, pack_width, used_buffers
+from .plan import bound_lines, given_lines, kernel_name, pack_width
 from .slots import LineSlots, TensorSlots, finish_table
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What comes with each call of a stage, beside the gradients: its column, and its bytes for each tensor."""
-
-    name: str
-    column: int
-    sizes: Sequence[int]
-
-    def take(self, scratch: Mapping[str, Sequence[Any]], fired: Sequence[int]) -> Sequence[Any]:
-        """The arrays of these tensors; InternalError where they are missing or of another size."""
-        arrays = scratch.get(self.name, ())
-        if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
-            found = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
-            raise InternalError(f"the cupy kernel needs {self.name!r} for {len(fired)} tensors and was given {found}")
-        return arrays
 
 
 @dataclass
@@ -85,10 +70,10 @@ class Planner:
         chunks = self._tiled(matrices) if shaped else flat_chunks(self.sizes, self._moved(stage))
         even = np.array([m.width % pack == 0 for m in matrices] if shaped else [True] * len(self.sizes), np.bool_)
         slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
-        buffers = used_buffers(self.program, stage)
-        wide = [v.name for v in vectors(self.program, stage) if place(v.axes, self.layout) in (ELEMENT, COL)]
-        bound = [self.bound.index(name) for name in buffers if name in self.bound]
-        given = [self.given.index(name) for name in [*buffers, *wide] if name in self.given]
+        nest = Nest(self.program, self.layout, stage)
+        wide = [v.name for v in nest.read(ELEMENT, COL)]
+        bound = [self.bound.index(name) for name in nest.buffers if name in self.bound]
+        given = [self.given.index(name) for name in [*nest.buffers, *wide] if name in self.given]
         return Work(kernel_name(self.program, index), chunks, self._moving(stage), slots, bound, given, even)
 
     def _tiled(self, matrices: Sequence[Matrices]) -> Chunks:
@@ -100,7 +85,8 @@ class Planner:
 
     def _moving(self, stage: Stage) -> list[Moving]:
         names = [n for n in used_buffers(self.program, stage) if n in self.given and n != "g"]
-        return [Moving(n, self.given.index(n), self._bytes(n)) for n in [*names, *stage.reads]]
+        sizes = {n: byte_counts(self.program, self.layout, n, self.sizes, self._views) for n in [*names, *stage.reads]}
+        return [Moving("cupy", n, self.given.index(n), each) for n, each in sizes.items()]
 
     def _moved(self, stage: Stage) -> int:
         """The bytes of an element that a stage reads and writes."""
@@ -110,29 +96,12 @@ class Planner:
 
     def _matrices(self, view: MatrixView, stage: Stage, pack: int) -> Matrices:
         """A tensor as it lies in memory."""
-        if view.transposed != self.layout.transposed:
-            raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
-        height, width = (view.cols, view.rows) if self.layout.transposed else (view.rows, view.cols)
-        reduced = [place(r.axes, self.layout) for r in stage.reduces]
-        read = [place(v.axes, self.layout) for v in vectors(self.program, stage)]
-        return Matrices(
-            view.batch, height, width, pack, COL in reduced, bool({COL, MATRIX} & {*reduced, *read})
-        )  # fmt: skip
+        nest = Nest(self.program, self.layout, stage)
+        apart = nest.sees(COL) or nest.sees(MATRIX)
+        return Matrices(*in_memory(view, self.layout.transposed), pack, bool(nest.totals(COL)), apart)
 
     def _slots(self, reduction: Result, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
         where = place(reduction.axes, self.layout)
         if where == TENSOR:
             return TensorSlots(reduction, chunks, self.memory)
         return LineSlots(reduction, matrices, where == ROW, self.memory)
-
-    def _bytes(self, name: str) -> list[int]:
-        """The bytes of what an address leads to, for each tensor."""
-        vector = next((v for v in self.program.vectors if v.name == name), None)
-        if vector is None:
-            return [ITEM_SIZE[self.layout.dtype(name)] * size for size in self.sizes]
-        letters, item = set(vector.axes.letters), ITEM_SIZE[self.layout.compute]
-        if {"i", "j"} <= letters:
-            return [item * size for size in self.sizes]
-        return [
-            item * v.batch * (v.rows if "i" in letters else 1) * (v.cols if "j" in letters else 1) for v in self._views
-        ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.view import MatrixView
-from rulec.errors import InternalError
+from rulec.kernel.moving import in_memory
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -65,7 +65,7 @@ class ShapedCut(Cut):
         reduces: bool,
     ) -> None:  # fmt: skip
         """`columns` says that values of columns are reduced, `reduces` that anything is."""
-        sizes = [self._in_memory(view, transposed) for view in views]
+        sizes = [in_memory(view, transposed) for view in views]
         batch, height, width = np.array(sizes, np.int64).reshape(-1, 3).T
         tile = np.array([_tile(*size, shapes) for size in sizes], np.int64)
         matrices, rows, wide = np.array(shapes, np.int64)[tile].reshape(-1, 3).T
@@ -80,12 +80,6 @@ class ShapedCut(Cut):
         self.batch, self.height, self.width = batch, height, width
         counts = self.across * groups * self.deep
         super().__init__(counts, np.stack([batch, height, width, lines, self.across, self.deep, tile], axis=1))
-
-    @staticmethod
-    def _in_memory(view: MatrixView, transposed: bool) -> tuple[int, int, int]:
-        if view.transposed != transposed:
-            raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
-        return (view.batch, view.cols, view.rows) if transposed else (view.batch, view.rows, view.cols)
 
 
 def _tile(batch: int, height: int, width: int, shapes: Sequence[tuple[int, int, int]]) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported
+from rulec.kernel.place import moving_lines
 
 from ..comment import about
-from ..plan import moving_lines
 from .stage import StageSource, call, indented
 from .words import words_used
 

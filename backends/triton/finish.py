@@ -10,16 +10,14 @@ import numpy as np
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Result, Stage
-from rulec.language.node import Op
+from rulec.compiler.reductions import REDUCTIONS
+from rulec.kernel.place import ROW, TENSOR, place
 
-from ..plan import ROW, TENSOR, place
 from .cut import Cut, ShapedCut, Whole
 from .plan import FINISHED
 
 #: The slots of a result that one lane joins, one after the other: of more, all lanes take some.
 MOST_ROUNDS = 64
-
-_KINDS = {Op.SUM: 0, Op.MIN: 1, Op.MAX: 2}
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Region:
         done = (np.arange(len(each)) - np.repeat(np.cumsum(parts) - parts, parts)) * made[each]
         single, size, counts = one[each], sizes[each], self.counts[fired[each]]
         columns = [
-            np.full(len(each), _KINDS[self.reduction.value.op]), single,
+            np.full(len(each), REDUCTIONS[self.reduction.value.op].code), single,
             self.slots[fired[each]] + done, to[each] + done,
             np.where(single, -(-counts // FINISHED), counts), np.where(single, FINISHED * size, size),
             np.where(single, size, 1), np.where(single, counts, np.minimum(size - done, FINISHED)),

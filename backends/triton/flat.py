@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..plan import ELEMENT
+from rulec.kernel.place import ELEMENT
+
 from .plan import FLAT
 from .stage import StageSource, call, indented
 

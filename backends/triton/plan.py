@@ -6,11 +6,11 @@ for each tensor: `known` is filled when tensors are bound, `moving` with each ca
 
 from __future__ import annotations
 
-from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
-from rulec.compiler.ir import Program, Result, Stage
+from rulec.backend.layout import ITEM_SIZE, Layout
+from rulec.compiler.ir import Program, Stage
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import COL, ELEMENT, is_shaped, moving_lines, used_buffers
 from rulec.language.node import Op, walk
-
-from ..plan import COL, ELEMENT, is_shaped, moving_lines, place
 
 #: Columns of `known` in a stage that sees elements alike: how many there are, and the blocks in a chunk.
 FLAT = ("size", "span")
@@ -24,29 +24,23 @@ SHAPED = ("batch", "height", "width", "lines", "across", "deep", "tile")
 FINISHED = 256
 
 
-def buffers_used(program: Program, stage: Stage) -> list[str]:
-    """The buffers of the parameter's shape that a stage loads or stores, in the program's order."""
-    used = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD} | {s.buffer for s in stage.stores}
-    return [b.name for b in kernel_buffers(program) if b.name in used]
-
-
 def moving_columns(program: Program, stage: Stage) -> list[str]:
     """The columns of `moving` after the first, the tensor's row of the scalar table: addresses."""
-    return [b for b in buffers_used(program, stage) if b == "g"] + moving_lines(program, stage)
+    return [b for b in used_buffers(program, stage) if b == "g"] + moving_lines(program, stage)
 
 
 def known_columns(program: Program, stage: Stage, layout: Layout) -> list[str]:
     """The columns of `known`: the shape and how it is cut, where the slots of reductions begin, and addresses."""
     moving = moving_columns(program, stage)
     shape = SHAPED if is_shaped(program, stage, layout) else FLAT
-    fixed = [b for b in buffers_used(program, stage) if b not in moving]
+    fixed = [b for b in used_buffers(program, stage) if b not in moving]
     return [*shape, *(r.name for r in stage.reduces), *fixed]
 
 
 def wide_arrays(program: Program, stage: Stage, layout: Layout) -> list[str]:
     """What a stage reads or writes in many elements side by side: they must be aligned for 16 bytes at a time."""
-    vectors = [v for v in stage.reads if place(program.result(v).axes, layout) in (ELEMENT, COL)]
-    return [*buffers_used(program, stage), *vectors]
+    nest = Nest(program, layout, stage)
+    return [*nest.buffers, *(v.name for v in nest.read(ELEMENT, COL))]
 
 
 def item_sizes(program: Program, stage: Stage, layout: Layout) -> list[int]:
@@ -60,7 +54,7 @@ def moved(program: Program, stage: Stage, layout: Layout) -> tuple[int, int]:
     """The bytes that one element's update reads and writes in a stage: values of rows and columns are few beside it."""
     loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
     read = sum(ITEM_SIZE[layout.dtype(b)] for b in loads)
-    read += sum(ITEM_SIZE[layout.compute] for v in stage.reads if place(program.result(v).axes, layout) == ELEMENT)
+    read += ITEM_SIZE[layout.compute] * len(Nest(program, layout, stage).read(ELEMENT))
     return read, sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
 
 
@@ -76,8 +70,3 @@ def tile_shapes(block: int, vector: int) -> tuple[tuple[int, int, int], ...]:
     """
     width = 32 * vector
     return (1, 1, block), (1, block // width, width), (1, block // 8, 8), (block // 64, 8, 8)
-
-
-def reduced_at(stage: Stage, layout: Layout, where: str) -> list[Result]:
-    """The reductions of a stage of which one value for each row, column or tensor in memory remains."""
-    return [r for r in stage.reduces if place(r.axes, layout) == where]

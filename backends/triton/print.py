@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.kernel.place import is_shaped
 
 from ..comment import about
-from ..plan import is_shaped
 from .flat import FlatStage
 from .scalars import ScalarSource, has_scalars
 from .shaped import ShapedStage

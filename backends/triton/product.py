@@ -15,9 +15,9 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
+from rulec.kernel.place import used_buffers
 
 from .memory import Uploads
-from .plan import buffers_used
 from .work import compiler_errors, refusal
 
 
@@ -105,7 +105,7 @@ class ProductCall:
         self._kernel, self._params, self._states = kernel, params, states
         self._device = params[0].device
         program = kernel.program
-        self._fixed = [b for b in buffers_used(program, program.stages[0]) if b != "g"]
+        self._fixed = [b for b in used_buffers(program, program.stages[0]) if b != "g"]
         self._uploads = Uploads(8 * len(program.columns), self._device)
         own, self._processors = _machine(self._device, kernel.factors)
         self._tiles = tiles or own

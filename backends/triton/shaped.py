@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from rulec.backend.printer import bare
 from rulec.compiler.ir import Result
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 
-from ..plan import COL, ELEMENT, MATRIX, ROW, TENSOR
 from .flat import chunk_lines
-from .plan import SHAPED, reduced_at, wide_arrays
+from .plan import SHAPED, wide_arrays
 from .stage import StageSource, call, indented
 
 _TILE, _ROWS = "(MATRICES, ROWS, COLUMNS)", "(MATRICES, ROWS, 1)"
@@ -37,7 +37,7 @@ class ShapedStage(StageSource):
         return [self._tiles(), self._chunk(), self._kernel()]
 
     def _reduced(self, *places: str) -> list[Result]:
-        return [r for where in places for r in reduced_at(self.stage, self.layout, where)]
+        return [r for where in places for r in self.nest.totals(where)]
 
     def _row_slots(self) -> list[str]:
         return [self.at[r.name] for r in self._reduced(ROW)]

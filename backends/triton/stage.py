@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from rulec.backend.layout import Layout
 from rulec.backend.printer import StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import ELEMENT, ROW, address_lines
 from rulec.language.node import Op, is_boolean, walk
 
-from ..plan import ELEMENT, ROW, address_lines, place
 from .ops import constant, is_bare, operations
-from .plan import buffers_used, known_columns, moving_columns, wide_arrays
+from .plan import known_columns, moving_columns, wide_arrays
 from .words import WORDS
 
 #: Names that a printed file uses for itself.
@@ -66,7 +67,8 @@ class StageSource:
         )  # fmt: skip
         self.scalars = {self.printer.column(i): i for i in self.printer.columns_used()}
         self.known, self.moving = known_columns(program, self.stage, layout), moving_columns(program, self.stage)
-        self.buffers = buffers_used(program, self.stage)
+        self.nest = Nest(program, layout, self.stage)
+        self.buffers = self.nest.buffers
         self.arrays = [*self.buffers, *self.stage.reads]
         self.scaled = "g" in self.printer.loads()
         kept = [s for s in self.stage.stores if program.buffer(s.buffer).role != "scratch"]
@@ -90,7 +92,7 @@ class StageSource:
 
     def address_lines(self) -> list[str]:
         """Addresses and where slots begin, from the lines of the two tables."""
-        reduced = [r.name for r in self.stage.reduces if place(r.axes, self.layout) != ROW]
+        reduced = [r.name for r in self.stage.reduces if self.nest.place(r) != ROW]
         fixed = [n for n in self.known if n in self.at and n not in reduced]
         found = [f"{self.at[n]} = tl.load(known + {self.known.index(n)})" for n in fixed]
         return found + [f"{self.at[n]} = tl.load(moving + {1 + i})" for i, n in enumerate(self.moving)]
@@ -157,8 +159,7 @@ class StageSource:
 
     def vector_lines(self, where: str, index: str, mask: str) -> list[str]:
         """Each vector that has its values at this place, under its name."""
-        found = [self.program.result(v) for v in self.stage.reads]
-        return [self._vector(v, index, mask) for v in found if place(v.axes, self.layout) == where]
+        return [self._vector(v, index, mask) for v in self.nest.read(where)]
 
     def _vector(self, vector: Result, index: str, mask: str) -> str:
         text = f"tl.load({self.at[vector.name]} + {index}, mask={mask})"
@@ -205,7 +206,7 @@ class StageSource:
 
     def _has_elements(self, reduction: Result) -> bool:
         """Whether the operand has a value for each element of a tile, and not for its rows or columns alone."""
-        elements = {v for v in self.stage.reads if place(self.program.result(v).axes, self.layout) == ELEMENT}
+        elements = {v.name for v in self.nest.read(ELEMENT)}
         parts = walk(reduction.value.args)
         return any(n.op is Op.LOAD or (n.op is Op.RESULT and str(n.arg) in elements) for n in parts)
 

@@ -11,8 +11,8 @@ from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, InternalError
+from rulec.kernel.place import COL, is_shaped, place
 
-from ..plan import COL, is_shaped, place
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .cut import Cut, FlatCut, ShapedCut, Whole
 from .finish import Regions, chosen

@@ -11,8 +11,8 @@ import numpy as np
 from rulec.array.arrays import numpy_dtype
 from rulec.array.cupy_functions import arithmetic, matrix
 from rulec.compiler import random
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.node import Op
-from rulec.runtime.library import START
 
 
 class CupyLibrary:
@@ -121,7 +121,7 @@ class CupyLibrary:
         axes = tuple(range(values.ndim)) if axes is None else axes
         if not all(values.shape[axis] for axis in axes):
             shape = tuple(1 if i in axes else n for i, n in enumerate(values.shape)) if kept else ()
-            return cupy.full(shape, START[op], np.float64)
+            return cupy.full(shape, REDUCTIONS[op].nothing, np.float64)
         function = {Op.SUM: cupy.sum, Op.MIN: cupy.amin, Op.MAX: cupy.amax}[op]
         return function(values, axis=axes, keepdims=kept) if axes else values
 

@@ -19,6 +19,7 @@ from rulec.compiler.ir import Program, Site, Store
 from rulec.compiler.lower import check_counts
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.stages import joins
@@ -269,7 +270,7 @@ class Run:
     def _within(self, value: Node, x: Array) -> Any:
         """The operand of a reduction reduced over the axes that one tensor has."""
         removed = set(self._letters(value.args[0])) - set(self._letters(value))
-        start = self.how.array({Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}[value.op])[()]
+        start = self.how.array(REDUCTIONS[value.op].nothing)[()]
         for axis, letter in enumerate("bij"):
             if letter in removed and x.ndim == 3:
                 x = self._combine(value.op).reduce(x, axis=axis, keepdims=True, initial=start)

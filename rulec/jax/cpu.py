@@ -21,6 +21,7 @@ import numpy as np
 from rulec.backend import registry
 from rulec.backend.layout import Layout, is_shaped
 from rulec.compiler.ir import Program
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
 from rulec.jax.matrix import is_traced
@@ -29,7 +30,6 @@ from rulec.jax.plan import Bucket
 from rulec.jax.state import State
 from rulec.jax.values import LIBRARY
 from rulec.runtime.debug import LEVEL
-from rulec.runtime.library import START
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
 MOST_LEAVES = 128
@@ -276,7 +276,7 @@ class _Call:
         for i, shape in enumerate(slots.shapes):
             found = self.results[self._made[name][i]]
             if not self.leaves[i]["p"].size:
-                found = jnp.full_like(found, START[slots.op])
+                found = jnp.full_like(found, REDUCTIONS[slots.op].nothing)
             yield LIBRARY.reduce(slots.op, found, (0,)).reshape(shape)
 
 

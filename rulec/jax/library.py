@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.compiler import random
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.errors import InternalError
 from rulec.jax.arithmetic import ARITHMETIC
 from rulec.jax.matrix import MATRIX
 from rulec.language.node import Op
-from rulec.runtime.library import START
 
 Places = np.ndarray[Any, Any]
 
@@ -86,7 +86,7 @@ class JaxLibrary:
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
         """In float64."""
         wide = jnp.asarray(values).astype(jnp.float64)
-        return self._REDUCE[op](wide, axis=axes, keepdims=axes is not None, initial=START[op])
+        return self._REDUCE[op](wide, axis=axes, keepdims=axes is not None, initial=REDUCTIONS[op].nothing)
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
         """The language's words in integers of 64 bits, and what is made of them in float64."""

@@ -17,10 +17,11 @@ import numpy as np
 from rulec.compiler import random
 from rulec.compiler.ir import Axes, Site
 from rulec.compiler.matrix import MATRIX
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op, is_boolean
 from rulec.runtime.drawing import Drawing
-from rulec.runtime.library import COMBINE, START, Library
+from rulec.runtime.library import Library
 from rulec.runtime.plan import Gap, Plan
 from rulec.runtime.projection import Projection
 from rulec.runtime.tiled import Tiled
@@ -298,7 +299,7 @@ def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tu
     owners = {id(join.owner): join.owner for join in joins}
     places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
     op, across = joins[0].op, joins[0].owner.across
-    found = [library.constant(START[op])] * joins[0].owner.group_count
+    found = [library.constant(REDUCTIONS[op].nothing)] * joins[0].owner.group_count
     for key, place in places.items():
         found[place] = by_group[key]
     total = across.total(op, library.together(found))
@@ -325,7 +326,7 @@ def _total(library: Library, joins: Sequence[Join]) -> Any:
         places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}
         once = [library.numbers(join.library.take(join.values, np.array([i]))) for join, i in places.values()]
         return library.reduce(op, library.together(once))
-    total = library.constant(START[op])
+    total = library.constant(REDUCTIONS[op].nothing)
     for join in joins:
-        total = library.arithmetic[COMBINE[op]](total, library.numbers(join.library.reduce(op, join.values)))
+        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(join.library.reduce(op, join.values)))
     return total

@@ -12,17 +12,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from rulec.compiler import random
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Op
 from rulec.runtime.matrix import NUMPY_MATRIX
 
 Array = np.ndarray[Any, Any]
-
-#: What reducing nothing gives.
-START: Mapping[Op, float] = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}
-
-#: What puts two results of a reduction together.
-COMBINE: Mapping[Op, Op] = {Op.SUM: Op.ADD, Op.MIN: Op.MINIMUM, Op.MAX: Op.MAXIMUM}
 
 
 class Library(Protocol):
@@ -133,8 +128,6 @@ class NumpyLibrary:
     arithmetic = NUMPY
     matrix: Mapping[Op, Callable[..., Any]] = NUMPY_MATRIX
 
-    _UFUNC: Mapping[Op, Any] = {Op.SUM: np.add, Op.MIN: np.minimum, Op.MAX: np.maximum}
-
     def constant(self, value: float) -> Any:
         """A NumPy float64."""
         return np.float64(value)
@@ -194,7 +187,7 @@ class NumpyLibrary:
 
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Array:
         """By NumPy's pairwise sums."""
-        start, ufunc = START[op], self._UFUNC[op]
+        start, ufunc = REDUCTIONS[op].nothing, REDUCTIONS[op].ufunc
         kept = axes is not None
         return cast(Array, ufunc.reduce(values, axis=axes, keepdims=kept, initial=start, dtype=np.float64))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op
-from rulec.runtime.library import COMBINE
 from rulec.runtime.projection import Projection, Step
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ class Tiles:
         axes = tuple(axis for axis, letter in enumerate("bij") if letter not in letters)
         place = rows.start if "i" in letters else 0, cols.start if "j" in letters else 0
         made, found = self.library.reduce(value.op, operand, axes), self._reduced[value]
-        found[place] = self.library.arithmetic[COMBINE[value.op]](found[place], made) if place in found else made
+        join = self.library.arithmetic[REDUCTIONS[value.op].join]
+        found[place] = join(found[place], made) if place in found else made
 
     def _whole(self, value: Node, found: Mapping[tuple[int, int], Any]) -> Any:
         """A reduction of all tiles."""

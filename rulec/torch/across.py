@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Kind, Op, walk
 from rulec.language.rule import Rule
 from rulec.runtime.launch import Launch
-from rulec.runtime.library import START
 
 _OPS = (Op.SUM, Op.MIN, Op.MAX)
 _COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
@@ -92,7 +92,7 @@ class Across:
         if not own and kinds:
             for code in kinds.pop()[3:]:
                 op, level = _OPS[code // len(_LEVELS)], _LEVELS[code % len(_LEVELS)]
-                self.total(op, np.full(groups if level == "group" else 1, START[op]))
+                self.total(op, np.full(groups if level == "group" else 1, REDUCTIONS[op].nothing))
 
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
         """What each process says: `words` here."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rulec.compiler import random
+from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.node import Op
-from rulec.runtime.library import START, NumpyLibrary
+from rulec.runtime.library import NumpyLibrary
 from rulec.torch.arithmetic import ARITHMETIC
 from rulec.torch.device_matrix import DEVICE_MATRIX
 from rulec.torch.fake import is_fake
@@ -183,7 +184,7 @@ class DeviceLibrary:
         axes = tuple(range(values.dim())) if axes is None else axes
         if op is not Op.SUM and not all(values.shape[axis] for axis in axes):
             shape = [1 if i in axes else n for i, n in enumerate(values.shape)] if kept else []
-            return values.new_full(shape, START[op])
+            return values.new_full(shape, REDUCTIONS[op].nothing)
         return self._REDUCE[op](values, dim=axes, keepdim=kept) if axes else values
 
     def empty(self, count: int) -> Tensor:

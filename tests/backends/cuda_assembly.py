@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec_backends.cupy.nvrtc import OPTIONS
+from tests.ledger import KERNEL
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,7 +21,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 #: The files that say what a kernel should move, that read its machine code, and the compiler's options.
 CHECKERS = (
-    Path(__file__), *(ROOT / "backends" / name for name in ("plan.py", "cupy/plan.py", "cupy/nvrtc.py"))
+    Path(__file__), *(ROOT / name for name in (*KERNEL, "backends/cupy/plan.py", "backends/cupy/nvrtc.py"))
 )  # fmt: skip
 
 #: An instruction of SASS with its address, and the one that it may jump to.

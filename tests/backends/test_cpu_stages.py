@@ -423,12 +423,14 @@ def test_reductions_are_vectors(step: str, wanted: list[str]) -> None:
     assert "vfmadd" not in assembly
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("+avx512f" not in cpu_machine.architecture(), reason="needs vectors of 512 bits")
 def test_float64_sums_leave_float32_arithmetic_at_full_width() -> None:
     assembly = loops(CAUTIOUS.replace("g > 0", "g/p > 0"), states="m: 0")
     assert re.search(r"vdivps\s.*%zmm", assembly)
 
 
+@pytest.mark.slow
 def test_compiling_a_kernel_that_sums_changes_no_other() -> None:
     before = instructions(loops("direction = g/(p + a)", "float16"))
     loops("direction = g/sum(g*p)")
@@ -531,6 +533,7 @@ def test_a_stage_of_many_reductions_runs_in_parts(monkeypatch: pytest.MonkeyPatc
     check_every_stage(bucket_of(program_of(norms(8), states="m: 0"), [(7, 5), (3,), ()]))
 
 
+@pytest.mark.slow
 def test_numba_s_work_for_reductions_grows_with_their_number() -> None:
     """It looks through all statements of a function for every name that is assigned again."""
 

@@ -12,12 +12,13 @@ import rulec
 from rulec.backend.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.pipeline import compile
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import COL, ELEMENT
 from rulec.language.node import Op, walk
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded
 from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import PACK, kernel_name, pack_width
 from rulec_backends.cupy.print import kernel_source
-from rulec_backends.plan import COL, ELEMENT, place, vectors
 from tests import ledger
 from tests.backends.cuda_assembly import ARCHITECTURES, CHECKERS, CompileError, compiled, kernels, missing
 from tests.backends.kinds import KINDS
@@ -34,7 +35,7 @@ def programs(name: str, dtype: str) -> Iterator[tuple[Program, Layout]]:
 def moved(program: Program, layout: Layout, stage: Stage) -> tuple[int, int]:
     """The bytes that the program says an element reads and writes, without what is shared by lines."""
     loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
-    beside = [v for v in vectors(program, stage) if place(v.axes, layout) in (ELEMENT, COL)]
+    beside = Nest(program, layout, stage).read(ELEMENT, COL)
     read = sum(ITEM_SIZE[layout.dtype(b)] for b in loads) + len(beside) * ITEM_SIZE[layout.compute]
     return read, sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
 

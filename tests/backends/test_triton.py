@@ -106,6 +106,7 @@ def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> N
     )
 
 
+@pytest.mark.slow
 def test_ends_of_blocks_and_tiles() -> None:
     check_ends("DEFAULT", "('lamb',)", "((1025,), (2048,))", "(loaded('sm3'),)", "((5, 300), (129, 128), (40, 3, 3))")
 

@@ -46,6 +46,7 @@ for i, shape in enumerate(SHAPES):
     assert in_the_interpreter(program, "failed") == []
 
 
+@pytest.mark.slow
 def test_wide_states_ascent_steps_that_stay_and_scaled_gradients() -> None:
     program = f"""{BITS}
 found = [

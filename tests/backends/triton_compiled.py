@@ -20,12 +20,14 @@ from typing import Any
 
 from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.ir import Program
+from rulec.kernel.nest import Nest
+from rulec.kernel.place import ROW, is_shaped
 from rulec.testing.cases import buckets_of, loaded
-from rulec_backends.plan import ROW, is_shaped, place
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.blocks import Block, block_for, reducing, tile_for
-from rulec_backends.triton.plan import FINISHED, moved, reduced_at, vector_width
+from rulec_backends.triton.plan import FINISHED, moved, vector_width
 from rulec_backends.triton.scalars import LANES
+from tests.ledger import KERNEL
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -34,7 +36,7 @@ TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 #: The files that say what a kernel should move, and that read its assembly.
 CHECKERS = (
-    Path(__file__), *(ROOT / "backends" / name for name in ("plan.py", "triton/plan.py", "triton/blocks.py"))
+    Path(__file__), *(ROOT / name for name in (*KERNEL, "backends/triton/plan.py", "backends/triton/blocks.py"))
 )  # fmt: skip
 
 #: The rule whose scalar program, and whose kernel that finishes reductions, are compiled.
@@ -127,11 +129,11 @@ def _facts(
         block = reducing(block)
     made = made_for(target, kernels[f"stage_{index}"], constants(program, layout, index, block), block.threads)
     text = made.asm.get("ptx") or made.asm["amdgcn"]
-    rows = [v for v in stage.reads if place(program.result(v).axes, layout) == ROW]
+    nest = Nest(program, layout, stage)
     stack, local = memory(made)
     return Facts(
         f"{target} {name}", is_shaped(program, stage, layout), read, written,
-        (len(rows), len(reduced_at(stage, layout, ROW))), block.elements, block.threads,
+        (len(nest.read(ROW)), len(nest.totals(ROW))), block.elements, block.threads,
         [loop for loop in loops(text) if loop.wide_loads + loop.wide_stores], stack, local,
         len(re.findall(r"\bfma\.rn\.f32|v_fma_f32|v_fmac_f32", text)), approximate(text),
     )  # fmt: skip

@@ -223,9 +223,9 @@ def test_a_program_of_one_stage_is_left_as_it_is() -> None:
 
 
 def test_deciding_takes_no_time_for_many_states() -> None:
-    states = ", ".join(f"s{i}: 0" for i in range(9))
-    lines = "".join(f"  s{i} = 0.9*s{i} + g**{i % 4 + 1}\n" for i in range(9))
-    total = " + ".join(f"s{i}" for i in range(9))
+    states = ", ".join(f"s{i}: 0" for i in range(7))
+    lines = "".join(f"  s{i} = 0.9*s{i} + g**{i % 4 + 1}\n" for i in range(7))
+    total = " + ".join(f"s{i}" for i in range(7))
     rule = rulec.parse(f"name: Many\nstate: {{{states}}}\nstep: |\n{lines}  u = {total}\n  direction = u/norm(u)\n")
     program = compile_rule(rule)
     layout = layout_for(program, "float32")

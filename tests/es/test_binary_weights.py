@@ -133,7 +133,7 @@ def test_the_score_gradient_is_that_of_the_expected_fitness(sharpness: float | N
         assert found[index] == pytest.approx(-(above - below) / 2e-5, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("signs", [1, 2])
+@pytest.mark.parametrize("signs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_estimate_has_no_bias(signs: int) -> None:
     """The mean of 4000 estimates is the gradient within six standard errors, which are small beside it."""
     theta = np.array([[0.3, -0.2, 0.05, -0.7]])

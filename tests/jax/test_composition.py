@@ -388,6 +388,7 @@ def test_strict_promotion() -> None:
             jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), params("bfloat16"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [

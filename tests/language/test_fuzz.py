@@ -192,6 +192,7 @@ def test_any_composition(text: str) -> None:
     use(take(lambda: rulec.load(text)))
 
 
+@pytest.mark.slow
 @given(st.recursive(
     st.sampled_from(["adam", "sgd", "decay", "l2", "sign", "rprop", "adamw"]),
     lambda inner: st.tuples(inner, inner).map(" + ".join)

@@ -72,6 +72,7 @@ def test_the_meter_sees_what_the_profiler_sees(name: str, way: Way) -> None:
     assert -256 <= seen - (found.total - kept) <= 256 + inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_fake_tensors_count_as_real_ones(name: str, way: Way) -> None:
     """But for what says to people that a gradient is gone, a number for each weight."""

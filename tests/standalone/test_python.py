@@ -121,8 +121,9 @@ def reference(rule: str, params: list[Array], steps: list[list[Array]]) -> list[
     return found.params
 
 
-#: Triton's interpreter takes seconds to start: its text is kept in tests/golden and its kernels run in tests/backends.
-EVERY_PROGRAM = [pytest.param(name, marks=pytest.mark.slow) if name == "triton" else name for name in PROGRAMS]
+#: JAX and Triton's interpreter take seconds: their texts are kept in tests/golden and their kernels run in
+#: tests/backends.
+EVERY_PROGRAM = [pytest.param(n, marks=pytest.mark.slow) if n in ("jax", "triton") else n for n in PROGRAMS]
 
 
 @pytest.mark.parametrize("backend", EVERY_PROGRAM)

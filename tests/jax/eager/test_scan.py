@@ -100,6 +100,7 @@ def test_a_transformer_with_a_tied_table_dropout_and_more_results() -> None:
     assert abs(made.loss(params, batch, key=now)[0] - gradient(theirs, batch, now)[0][0]) < 1e-5
 
 
+@pytest.mark.slow
 def test_layers_share_parameters_of_the_rest_and_see_the_batch_and_their_number() -> None:
     def layer(own: Any, x: Any, rest: Any, batch: Any, index: Any) -> tuple[Any, Any]:
         x = x + jnp.tanh(x @ own["w"] + rest["out"][0] + batch[1] * index) @ own["v"] + own["b"]
@@ -168,6 +169,7 @@ def test_parameters_and_state_are_donated_and_usable_inside_of_another_jit() -> 
     assert difference(inside, params) < CLOSE
 
 
+@pytest.mark.slow
 def test_patterns_and_tags_are_of_the_whole_model() -> None:
     rule = rulec.partition({"layers/b": None, "rest/*": rulec.part("sgd", lr=0.5), "...": "adamw"})
     made, params, batch = rulec.jax.eager_scan(models.layer, models.head, rule), models.deep(), models.pairs()

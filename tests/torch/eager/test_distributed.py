@@ -308,6 +308,7 @@ def split_that_cannot(rank: int) -> None:
     refused(r"the gradient of parameter 0 is placed as .*Shard\(dim=1\)", rulec.torch.AdamW([row]).step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [replicas, split])
 def test_two_processes(work: Callable[[int], None]) -> None:
     together(work)

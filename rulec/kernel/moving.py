@@ -1,0 +1,52 @@
+"""What comes with each call of a stage beside gradients, scratch and inputs and vectors; and matrices as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.backend.layout import ITEM_SIZE, Layout
+from rulec.compiler.ir import Program
+from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError
+
+
+@dataclass(frozen=True)
+class Moving:
+    """One array for each tensor: its line in the table of addresses, and the bytes of each tensor's."""
+
+    backend: str
+    name: str
+    line: int
+    sizes: Sequence[int]
+
+    def take(self, scratch: Mapping[str, Sequence[Any]], fired: Sequence[int]) -> Sequence[Any]:
+        """The arrays of these tensors; InternalError where they are missing or of another size."""
+        arrays = scratch.get(self.name, ())
+        if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
+            given = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
+            raise InternalError(
+                f"the {self.backend} kernel needs {self.name!r} for {len(fired)} tensors and was given {given}"
+            )
+        return arrays
+
+
+def byte_counts(
+    program: Program, layout: Layout, name: str, sizes: Sequence[int], views: Sequence[MatrixView]
+) -> list[int]:
+    """The bytes of a buffer or vector of each tensor, `sizes` being their elements."""
+    vector = next((v for v in program.vectors if v.name == name), None)
+    if vector is None:
+        return [ITEM_SIZE[layout.dtype(name)] * size for size in sizes]
+    letters, item = set(vector.axes.letters), ITEM_SIZE[layout.compute]
+    if {"i", "j"} <= letters:
+        return [item * size for size in sizes]
+    return [item * v.batch * (v.rows if "i" in letters else 1) * (v.cols if "j" in letters else 1) for v in views]
+
+
+def in_memory(view: MatrixView, transposed: bool) -> tuple[int, int, int]:
+    """How many matrices a tensor has, their rows in memory, and the neighbouring elements of a row."""
+    if view.transposed != transposed:
+        raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
+    return (view.batch, view.cols, view.rows) if transposed else (view.batch, view.rows, view.cols)

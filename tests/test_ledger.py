@@ -1,0 +1,35 @@
+"""By what the ledger of proofs knows a proof: the text, the tools, and what the files that judge do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import ledger
+
+JUDGE = '''"""Looks at machine code."""
+from somewhere import LIMIT
+
+
+def check(text):
+    # Nothing is spilled.
+    import re
+
+    assert len(re.findall("st.local", text)) <= 0
+'''
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (("somewhere", "elsewhere"), True), (("# Nothing is spilled.", "# Registers are enough."), True),
+        (("<= 0", "<= 1"), False), (("st.local", "ld.local"), False),
+    ],
+)  # fmt: skip
+def test_a_judge_is_another_where_it_judges_otherwise(change: tuple[str, str], same: bool, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text(JUDGE)
+    other.write_text(JUDGE.replace(*change))
+    assert other.read_text() != JUDGE
+    assert (ledger.checker(one) == ledger.checker(other)) is same
