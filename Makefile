@@ -21,7 +21,7 @@ help:
 	@echo 'make docs    build the manual into site/'
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
-	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (half an hour)'
+	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (a quarter of an hour)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
