@@ -112,9 +112,8 @@ _JOINS = {
     Op.MAX: ("greatest_of", "maximum(all, lanes[lane])"),
 }
 
-#: Where among its like the value of a row, column or matrix is, in the loops over matrices; and where a chunk leaves
-#: the totals of a row or of a tensor.
-_INDEX = {MATRIX: "matrix", ROW: "line", COL: "j"}
+#: The index of the value of a matrix or a row among its like; and that of the slot for the totals of a row or a tensor.
+_INDEX = {MATRIX: "matrix", ROW: "line"}
 _SLOT = {ROW: "line", TENSOR: "chunk"}
 
 

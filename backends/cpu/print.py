@@ -20,7 +20,7 @@ from .stage import StageWriter
 #: Reductions in one function, at most: Numba looks through all lines of a function for each variable that is changed.
 MOST_REDUCED = 32
 
-#: The line that reads which elements a chunk has, and those that read which rows and columns of which matrices.
+#: The line that reads the range of elements of a chunk; and the lines that read its matrices, rows and columns.
 ELEMENTS = "start, stop = word(place, 1), word(place, 2)"
 _SHAPE = [
     f"{a}, {b} = word(place, {CHUNK_COLUMNS.index(a)}), word(place, {CHUNK_COLUMNS.index(b)})"

@@ -1,4 +1,4 @@
-"""The reductions of programs: what reducing nothing gives, and what makes one of two parts."""
+"""The reductions of programs: each has an identity, and an operation that joins two partial results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rulec.language.node import Op
 
 @dataclass(frozen=True)
 class Reduction:
-    """`nothing` is what no number reduces to, `join` makes one of two parts (NumPy's is `ufunc`).
+    """One reduction.
 
-    `code` stands for it in tables of numbers that kernels read.
+    `nothing` is its identity: the result over no numbers. `join` joins two partial results; `ufunc` is NumPy's `join`.
+    `code` is its number in the tables that kernels read.
     """
 
     nothing: float

@@ -51,7 +51,9 @@ def nest_text(nest: Nest) -> str:
         parts = [("reads", level.reads), ("empties", level.empties), ("totals", level.totals)]
         does = [f"{word} {', '.join(r.name for r in results)}" for word, results in parts if results]
         if level.place == ELEMENT:
-            does = [f"loads and stores {', '.join(nest.buffers)}"] * bool(nest.buffers)
+            read = {n.arg for n in walk(nest.stage.roots) if n.op is Op.LOAD}
+            moved = (("loads", [b for b in nest.buffers if b in read]), ("stores", nest.stored))
+            does = [f"{word} {', '.join(buffers)}" for word, buffers in moved if buffers]
         lines.append(f"{'  ' * depth}{level.place}{': ' * bool(does)}{'; '.join(does)}\n")
     return "".join(lines)
 
@@ -122,7 +124,7 @@ class _Run:
         }
 
     def inside(self, levels: Sequence[Level], at: dict[str, int]) -> None:
-        """All of what lies inside the first of these levels, at these places of those around it."""
+        """Runs the loops inside the first level. `at` has the current index of each level around them."""
         _, *inner = levels
         if not inner:
             self._element(at)

@@ -14,7 +14,7 @@ from rulec.language.node import Node, Op, walk
 _NAMED = (Op.FACT, Op.HYPER, Op.NAME)
 
 
-#: What may give of finite numbers one that is too large.
+#: Operations whose result may be too large for float64 though their operands are finite.
 _GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.EXP)
 
 
@@ -25,7 +25,8 @@ class ConstantError(ValueError):
 def constant(op: Op, operands: Sequence[float]) -> float:
     """What an elementwise operation on constants gives in float64: no power is ever computed exactly.
 
-    ConstantError where finite numbers give one that is too large for it. What divides by zero is infinite, as in IEEE.
+    Raises ConstantError where the operands are finite and the result is too large. A division by zero is infinite, as
+    IEEE 754 says.
     """
     with np.errstate(all="ignore"):
         number = float(NUMPY[op](*map(np.float64, operands)))

@@ -54,7 +54,7 @@ for folder in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Case:
-    """A rule to be written as one file, and the arrays that a program steps with, which imports that file as `rule`."""
+    """A rule that is written as one file, and the arrays for a program that imports the file as `rule` and steps."""
 
     rule: str
     params: Sequence[Array]
