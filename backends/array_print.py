@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rulec.backend.layout import Layout
 from rulec.backend.printer import (
     OpTable,
     StagePrinter,
@@ -21,6 +20,7 @@ from rulec.backend.printer import (
     unique_name,
 )
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.language.node import Kind, Op, is_boolean
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.noise import Noise
 from rulec.backend.printer import require_elementwise
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported
 from rulec.language.library import parse

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.printer import OpTable, bare, identifier, unique_name
 from rulec.compiler.ir import Buffer
+from rulec.compiler.layout import Layout, layout_for
 from rulec.compiler.show import named_values
 from rulec.language.hyper import Hyper
 from rulec.language.node import Kind, Node, Op, walk

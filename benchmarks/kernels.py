@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import Layout, kernel_buffers
 from rulec.backend.protocol import Kernel, Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
 

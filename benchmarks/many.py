@@ -12,8 +12,8 @@ from benchmarks.around import time_around
 from benchmarks.kernels import Pair, bound, pair, threads
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
-from rulec.backend.layout import layout_for
 from rulec.compare.interleave import interleaved
+from rulec.compiler.layout import layout_for
 
 #: (tensors, elements of each, how many times faster than torch's fused AdamW a step should be).
 SIZES = ((1000, 1000, 7.0), (300, 10_000, 3.0), (148, 84_000, 1.3), (1, 1000, 1.0))

@@ -9,10 +9,10 @@ from typing import Any
 import rulec
 from benchmarks.kernels import Pair, Pool, bound, hyper_defaults, pair, threads
 from benchmarks.result import Result, Row
-from rulec.backend.layout import layout_for
 from rulec.compare.interleave import Times, interleaved
 from rulec.compare.interop import entries, translate
 from rulec.compare.traffic import traffic
+from rulec.compiler.layout import layout_for
 
 FULL, QUICK = 50_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 9, 3

@@ -11,9 +11,9 @@ import numpy as np
 import rulec
 from benchmarks.kernels import Pool, limit_kernel
 from rulec.array import Optimizer
-from rulec.backend.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.language.rule import Rule
 

@@ -152,7 +152,7 @@ sys.meta_path.insert(0, Absent())
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import layout_for, scheduled
+from rulec.compiler.layout import kernel_for
 
 for backend in map(registry.get, BUNDLED):
     for name in rulec.rules():
@@ -161,7 +161,7 @@ for backend in map(registry.get, BUNDLED):
         if backend.name in ("jax", "triton") and not program.elementwise:
             continue
         for dtype in DTYPES:
-            source = backend.emit(*scheduled(program, layout_for(program, dtype)))
+            source = backend.emit(*kernel_for(program, dtype))
             print(backend.name, name, dtype, len(source), hashlib.sha256(source.encode()).hexdigest())
 """
 

@@ -9,9 +9,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rulec.backend.layout import Layout
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
 from ..noise import fill

@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.backend.layout import Layout
 from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
 from ..cpu.address import array_address

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 
 from ..noise import ELEMENTS, require_estimate, sum_dtype
 from .print import STORAGE

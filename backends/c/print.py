@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.printer import StagePrinter, unique_name
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import ELEMENT, address_lines

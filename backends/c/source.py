@@ -6,8 +6,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.node import Op, is_boolean

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from rulec.backend import cache
 from rulec.backend.cache import Source
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.kernel.place import moving_lines
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, kernel_buffers
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.language.node import Op, walk

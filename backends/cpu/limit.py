@@ -7,8 +7,8 @@ into a zero in the slot of a reduction. Values of rows and columns are few besid
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.kernel.place import TENSOR
 
 from .plan import chunk_columns

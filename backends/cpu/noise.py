@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.view import MatrixView
 from rulec.errors import TensorError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.backend.noise import Values
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE, Layout
 
 from ..noise import require_estimate
 from .noise_record import BATCH, BATCH_WORDS, COUNT, DIRECTIONS, OFFSET, TILE

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import Layout
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 from rulec.kernel.moving import Moving, byte_counts, in_memory

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scalars, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
 from .chunks import Table

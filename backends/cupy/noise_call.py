@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.errors import TensorError
 
 from ..noise import record_addresses, records, sum_dtype

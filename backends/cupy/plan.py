@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.backend.layout import ITEM_SIZE, Layout, kernel_buffers
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import ITEM_SIZE, Layout, kernel_buffers
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 
 from ..c.text import comment
 from ..c.words import words_used

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 

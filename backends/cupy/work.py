@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 from rulec.kernel.moving import Moving, byte_counts, in_memory

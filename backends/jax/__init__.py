@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rulec.backend.layout import Layout
 from rulec.backend.printer import bare
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout
 from rulec.language.node import Op
 
 from ..array_print import Dialect, StageFunction

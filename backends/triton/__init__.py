@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
 

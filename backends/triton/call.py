@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, kernel_buffers
 from rulec.backend.protocol import Rows, Scalars, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 

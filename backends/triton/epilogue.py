@@ -7,8 +7,8 @@ product and the gradient would have been rounded, and updates the same tile of t
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.place import moving_lines
 

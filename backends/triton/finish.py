@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.kernel.place import ROW, TENSOR, place
 

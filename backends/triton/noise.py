@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 
 from ..comment import about
 from ..noise import require_estimate, sum_dtype

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rulec.backend.layout import Layout
 from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import Layout
 from rulec.errors import TensorError
 
 from ..noise import record_addresses, records, sum_dtype

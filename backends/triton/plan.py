@@ -6,8 +6,8 @@ for each tensor: `known` is filled when tensors are bound, `moving` with each ca
 
 from __future__ import annotations
 
-from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, is_shaped, moving_lines, used_buffers
 from rulec.language.node import Op, walk

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.kernel.place import is_shaped
 
 from ..comment import about

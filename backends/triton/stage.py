@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from rulec.backend.layout import Layout
 from rulec.backend.printer import StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import ELEMENT, ROW, address_lines
 from rulec.language.node import Op, is_boolean, walk

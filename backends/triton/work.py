@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, InternalError
 from rulec.kernel.place import COL, is_shaped, place

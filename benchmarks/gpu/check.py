@@ -14,7 +14,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Checked, Part, sentence
 from benchmarks.reductions import rule_of
 from rulec.backend import registry
-from rulec.backend.layout import ITEM_SIZE, layout_for
+from rulec.compiler.layout import ITEM_SIZE, layout_for
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
 from rulec.testing import conformance

@@ -20,8 +20,8 @@ from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.layout import layout_for
 from rulec.backend.product import Product
+from rulec.compiler.layout import layout_for
 from rulec.runtime.rows import RowSource
 
 #: Of a layer: the width of the stream, of keys and values, and inside; how many layers there are.

@@ -19,8 +19,8 @@ from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.layout import layout_for
 from rulec.backend.noise import Noise, Values
+from rulec.compiler.layout import layout_for
 from rulec.es.streams import short_weights
 from rulec.runtime.rows import RowSource
 

@@ -17,8 +17,8 @@ from benchmarks.gpu.tensors import FULL, QUICK, Shape, copying, make
 from benchmarks.gpu.time import Step, timed
 from benchmarks.reductions import rule_of
 from benchmarks.result import Row
-from rulec.backend.layout import layout_for, scheduled, traffic
 from rulec.compare.interleave import Times
+from rulec.compiler.layout import kernel_for, traffic
 from rulec.compiler.view import matrix_view
 from rulec.testing.numerics import EPS
 
@@ -137,7 +137,7 @@ def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
     """What the stages of a rule read and write for a tensor of this shape, all of it stored in this dtype."""
     rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
     program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": EPS[dtype]})
-    return sum(traffic(*scheduled(program, layout_for(program, dtype)))) * prod(shape)
+    return sum(traffic(*kernel_for(program, dtype))) * prod(shape)
 
 
 def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:

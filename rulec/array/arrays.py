@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.library import NumpyLibrary

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rulec.backend.layout import kernel_buffers
 from rulec.compiler.ir import Buffer, Program, Stage
+from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.show import named_values
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Kind, Node, Op, walk

@@ -109,7 +109,7 @@ def numbers(given: Sequence[str] | None, option: str) -> dict[str, float]:
 
 def check_dtype(dtype: str) -> str:
     """The same dtype; RulecError where no kernel stores it."""
-    from rulec.backend.layout import ITEM_SIZE
+    from rulec.compiler.layout import ITEM_SIZE
     from rulec.language.source import did_you_mean
 
     if dtype not in ITEM_SIZE:

@@ -67,8 +67,8 @@ def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
-    from rulec.backend.layout import layout_for, scheduled
     from rulec.compare.traffic import traffic
+    from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
     from rulec.compiler.routing import route
     from rulec.compiler.view import matrix_view
@@ -76,7 +76,7 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
 
     routed = route(rule, shape, set())
     program = compile(routed, matrix_view(shape, routed.view).facts)
-    program, layout = scheduled(program, layout_for(program, dtype))
+    program, layout = kernel_for(program, dtype)
     moved = traffic(program, layout)
     narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}
     return {

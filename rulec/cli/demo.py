@@ -75,17 +75,16 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
 def _compile(path: Path) -> tuple[Rule, str, float]:
     """The rule, its kernel's source, and the seconds until the kernel is ready: compiled, or from the cache."""
     from rulec.backend import registry
-    from rulec.backend.layout import layout_for
+    from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
     from rulec.language.library import load
 
     backend = registry.usable("cpu")
     begin = time.perf_counter()
     rule = load(path)
-    program = compile(rule)
-    layout = layout_for(program, "float32")
-    source = backend.emit(program, layout)
-    backend.build(program, layout, source)
+    kernel = kernel_for(compile(rule), "float32")
+    source = backend.emit(*kernel)
+    backend.build(*kernel, source)
     return rule, source, time.perf_counter() - begin
 
 

@@ -109,7 +109,7 @@ def _data(found: Account, training: Training, way: Way) -> dict[str, Any]:
 
 
 def _parameters(found: Account, training: Training) -> int:
-    from rulec.backend.layout import ITEM_SIZE
+    from rulec.compiler.layout import ITEM_SIZE
 
     return found.peak["weights"] // ITEM_SIZE[training.dtype]
 

@@ -11,8 +11,8 @@ from rulec.cli.console import print_json, print_source
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
-    from rulec.backend.layout import Layout
     from rulec.compiler.ir import Program
+    from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
 
 #: What backends print that is not Python.
@@ -67,7 +67,7 @@ def show(
 
 def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.backend.layout import scheduled
+    from rulec.compiler.layout import scheduled
     from rulec.compiler.pipeline import compile
 
     program = compile(rule)
@@ -104,19 +104,15 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
 
 
 def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
-    from rulec.backend.layout import layout_for
+    from rulec.compiler.layout import layout_for
 
     states = dict.fromkeys((b.name for b in program.states), check_dtype(state_dtype)) if state_dtype else {}
     return layout_for(program, dtype, states=states)
 
 
 def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
-    from rulec.backend.layout import scheduled
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes, static_defaults
     from rulec.compiler.show import program_text
 
-    made = [*passes(rule, DEFAULT_FACTS, static_defaults(rule))]
-    _, last = made[-1]
-    if len(last.stages) > 1:
-        made.append(("choose_rereads", scheduled(last, _layout(last, dtype, state_dtype))[0]))
+    made = passes(rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype))
     return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in made)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.language.node import Kind, Node, Op, walk
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rulec.compiler.axes import infer_axes
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars
 from rulec.compiler.stages import split_stages
@@ -104,11 +105,16 @@ def _compile(
 
 def passes(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
-    whole: bool = False,
+    whole: bool = False, layout: Callable[[Program], Layout] | None = None,
 ) -> Iterator[tuple[str, Program]]:  # fmt: skip
-    """The program after each pass, with the pass's name: what `rulec show --passes` prints."""
+    """The program after each pass, with the pass's name: what `rulec show --passes` prints.
+
+    Passes that do not depend on how buffers are stored; with the `layout` of a program, those that do as well.
+    """
     program = verify(lower(rule, facts, static, assumed), "lower")
     yield "lower", program
     for name, run in WHOLE if whole else PASSES:
         program = verify(run(program), name)
         yield name, program
+    if layout is not None:
+        yield "choose_rereads", scheduled(program, layout(program)).program

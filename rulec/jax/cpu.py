@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import Layout, is_shaped
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError

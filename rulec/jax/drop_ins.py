@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import HyperError, StateMismatch
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import flat

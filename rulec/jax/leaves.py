@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.jax.pairs import COMPLEX, paired, unpaired
 

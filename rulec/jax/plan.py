@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Buffer, Program
+from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.printer import unique_name
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
 from rulec.jax.packing import Packed, Pieces

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import HyperError
 from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered

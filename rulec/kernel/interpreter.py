@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.kernel.moving import in_memory

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rulec.backend.layout import ITEM_SIZE, Layout
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rulec.backend.layout import Layout
 from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place, used_buffers
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rulec.backend.layout import Layout, kernel_buffers
 from rulec.compiler.ir import Axes, Program, Stage
+from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.language.node import Op, walk
 
 ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"

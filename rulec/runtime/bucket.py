@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout, is_shaped, scheduled
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, is_shaped, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.language.rule import Rule

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
 from rulec.backend.protocol import Backend, Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router

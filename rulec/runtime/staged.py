@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result, Stage
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.node import Node
 from rulec.runtime.between import Between, Joining
 from rulec.runtime.launch import Launch

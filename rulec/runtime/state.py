@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE, Layout, array_buffers
 from rulec.compiler.ir import Axes, Program
+from rulec.compiler.layout import ITEM_SIZE, Layout, array_buffers
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Sequence
 
-from rulec.backend.layout import traffic
+from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.debug import LEVEL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op

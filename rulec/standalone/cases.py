@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rulec.backend.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, kernel_for
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
 from rulec.compiler.view import matrix_view
@@ -176,7 +176,7 @@ def versions(
         turnable = rule.view.get("short") == "first" and (is_shaped(chosen) or needs_matrix(chosen) is not None)
         for turned in (False, True)[: 1 + turnable]:
             states = dict.fromkeys((b.name for b in chosen.states), state_dtype or dtype)
-            last, layout = scheduled(chosen, layout_for(chosen, dtype, states=states, transposed=turned))
+            last, layout = kernel_for(chosen, dtype, states=states, transposed=turned)
             made.append(Version(decided, turned, last, layout, Plan(last)))
     return made
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import rulec
-from rulec.backend.layout import is_viewed
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.view import matrix_view

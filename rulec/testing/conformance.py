@@ -40,8 +40,8 @@ import numpy as np
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import Layout, array_buffers, layout_for
 from rulec.backend.protocol import Backend, Kernel
+from rulec.compiler.layout import Layout, array_buffers, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule

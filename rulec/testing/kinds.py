@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.backend.layout import ITEM_SIZE
 from rulec.backend.protocol import Backend
+from rulec.compiler.layout import ITEM_SIZE
 
 Array = np.ndarray[Any, Any]
 

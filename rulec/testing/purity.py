@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Backend
+from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported, RulecError
 from rulec.testing.cases import loaded

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.backend.layout import Layout, is_shaped, kernel_buffers
 from rulec.backend.protocol import Backend, Kernel, Rows
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout, is_shaped, kernel_buffers
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import InternalError

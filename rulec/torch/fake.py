@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Axes, Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
 _MODULE = "torch._subclasses.fake_tensor"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from rulec.backend.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
 from rulec.runtime.state import StateSpec

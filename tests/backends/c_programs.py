@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import rulec
-from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, kernel_for
 from rulec.testing.cases import (
     MATRIX_SHAPES,
     buckets_of,
@@ -29,7 +29,7 @@ def programs(dtype: str, names: Sequence[str] | None = None) -> Iterator[tuple[P
         rules = [rule_of(name) for name in names]
     for rule in rules:
         for bucket in buckets_of(rule, MATRIX_SHAPES):
-            yield scheduled(bucket.program, layout_for(bucket.program, dtype, transposed=bucket.transposed))
+            yield kernel_for(bucket.program, dtype, transposed=bucket.transposed)
 
 
 def every_element(dialect: Dialect, dtype: str, names: Sequence[str] | None = None) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import rulec
-from rulec.backend.layout import Layout, kernel_buffers, layout_for
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, kernel_buffers, layout_for
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Node, Op, is_boolean, walk
 from rulec_backends.cpu import CpuBackend, CpuKernel

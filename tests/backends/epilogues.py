@@ -11,9 +11,9 @@ from torch import Tensor
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.product import Product
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import Layout, layout_for
 from rulec.testing.cases import loaded
 from rulec_backends.triton.product import Tile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.language.rule import Rule
 from rulec.testing.cases import SPECIAL, hostile_rules, loaded, operation_rules, staged_rules
 from rulec.testing.trial import Subject, Trial

@@ -9,9 +9,9 @@ import numpy as np
 
 import rulec
 from rulec.array.arrays import numpy_dtype
-from rulec.backend.layout import layout_for
 from rulec.backend.noise import Noise, Values
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import layout_for
 from rulec.es.streams import Stream, short_weights
 from rulec.testing.cases import loaded
 from rulec.testing.kinds import ArrayKind

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.language.node import Op, walk
 from rulec.testing import IEEE, NumpyKind, TorchKind, check_backend

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.backend.layout import Layout, layout_for, scheduled
+from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec_backends.c import print as c_print

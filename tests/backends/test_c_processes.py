@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rulec.backend import cache
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnavailable
 from rulec_backends.c import CBackend, CKernel
 from rulec_backends.c import compile as c_compile
@@ -26,7 +26,7 @@ STEP = """
 import sys
 import numpy as np
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.backend.protocol import Rows
 from rulec_backends.c import CBackend
 

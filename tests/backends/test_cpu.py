@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec.testing import IEEE, NumpyKind, check_backend

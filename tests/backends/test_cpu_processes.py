@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rulec.backend import cache
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec_backends import cpu
 from rulec_backends.cpu import CpuBackend
 from rulec_backends.cpu import threads as cpu_threads
@@ -26,7 +26,7 @@ STEP = """
 import sys
 import numpy as np
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.backend.protocol import Rows
 from rulec_backends.cpu import CpuBackend
 

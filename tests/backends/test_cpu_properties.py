@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from tests.backends.cpu_programs import Array, bucket_of, program_of
 
 _UNARY = ("sqrt", "rsqrt", "cbrt", "abs", "sign", "exp", "log", "tanh", "sigmoid", "erf", "floor", "-")

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import layout_for
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.node import Op

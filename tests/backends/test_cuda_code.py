@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import rulec
-from rulec.backend.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT

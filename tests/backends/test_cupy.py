@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for, scheduled
 from rulec.backend.protocol import Rows, Scalars
+from rulec.compiler.layout import kernel_for, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
@@ -122,7 +122,7 @@ class Bound:
     def __init__(self, name: str, shapes: Sequence[tuple[int, ...]], dtype: str = "float32", skip: int = 0) -> None:
         rule = loaded(name)
         program = compile(rule, matrix_view(shapes[0], rule.view).facts)
-        self.program, self.layout = scheduled(program, layout_for(program, dtype))
+        self.program, self.layout = kernel_for(program, dtype)
         self.make = lambda values: CupyKind().make(values.astype(dtype), skip)
         self.shapes = list(shapes)
         self.params = [self.make(p) for p in parameters(shapes, 3)]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable
 from rulec.testing import XLA, JaxKind, check_backend

@@ -9,8 +9,8 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import layout_for
 from rulec.backend.noise import Noise, Values
+from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnsupported
 from rulec.es.streams import Stream
 from rulec.testing.kinds import NumpyKind, TorchKind

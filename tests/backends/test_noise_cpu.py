@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.noise import Noise
+from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.es.streams import Stream, short_weights
 from rulec_backends.cpu import CpuBackend, noise

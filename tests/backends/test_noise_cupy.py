@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import Layout, layout_for
 from rulec.backend.noise import Values
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import TensorError
 from rulec.es.streams import COLUMNS, Stream
 from rulec.testing.kinds import CupyKind

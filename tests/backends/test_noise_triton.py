@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec_backends.triton import TritonBackend
 from tests import ledger
 from tests.backends import triton_noise

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported, InternalError, TensorError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for, scheduled
+from rulec.compiler.layout import kernel_for, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.testing.cases import buckets_of, loaded
@@ -210,7 +210,7 @@ def test_every_scalar_program_as_a_kernel() -> None:
 
 def printed(name: str, dtype: str = "float32", **options: object) -> list[str]:
     bucket = buckets_of(loaded(name), [(64, 48)])[0]
-    program, layout = scheduled(bucket.program, layout_for(bucket.program, dtype, **options))  # type: ignore[arg-type]
+    program, layout = kernel_for(bucket.program, dtype, **options)  # type: ignore[arg-type]
     return [line.strip() for line in TritonBackend().emit(program, layout).splitlines()]
 
 

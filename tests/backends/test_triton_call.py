@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
@@ -311,7 +311,7 @@ import torch, triton, rulec
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec_backends.triton import TritonBackend
 
 backend = make_backend(GPUTarget("cuda", 90, 32))

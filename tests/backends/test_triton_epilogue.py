@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnsupported
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.epilogue import EpilogueStage

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
 from rulec.backend.protocol import Rows
+from rulec.compiler.layout import layout_for
 from rulec.testing import TorchKind, check_backend
 from rulec_backends.triton import TritonBackend
 

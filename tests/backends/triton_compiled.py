@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rulec.backend.layout import Layout, layout_for, scheduled
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import ROW, is_shaped
 from rulec.testing.cases import buckets_of, loaded

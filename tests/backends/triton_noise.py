@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import rulec
-from rulec.backend.layout import ITEM_SIZE, layout_for
+from rulec.compiler.layout import ITEM_SIZE, layout_for
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.noise_call import NOISY
 from rulec_backends.triton.plan import moved

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rulec.backend.layout import Layout, layout_for
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, layout_for
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for

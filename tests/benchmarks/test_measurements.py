@@ -16,7 +16,7 @@ from benchmarks.memory import steps as memory_steps
 from benchmarks.resident import peak_growth
 from benchmarks.result import read_result
 from benchmarks.suite import MEASUREMENTS, measurement
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.errors import RulecError
 from tests.cli.running import error, run
 

@@ -13,7 +13,7 @@ from benchmarks.stages import bound_limit, scheduled_for, staged
 from benchmarks.suite import measurement
 from benchmarks.tensors import tensors
 from rulec.array import Optimizer
-from rulec.backend.layout import traffic
+from rulec.compiler.layout import traffic
 
 SHAPE = (30, 40)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for, scheduled
-from rulec.backend.layout import traffic as counted
 from rulec.compare.traffic import traffic
+from rulec.compiler.layout import kernel_for, layout_for
+from rulec.compiler.layout import traffic as counted
 
 
 def test_sgd() -> None:
@@ -40,7 +40,7 @@ def test_a_stage_that_reads_again_counts_again() -> None:
 def test_the_bytes_of_scheduled_stages_are_those_the_engine_counts(name: str) -> None:
     rule = rulec.load(name).standalone()
     program = rulec.compile(rule)
-    program, layout = scheduled(program, layout_for(program, "float32"))
+    program, layout = kernel_for(program, "float32")
     found = traffic(program, layout)
     assert (sum(found.read.values()), sum(found.written.values())) == counted(program, layout)
 

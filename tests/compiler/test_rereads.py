@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.backend.layout import ITEM_SIZE, Layout, layout_for, scheduled, traffic
+from rulec.compiler import layout as layout_module
 from rulec.compiler import rereads
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import ITEM_SIZE, Layout, kernel_for, layout_for, scheduled, traffic
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.rereads import _apply, _choices, choose_rereads, moved
 from rulec.compiler.verify import verify
+from rulec.errors import InternalError
 from rulec.language.node import Op, walk
 from rulec.runtime import bucket as bucket_module
 from rulec.testing.cases import loaded
@@ -232,3 +235,13 @@ def test_deciding_takes_no_time_for_many_states() -> None:
     assert len(list(_choices(program, *sizes_of(layout)))) <= 2**rereads._MOST * (2 * rereads._MOST + 1)
     best, own = scheduled(program, layout)
     assert sum(traffic(best, own)) <= sum(traffic(program, layout))
+
+
+def test_what_runs_is_scheduled_and_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass is judged as the others are: one that loses a store's buffer is named."""
+    program = compile_rule(rulec.load("lamb"))
+    assert kernel_for(program, "float32") == scheduled(program, layout_for(program, "float32"))
+    assert kernel_for(program, "float32").program != program
+    monkeypatch.setattr(layout_module, "choose_rereads", lambda p, *_: replace(p, buffers=p.buffers[:1]))
+    with pytest.raises(InternalError, match="after choose_rereads, LAMB"):
+        kernel_for(program, "float32")

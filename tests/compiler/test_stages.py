@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.backend.layout import kernel_buffers
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import Plan

@@ -9,7 +9,7 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 
 ESTIMATES = Path(__file__).parent / "estimates"
 

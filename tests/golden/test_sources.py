@@ -14,7 +14,7 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.layout import layout_for, scheduled
+from rulec.compiler.layout import kernel_for, layout_for
 from rulec.errors import BackendUnsupported
 
 SOURCES = Path(__file__).parent / "sources"
@@ -42,9 +42,9 @@ def printed(rule: str, backend: str) -> str | None:
     """The source; None where the backend refuses the rule."""
     param, state = RULES[rule]
     program = rulec.compile(rulec.load(rule))
-    layout = layout_for(program, param, states=dict.fromkeys((b.name for b in program.states), state))
+    kernel = kernel_for(program, param, states=dict.fromkeys((b.name for b in program.states), state))
     try:
-        return registry.get(backend).emit(*scheduled(program, layout))
+        return registry.get(backend).emit(*kernel)
     except BackendUnsupported:
         return None
 

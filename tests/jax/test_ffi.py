@@ -19,7 +19,7 @@ import pytest
 import rulec
 import rulec.array
 import rulec.jax
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnavailable, HyperError, StateMismatch
 from rulec.jax import cpu
 from rulec.jax.packing import Packed

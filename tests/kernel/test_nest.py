@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.kernel.interpreter import Interpreter, nest_text
 from rulec.kernel.nest import Level, Nest, written

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rulec.backend import registry
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Backend, Call, Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 
 
 class Elsewhere:

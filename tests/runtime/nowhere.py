@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout
 from rulec.torch.libraries import DeviceLibrary
 
 DEVICE = "meta"

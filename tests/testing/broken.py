@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec_backends.numpy import NumpyBackend, NumpyCall, NumpyKernel
 

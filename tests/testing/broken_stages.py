@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.layout import Layout
 from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec_backends.numpy import NumpyCall
 from tests.testing.broken import BrokenBackend

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.layout import kernel_buffers
+from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable

@@ -7,7 +7,7 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.backend.layout import layout_for
+from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.view import matrix_view

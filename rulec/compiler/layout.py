@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rulec.compiler.ir import Buffer, Program
 from rulec.compiler.rereads import choose_rereads
+from rulec.compiler.verify import verify
 from rulec.language.node import Op, walk
 
 #: The dtypes that parameters, gradients and states may be stored in, by our names, with their size in bytes.
@@ -64,11 +66,30 @@ def layout_for(
     return Layout(tuple(dtypes), maximize, transposed)
 
 
-def scheduled(program: Program, layout: Layout) -> tuple[Program, Layout]:
-    """The program that moves the fewest bytes in this layout, and the layout with the scratch it takes."""
+class Kernel(NamedTuple):
+    """What runs: a program that moves the fewest bytes in its layout, and the layout, that of its scratch included."""
+
+    program: Program
+    layout: Layout
+
+
+def scheduled(program: Program, layout: Layout) -> Kernel:
+    """The pass `choose_rereads`, which needs to know how states are stored."""
     sizes = {buffer: ITEM_SIZE[dtype] for buffer, dtype in layout.dtypes}
-    best = choose_rereads(program, sizes, ITEM_SIZE[layout.compute])
-    return best, layout.of(best)
+    best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute]), "choose_rereads")
+    return Kernel(best, layout.of(best))
+
+
+def kernel_for(
+    program: Program,
+    param: str,
+    grad: str | None = None,
+    states: Mapping[str, str] | None = None,
+    maximize: bool = False,
+    transposed: bool = False,
+) -> Kernel:
+    """What runs for parameters of dtype `param`: see `layout_for`."""
+    return scheduled(program, layout_for(program, param, grad, states, maximize, transposed))
 
 
 def traffic(program: Program, layout: Layout) -> tuple[int, int]:
