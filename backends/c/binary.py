@@ -12,8 +12,8 @@ import numpy as np
 
 from rulec.backend.binary import WORD_BITS, Bits, Window, words_of
 from rulec.es.streams import BITS, DOMAIN
+from rulec.kernel.bucket.address import array_address
 
-from ..cpu.address import array_address
 from ..cpu.binary_plan import Plan
 from .binary_source import source
 from .compile import library

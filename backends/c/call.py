@@ -11,11 +11,12 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.kernel.bucket.address import array_address
+from rulec.kernel.bucket.call import PlannedCall
+from rulec.kernel.bucket.work import Work
 
-from ..cpu.address import array_address
 from ..cpu.noise_record import record
-from ..cpu.staged import PlannedCall
-from ..cpu.work import Work
+from ..cpu.threads import POLICY
 from . import threads as c_threads
 from .arrays import require_memory
 from .source import BUCKET, stage_name
@@ -28,6 +29,8 @@ class CCall(PlannedCall):
     differs.
     """
 
+    backend = "c"
+
     def __init__(
         self, library: ctypes.CDLL, program: Program, layout: Layout, params: Sequence[Any],
         states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
@@ -35,7 +38,7 @@ class CCall(PlannedCall):
         require_memory("p", params)
         for name in states[0] if states else ():
             require_memory(name, [state[name] for state in states])
-        super().__init__(program, layout, params, states, views)
+        super().__init__(program, layout, params, states, views, POLICY)
         self._stages = {
             i: getattr(library, stage_name(program, i)) for i, stage in enumerate(program.stages) if stage.roots
         }

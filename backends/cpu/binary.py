@@ -12,9 +12,9 @@ import numpy as np
 
 from rulec.backend.binary import WORD_BITS, Bits, Counts, Window, words_of
 from rulec.es.streams import BITS, DOMAIN
+from rulec.kernel.bucket.address import array_address
 
 from . import threads as cpu_threads
-from .address import array_address
 from .binary_draw import DRAW_TABLE, MARGIN, SUM_TABLE, draw_source, sum_source
 from .binary_plan import TABLE, Plan
 from .binary_source import ARRANGE, MULTIPLY, source

@@ -9,13 +9,13 @@ import numpy as np
 
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.kernel.bucket.address import address_of, array_address, element_count
+from rulec.kernel.bucket.chunks import flat_chunks
 from rulec.kernel.place import address_lines, bound_arrays
 
 from . import threads as cpu_threads
-from .address import address_of, array_address, element_count
-from .chunks import flat_chunks
 from .machine import Machine
-from .threads import Job
+from .threads import POLICY, Job
 
 
 class ElementwiseCall:
@@ -32,7 +32,7 @@ class ElementwiseCall:
         for name, arrays in bound_arrays(program, params, states).items():
             self._pointers[lines.index(name)] = [*map(self._address, arrays)]
         self._gradients = self._pointers[lines.index("g")]
-        self._chunks = flat_chunks([element_count(p) for p in params])
+        self._chunks = flat_chunks([element_count(p) for p in params], POLICY)
         everything = tuple(range(len(params)))
         self._spans = self._chunks.spans(everything)
         self._tables = [array_address(t) for t in (self._spans, self._chunks.table, self._pointers)]

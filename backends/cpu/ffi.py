@@ -18,14 +18,14 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
+from rulec.kernel.bucket.slots import LineSlots
+from rulec.kernel.bucket.work import Planner
 from rulec.language.node import Op, walk
 
 from . import threads as cpu_threads
 from .machine import Machine
 from .print import kernel_source
-from .slots import LineSlots
 from .threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
-from .work import Planner
 
 #: Positions in a job behind those that kernels know: how many have not left it, and the arguments of calls into XLA.
 _LEFT, _ARGUMENTS, _JOB_WORDS = 24, 32, 40
@@ -229,7 +229,7 @@ class FfiStage:
 
     def __init__(self, kernel: FfiKernel, index: int, sizes: Sequence[int], views: Sequence[MatrixView]) -> None:
         program, layout = kernel.program, kernel.layout
-        planner, stage = Planner(program, layout, sizes, views, flat=False), program.stages[index]
+        planner, stage = Planner("cpu", program, layout, sizes, views, cpu_threads.POLICY), program.stages[index]
         self._index, self._tensors, self._lines = index, len(sizes), planner.lines
         self._work = planner.work(stage)
         loaded = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
+from rulec.kernel.bucket.plan import chunk_columns
 from rulec.kernel.place import TENSOR
 
-from .plan import chunk_columns
 from .print import ELEMENTS
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter

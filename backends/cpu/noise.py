@@ -14,15 +14,15 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.view import MatrixView
 from rulec.errors import TensorError
+from rulec.kernel.bucket.address import address_of, array_address, element_count
+from rulec.kernel.bucket.chunks import Chunks, flat_chunks
 
 from . import threads as cpu_threads
-from .address import address_of, array_address, element_count
 from .call import ElementwiseCall
-from .chunks import Chunks, flat_chunks
 from .machine import Machine
 from .noise_record import DIRECTIONS, record
 from .noise_source import fill_source, words_source
-from .threads import Job
+from .threads import POLICY, Job
 
 
 class EstimateKernel:
@@ -139,7 +139,7 @@ def _run(machine: Machine, out: Any, records: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _chunks(size: int, count: int) -> tuple[Chunks, Any]:
-    chunks = flat_chunks([size] * count)
+    chunks = flat_chunks([size] * count, POLICY)
     return chunks, chunks.spans(tuple(range(count)))
 
 

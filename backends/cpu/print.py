@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
+from rulec.kernel.bucket.plan import CHUNK_COLUMNS, chunk_columns
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
-from .plan import CHUNK_COLUMNS, chunk_columns
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from rulec.errors import RulecError
+from rulec.kernel.bucket.chunks import Policy
 
 #: Positions in a job, in 64-bit words. What threads write has a cache line of its own.
 NEXT_SPAN, ACTIVE = 0, 8
@@ -28,6 +29,9 @@ Job = ctypes.c_int64 * 24
 
 #: Below this many spans, waking Python threads costs more than they save.
 _FEW_SPANS = 8
+
+#: Spans for each thread, where there is work enough.
+SPANS_PER_THREAD = 32
 
 _Run = Callable[[int], None]
 _Work = tuple[_Run, "ctypes.Array[ctypes.c_int64]"]
@@ -63,6 +67,10 @@ def thread_count() -> int:
     if asked_for():
         return asked_for()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+#: How a bucket is shared out among threads.
+POLICY = Policy(spans=lambda: SPANS_PER_THREAD * thread_count())
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from rulec_backends.c import print as c_print
 from rulec_backends.c import threads as c_threads
 from rulec_backends.c.call import CCall
 from rulec_backends.c.compile import FLAGS, compiler, processor
-from rulec_backends.cpu import chunks as cpu_chunks
+from rulec_backends.cpu.threads import POLICY
 from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING
@@ -190,13 +190,13 @@ def test_a_call_returns_what_it_was_bound_to() -> None:
 
 # Several stages
 
-SMALL = {"CHUNK": 328, "WIDEST": 164, "LEAST_ROWS": 8, "MOST_PIECES": 16, "SMALLEST_SPAN": 328}
+SMALL = {"chunk": 328, "widest": 164, "least_rows": 8, "most_pieces": 16, "smallest_span": 328}
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in SMALL.items():
-        monkeypatch.setattr(cpu_chunks, name, size)
+        monkeypatch.setattr(POLICY, name, size)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -238,7 +238,7 @@ def reductions(shapes: list[tuple[int, ...]], name: str = "every reduction") -> 
 def test_bits_depend_neither_on_neighbours_nor_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(301, 250), (7,), (40_000,), (33, 65)]
     alone = reductions(shapes[:1])
-    monkeypatch.setattr(cpu_chunks, "SMALLEST_SPAN", 1)
+    monkeypatch.setattr(POLICY, "smallest_span", 1)
     monkeypatch.setattr(c_threads, "FEW_SPANS", 2)
     for threads in (1, 2, 5):
         monkeypatch.setattr(c_threads, "most", lambda threads=threads: threads)
@@ -259,8 +259,8 @@ def test_where_an_array_begins_does_not_change_a_sum() -> None:
 
 def test_four_threads_store_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_threads, "most", lambda: 4)
-    monkeypatch.setattr(cpu_chunks, "CHUNK", 100)
-    monkeypatch.setattr(cpu_chunks, "SMALLEST_SPAN", 100)
+    monkeypatch.setattr(POLICY, "chunk", 100)
+    monkeypatch.setattr(POLICY, "smallest_span", 100)
     assert_step_is_numpys(bucket_of("adamw", [10_000, 3, 0, 777]))
 
 

@@ -19,11 +19,11 @@ from rulec.testing.cases import hostile_rules, staged_rules
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends.cpu import CpuBackend, limit_kernel
-from rulec_backends.cpu import chunks as cpu_chunks
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import threads as cpu_threads
+from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
 from tests.backends.kinds import ELEMENTWISE
 
@@ -160,7 +160,7 @@ def test_bits_depend_neither_on_neighbours_nor_on_chunks(monkeypatch: pytest.Mon
     together = bucket_of("radam", [100_003, 5, 40_000])
     alone = bucket_of("radam", [100_003, 5, 40_000])
     step(together)
-    monkeypatch.setattr(cpu_chunks, "CHUNK", 37)
+    monkeypatch.setattr(POLICY, "chunk", 37)
     for tensor in range(3):
         rows = Rows(alone.rows.table, alone.rows.index[tensor : tensor + 1])
         one = Bucket(
@@ -177,8 +177,8 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_threads, "thread_count", lambda: 4)
     monkeypatch.setattr(cpu_threads, "_openmp", lambda loaded: None)
     monkeypatch.setattr(cpu_threads, "_FEW_SPANS", 2)
-    monkeypatch.setattr(cpu_chunks, "CHUNK", 100)
-    monkeypatch.setattr(cpu_chunks, "SMALLEST_SPAN", 100)
+    monkeypatch.setattr(POLICY, "chunk", 100)
+    monkeypatch.setattr(POLICY, "smallest_span", 100)
     team = cpu_threads._Team(3)
     monkeypatch.setattr(cpu_threads, "_team", lambda: team)
 

@@ -21,16 +21,16 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import layout_for
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
+from rulec.kernel.bucket.chunks import Matrices
 from rulec.language.node import Op
 from rulec_backends.cpu import CpuBackend, limit_kernel
-from rulec_backends.cpu import chunks as cpu_chunks
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import print as cpu_print
 from rulec_backends.cpu import threads as cpu_threads
-from rulec_backends.cpu.chunks import CHUNK, Matrices
 from rulec_backends.cpu.print import kernel_source
 from rulec_backends.cpu.staged import StagedCall
+from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
 
 #: Shapes that chunks of a hundredth of their size cut in every way there is.
@@ -45,9 +45,9 @@ LARGE = [(70_001,), (1500, 3), (700, 257), (70, 17_000), (64, 64, 3, 3)]
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"CHUNK": 328, "WIDEST": 164, "LEAST_ROWS": 8, "MOST_PIECES": 16, "SMALLEST_SPAN": 328}
+    sizes = {"chunk": 328, "widest": 164, "least_rows": 8, "most_pieces": 16, "smallest_span": 328}
     for name, size in sizes.items():
-        monkeypatch.setattr(cpu_chunks, name, size)
+        monkeypatch.setattr(POLICY, name, size)
 
 
 EVERY_REDUCTION = """
@@ -333,7 +333,7 @@ def test_a_later_stage_may_be_given_other_gradients() -> None:
     (1, 7, 50_000), (3, 200, 300),
 ])  # fmt: skip
 def test_chunks_cover_each_element_once(shape: tuple[int, int, int]) -> None:
-    matrices = Matrices(*shape)
+    matrices = Matrices(*shape, POLICY)
     seen = 0
     for first, last, height, width, top, bottom, left, right, _, _ in matrices.chunks():
         assert (height, width) == shape[1:]
@@ -349,10 +349,10 @@ def test_chunks_cover_each_element_once(shape: tuple[int, int, int]) -> None:
 
 def test_sums_of_columns_cost_little_beside_the_elements() -> None:
     for shape in [(1, 50_000, 768), (1, 4096, 4096), (1, 1_000_000, 64), (1, 300, 100_000), (8, 2048, 2048)]:
-        matrices = Matrices(*shape)
+        matrices = Matrices(*shape, POLICY)
         slots = matrices.pieces * matrices.batch * matrices.width
         assert slots * 16 <= 0.1 * 4 * matrices.size, shape
-        assert len(matrices.chunks()) >= min(8, matrices.size // CHUNK), "enough for several threads"
+        assert len(matrices.chunks()) >= min(8, matrices.size // POLICY.chunk), "enough for several threads"
 
 
 # Source text

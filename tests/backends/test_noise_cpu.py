@@ -14,9 +14,9 @@ from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.es.streams import Stream, short_weights
 from rulec_backends.cpu import CpuBackend, noise
-from rulec_backends.cpu.chunks import CHUNK
 from rulec_backends.cpu.noise import fill_lines, fill_noise, fill_words
 from rulec_backends.cpu.noise_record import TILE
+from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_programs import Bucket, bucket_of, program_of
 
 VALUES = ("normal", "rademacher", "popcount")
@@ -33,6 +33,7 @@ KNOWN = {
 #: Beyond 2**32 blocks, and within a block, a batch and a tile.
 FAR = 2**40 + 4 * TILE + 77
 
+CHUNK = POLICY.chunk
 SIZES = (1, 0, 7, TILE, TILE + 1, CHUNK + 333, 2 * CHUNK)
 
 

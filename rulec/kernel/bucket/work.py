@@ -12,7 +12,7 @@ from rulec.errors import InternalError
 from rulec.kernel.moving import Moving, byte_counts, in_memory
 from rulec.kernel.place import COL, ROW, TENSOR, address_lines, is_shaped, moving_lines, place
 
-from .chunks import Chunks, Matrices, Table, flat_chunks, matrix_chunks
+from .chunks import Chunks, Matrices, Policy, Table, flat_chunks, matrix_chunks
 from .plan import chunk_columns
 from .slots import LineSlots, TensorSlots
 
@@ -32,19 +32,21 @@ class Work:
 
 
 class Planner:
-    """Works out what each stage of a program needs over tensors of these sizes and views.
+    """Works out what each stage of a program needs over tensors of these sizes and views, of a machine's `policy`.
 
     With `flat`, chunks are elements alike in every stage, whatever it reads.
     """
 
     def __init__(
-        self, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView], flat: bool
-    ) -> None:
+        self, backend: str, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView],
+        policy: Policy, flat: bool = False,
+    ) -> None:  # fmt: skip
+        self._backend, self._policy = backend, policy
         self.program, self.layout, self.sizes = program, layout, sizes
         self.lines = address_lines(program)
         self.columns = chunk_columns(program, layout)
         if self.columns > 3 and len(views) != len(sizes):
-            raise InternalError(f"{program.name} sees matrices: bind its cpu kernel with a view of each tensor")
+            raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
         self._views = views if self.columns > 3 else ()
         self._only_flat = flat
         self._cuts: dict[str, tuple[Chunks, list[Matrices]]] = {}
@@ -63,9 +65,11 @@ class Planner:
         shaped = is_shaped(self.program, stage, self.layout)
         kind = ("tall" if tall else "wide") if shaped else "flat"
         if kind not in self._cuts:
-            matrices = [Matrices(*in_memory(view, self.layout.transposed), tall) for view in self._views]
+            matrices = [Matrices(*in_memory(view, self.layout.transposed), self._policy, tall) for view in self._views]
             flat = self._only_flat or not shaped
-            chunks = flat_chunks(self.sizes, self.columns) if flat else matrix_chunks(matrices)
+            chunks = (
+                flat_chunks(self.sizes, self._policy, self.columns) if flat else matrix_chunks(matrices, self._policy)
+            )
             self._cuts[kind] = (chunks, matrices)
         return self._cuts[kind]
 
@@ -77,4 +81,4 @@ class Planner:
 
     def _moving(self, name: str) -> Moving:
         sizes = byte_counts(self.program, self.layout, name, self.sizes, self._views)
-        return Moving("cpu", name, self.lines.index(name), sizes)
+        return Moving(self._backend, name, self.lines.index(name), sizes)

@@ -6,30 +6,38 @@ depend neither on the other tensors nor on threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import threads as cpu_threads
 from .plan import CHUNK_COLUMNS
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 
-#: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
-CHUNK = 32768
-#: Columns in a chunk of a matrix of many rows whose columns are reduced: sums of so many stay in a near cache.
-WIDEST = 16384
-#: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
-LEAST_ROWS = 64
-#: Chunks one above the other in one matrix, at most, for the same reason.
-MOST_PIECES = 128
-#: Spans for each thread, where there is work enough. A span is what a thread takes from a job at once: neighbouring
-#: chunks, for starting to stream at a new place costs about a microsecond.
-SPANS_PER_THREAD = 32
-#: Elements in a span, at least: fewer are not worth taking.
-SMALLEST_SPAN = 32768
+
+@dataclass
+class Policy:
+    """How long chunks are where kernels run in main memory, and how many neighbours are taken from a job at once.
+
+    `spans` says how many spans a job has where there is work enough. A span is what a thread takes at once: chunks side
+    by side, for starting to stream at a new place costs about a microsecond; of `smallest_span` elements at least, for
+    fewer are not worth taking.
+    """
+
+    spans: Callable[[], int]
+    smallest_span: int = 32768
+    #: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
+    chunk: int = 32768
+    #: Columns in a chunk of a matrix of many rows whose columns are reduced: sums of so many stay in a near cache.
+    widest: int = 16384
+    #: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
+    least_rows: int = 64
+    #: Chunks one above the other in one matrix, at most, for the same reason.
+    most_pieces: int = 128
+
+
 #: How many sets of tensors that are updated together a bucket remembers the spans of.
 _KNOWN = 1024
 
@@ -40,8 +48,8 @@ class Chunks:
     The chunks of tensor i are `first[i]` to `first[i + 1]`; `lengths` are their elements.
     """
 
-    def __init__(self, table: Table, first: Sequence[int], lengths: Sequence[int]) -> None:
-        self.table, self.first, self.lengths = table, first, lengths
+    def __init__(self, table: Table, first: Sequence[int], lengths: Sequence[int], policy: Policy) -> None:
+        self.table, self.first, self.lengths, self._policy = table, first, lengths, policy
         self._known: dict[tuple[int, ...], Table] = {}
 
     def spans(self, tensors: Iterable[int]) -> Table:
@@ -58,7 +66,7 @@ class Chunks:
         chunks = [chunk for tensor in tensors for chunk in range(self.first[tensor], self.first[tensor + 1])]
         # Of these tensors alone: one that is updated by itself is work for all threads, too.
         total = sum(self.lengths[chunk] for chunk in chunks)
-        held = least = max(SMALLEST_SPAN, total // (SPANS_PER_THREAD * cpu_threads.thread_count()))
+        held = least = max(self._policy.smallest_span, total // self._policy.spans())
         spans: list[list[int]] = []
         for chunk in chunks:
             if held >= least or spans[-1][1] != chunk:
@@ -69,17 +77,17 @@ class Chunks:
         return np.array(spans, np.int64).reshape(-1, 2)
 
 
-def flat_chunks(sizes: Sequence[int], columns: int = 3) -> Chunks:
+def flat_chunks(sizes: Sequence[int], policy: Policy, columns: int = 3) -> Chunks:
     """Chunks of tensors of so many elements, as rows (tensor, start, stop) in a table of so many columns."""
     size = np.asarray(sizes, np.int64)
-    count = -(-size // CHUNK)
+    count = -(-size // policy.chunk)
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
     tensor = np.repeat(np.arange(len(size)), count)
-    start = (np.arange(first[-1]) - first[tensor]) * CHUNK
-    stop = np.minimum(start + CHUNK, size[tensor])
+    start = (np.arange(first[-1]) - first[tensor]) * policy.chunk
+    stop = np.minimum(start + policy.chunk, size[tensor])
     table = np.zeros((len(tensor), columns), np.int64)
     table[:, :3] = np.stack([tensor, start, stop], axis=1)
-    return Chunks(table, first.tolist(), (stop - start).tolist())
+    return Chunks(table, first.tolist(), (stop - start).tolist(), policy)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Matrices:
     batch: int
     height: int
     width: int
+    policy: Policy
     tall: bool = True
 
     @property
@@ -102,15 +111,15 @@ class Matrices:
     @property
     def block(self) -> int:
         """The columns of a chunk."""
-        most = max(WIDEST, CHUNK // max(self.height, 1)) if self.tall else CHUNK
+        most = max(self.policy.widest, self.policy.chunk // max(self.height, 1)) if self.tall else self.policy.chunk
         return self.width if self.width <= most else _even(self.width, most, 64)
 
     @property
     def lines(self) -> int:
         """The rows of a chunk."""
-        enough = CHUNK // max(self.block, 1)
+        enough = self.policy.chunk // max(self.block, 1)
         if self.tall:
-            enough = max(enough, LEAST_ROWS, -(-self.height // MOST_PIECES))
+            enough = max(enough, self.policy.least_rows, -(-self.height // self.policy.most_pieces))
         return self.height if self.height <= enough else _even(self.height, enough, 1)
 
     @property
@@ -129,7 +138,7 @@ class Matrices:
             return []
         batch, height, width, lines, block = self.batch, self.height, self.width, self.lines, self.block
         if self.blocks == self.pieces == 1:
-            step = max(1, CHUNK // (height * width))
+            step = max(1, self.policy.chunk // (height * width))
             return [
                 (first, min(first + step, batch), height, width, 0, height, 0, width, 0, 0)
                 for first in range(0, batch, step)
@@ -143,7 +152,7 @@ class Matrices:
         ]  # fmt: skip
 
 
-def matrix_chunks(tensors: Sequence[Matrices]) -> Chunks:
+def matrix_chunks(tensors: Sequence[Matrices], policy: Policy) -> Chunks:
     """Chunks of tensors seen as matrices, as rows of `CHUNK_COLUMNS`."""
     rows: list[tuple[int, ...]] = []
     first = [0]
@@ -152,7 +161,7 @@ def matrix_chunks(tensors: Sequence[Matrices]) -> Chunks:
         first.append(len(rows))
     table = np.array(rows, np.int64).reshape(-1, len(CHUNK_COLUMNS))
     _, start, stop, _, _, top, bottom, left, right, _, _ = table.T
-    return Chunks(table, first, ((stop - start) * (bottom - top) * (right - left)).tolist())
+    return Chunks(table, first, ((stop - start) * (bottom - top) * (right - left)).tolist(), policy)
 
 
 def _even(length: int, most: int, multiple: int) -> int:
