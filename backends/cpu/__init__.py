@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rulec.backend import cache
 from rulec.backend.cache import Source
+from rulec.compiler import random
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
@@ -131,8 +132,8 @@ _WORDS = (
 @functools.cache
 def _facts() -> tuple[str, ...]:
     """What machine code depends on beside the source: the compilers, the words' definitions, the processor."""
-    here = Path(__file__).parent
-    words = hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in _WORDS))
+    files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
+    words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
     return (*versions, words.hexdigest(), architecture())
 

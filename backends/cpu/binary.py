@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.binary import WORD_BITS, Bits, Counts, Window, words_of
-from rulec.es.streams import BITS, DOMAIN
+from rulec.backend.binary import Window
 from rulec.kernel.bucket.address import array_address
 
+from ..binary import PackedBits
 from . import threads as cpu_threads
-from .binary_draw import DRAW_TABLE, MARGIN, SUM_TABLE, draw_source, sum_source
 from .binary_plan import TABLE, Plan
-from .binary_source import ARRANGE, MULTIPLY, source
+from .binary_source import ARRANGE, DRAW_TABLE, MULTIPLY, SUM_TABLE, draw_source, product_source, sum_source
 from .machine import Machine
 from .threads import Job
 
@@ -27,61 +25,42 @@ _PART = 8
 #: Below so many instructions, waking threads costs more than they save.
 _FEW = 1 << 16
 
-_WORD = 0xFFFFFFFF
-
 Array = np.ndarray[Any, Any]
 
 
-class CpuBinary:
+class CpuBinary(PackedBits):
     """The kernels for NumPy arrays."""
 
-    def convolve(self, inputs: Array, weights: Array, window: Window) -> Array:
-        """2*(equal bits) - (all bits), int32 of shape `window.shape`."""
-        results = np.empty(window.shape, np.int32)
-        if results.size:
-            convolve_into(results, inputs, weights, window)
-        return results
+    def __init__(self) -> None:
+        super().__init__(np)
 
-    def draw(self, thresholds: Array, shape: Sequence[int], bits: Bits) -> Array:
-        """Words (members, *shape[:-1], words): 1 where an element's word is below its threshold."""
-        count, rows = shape[-1], math.prod(shape[:-1])
-        limits = np.zeros(thresholds.size + 2 * MARGIN, np.uint32)
-        limits[MARGIN:-MARGIN] = thresholds.reshape(-1)
-        results = np.empty((bits.members, *shape[:-1], words_of(count)), np.uint64)
-        sizes = (rows, count, words_of(count), bits.directions)
-        position = (bits.seed & _WORD, (bits.layer + DOMAIN) & _WORD, BITS, bits.step & _WORD)
-        table = _table(DRAW_TABLE, (limits, results), (*sizes, *position))
-        _run("draw", 0, bits.members * rows, table, 64 * results.size)
-        return results
+    def _multiply(self, inputs: Array, weights: Array, results: Array, window: Window) -> None:
+        plan = Plan.of(window)
+        lines = np.empty(max(1, weights.size), np.uint64)
+        arrays = (inputs, weights, lines, results, *plan.tables)
+        table = np.array([*map(array_address, arrays), *plan.sizes], np.int64)
+        assert len(table) == len(TABLE)
+        _run("product", ARRANGE, plan.lines, table, weights.size)
+        _run("product", MULTIPLY, plan.spans, table, results.size * weights[0, 0].size // 8)
 
-    def weighted_sum(self, words: Array, weights: Array, count: int) -> Array:
-        """The sum over members of weight times bit, float64 (..., count)."""
-        shape = words.shape[1:]
-        sums = np.zeros((*shape, WORD_BITS))
-        total = math.prod(shape)
-        part = max(1, min(_PART, -(-total // 8)))
-        table = _table(SUM_TABLE, (np.ascontiguousarray(words), weights, sums), (len(words), total, part))
-        _run("sum", 0, -(-total // part), table, 8 * words.size)
-        return sums.reshape(*shape[:-1], shape[-1] * WORD_BITS)[..., :count]
+    def _draw(self, thresholds: Array, results: Array, told: Mapping[str, int]) -> None:
+        high = {"high": told["purpose"] << 16}
+        table = _table(DRAW_TABLE, {"thresholds": thresholds, "results": results}, {**told, **high})
+        _run("draw", 0, told["members"] * told["rows"], table, 64 * results.size)
+
+    def _add(self, words: Array, weights: Array, sums: Array, told: Mapping[str, int]) -> None:
+        part = max(1, min(_PART, -(-told["total"] // 8)))
+        table = _table(SUM_TABLE, {"inputs": words, "weights": weights, "sums": sums}, {**told, "part": part})
+        _run("sum", 0, -(-told["total"] // part), table, 8 * words.size)
 
 
-def convolve_into(results: Array, inputs: Array, weights: Array, window: Window) -> None:
-    """The kernel's two stages over contiguous arrays."""
-    plan = Plan.of(window)
-    lines = np.empty(max(1, weights.size), np.uint64)
-    table = _table(TABLE, (inputs, weights, lines, results, *plan.tables), plan.sizes)
-    _run("product", ARRANGE, plan.lines, table, weights.size)
-    _run("product", MULTIPLY, plan.spans, table, results.size * weights[0, 0].size // 8)
+def _table(names: Sequence[str], arrays: Mapping[str, Array], told: Mapping[str, int]) -> Array:
+    """What a job points to: nothing where it is told nothing."""
+    known = {**told, **{name: array_address(array) for name, array in arrays.items()}}
+    return np.array([known.get(name, 0) for name in names], np.int64)
 
 
-def _table(names: Sequence[str], arrays: Sequence[Array], sizes: Sequence[int]) -> Counts:
-    """What a job points to."""
-    found = np.array([*map(array_address, arrays), *sizes], np.int64)
-    assert len(found) == len(names)
-    return found
-
-
-def _run(name: str, stage: int, spans: int, table: Counts, work: int) -> None:
+def _run(name: str, stage: int, spans: int, table: Array, work: int) -> None:
     """Runs a stage; `work` is about how many instructions it has."""
     job = Job()
     job[cpu_threads.SPANS], job[cpu_threads.POINTERS], job[cpu_threads.STAGE] = spans, array_address(table), stage
@@ -92,7 +71,7 @@ def _run(name: str, stage: int, spans: int, table: Counts, work: int) -> None:
         cpu_threads.run(machine.run, machine.address, job)
 
 
-_SOURCES = {"product": source, "draw": draw_source, "sum": sum_source}
+_SOURCES = {"product": product_source, "draw": draw_source, "sum": sum_source}
 
 
 @functools.cache

@@ -1,9 +1,18 @@
-"""The source of the kernel that multiplies packed bits: of all members of a population, in one job."""
+"""The sources of binary layers' kernels: products of packed bits, drawing them, and their weighted sums.
+
+Each is of all members of a population, in one job, that points to a table of addresses and sizes.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from .binary_plan import TABLE
-from .threads import ACTIVE, NEXT_SPAN, POINTERS, SPANS, STAGE
+from .noise_record import HIGH, KEY, STEP
+from .philox import BLOCKS
+from .source import kernel_text, spans_kernel
+from .threads import POINTERS, STAGE
 
 #: The stages of a product: weights are arranged by lines of equal places, then multiplied.
 ARRANGE, MULTIPLY = range(2)
@@ -11,11 +20,42 @@ ARRANGE, MULTIPLY = range(2)
 #: Lines that are taken in one pass over the results.
 TOGETHER = 4
 
+#: The tables of drawing and of sums: addresses, then sizes. A draw's begins with what a record of noise has.
+_POSITION = {KEY: "seed", KEY + 1: "layer", HIGH: "high", STEP: "step"}
+DRAW_TABLE = (
+    *(_POSITION.get(i, f"unused_{i}") for i in range(max(_POSITION) + 1)),
+    "thresholds", "results", "rows", "count", "words", "directions",
+)  # fmt: skip
+SUM_TABLE = ("inputs", "weights", "sums", "members", "total", "part")
 
-def source() -> str:
-    """The source of the kernel."""
-    named = "\n    ".join(f"{name} = word(table, {index})" for index, name in enumerate(TABLE))
-    return _TEXT.replace("<names>", named).replace("<group>", _group(TOGETHER)).replace("<one>", _group(1))
+#: Elements whose words are made together.
+_MADE = 4 * BLOCKS
+
+
+def product_source() -> str:
+    """The source of the kernel that multiplies."""
+    multiply = _MULTIPLY.replace("<group>", _group(TOGETHER)).replace("<one>", _group(1))
+    return _source("The product of packed bits", TABLE, [_ARRANGE, multiply])
+
+
+def draw_source() -> str:
+    """The source of the kernel that draws."""
+    return _source("Bits drawn from thresholds", DRAW_TABLE, [_DRAW])
+
+
+def sum_source() -> str:
+    """The source of the kernel that adds up."""
+    return _source("Weighted sums of bits", SUM_TABLE, [_SUM])
+
+
+def _source(title: str, table: Sequence[str], functions: Sequence[str]) -> str:
+    """The kernel whose stages are these functions of a span."""
+    named = "\n    ".join(f"{name} = word(table, {index})" for index, name in enumerate(table))
+    texts = [f"@compiled\n{text}".replace("<names>", named) for text in functions]
+    names = [re.findall(r"^def (\w+)", text)[0] for text in functions]
+    calls = [line for i, name in enumerate(names) for line in (f"if stage == {i}:", f"    {name}(table, span)")]
+    kernel = spans_kernel("spans", [f"table, stage = word(job, {POINTERS}), word(job, {STAGE})"], calls)
+    return kernel_text(title, "\n\n".join([*texts, kernel.lstrip("\n")]))
 
 
 def _group(count: int) -> str:
@@ -31,15 +71,7 @@ def _group(count: int) -> str:
     return ("\n" + 12 * " ").join(lines)
 
 
-_TEXT = f'''"""The product of packed bits. Printed by rulec."""
-
-from rulec_backends.cpu.binary_words import popcount
-from rulec_backends.cpu.words import (
-    compiled, fetch_add, load_bits_float32, load_bits_float64, store_bits_float32, store_bits_float64, word,
-)
-
-
-@compiled
+_ARRANGE = '''\
 def arrange(table, span):
     """One line: the words at one place of a member's weights, of all outputs."""
     <names>
@@ -48,9 +80,9 @@ def arrange(table, span):
     of = weights + 8 * outputs * places * member
     for j in range(outputs):
         store_bits_float64(line, j, 0, load_bits_float64(of, j * places + place, 1))
+'''
 
-
-@compiled
+_MULTIPLY = f'''\
 def multiply(table, span):
     """A part of a member's rows, for a block of its outputs."""
     <names>
@@ -71,20 +103,37 @@ def multiply(table, span):
             <group>
         while place < inside:
             <one>
+'''
 
+_DRAW = f'''\
+def draw(table, span):
+    """A row of bits of one member: 1 where an element's random word is below its threshold."""
+    <names>
+    words_at = room({4 * (64 + _MADE)})
+    member, row = span // rows, span % rows
+    direction = member % directions
+    flip = 0xFFFFFFFF if member >= directions else 0
+    for number in range(words):
+        first, inside = count * row + 64 * number, min(64, count - 64 * number)
+        before, found = first % {_MADE}, 0
+        for made in range((before + inside + {_MADE - 1}) // {_MADE}):
+            make_words(words_at + {4 * _MADE} * made, table, direction, {BLOCKS} * (first // {_MADE} + made))
+        own, limits = words_at + 4 * before, thresholds + 4 * first
+        for at in range(inside):
+            below = (load_bits_float32(own, at, 0) ^ flip) < load_bits_float32(limits, at, 1)
+            found |= where(below, 1 << at, 0)
+        store_bits_float64(results + 8 * words * span, number, 2, found)
+'''
 
-@compiled
-def kernel(job):
-    """Takes spans from the job until none is left; any number of threads may run it on one job."""
-    fetch_add(job + {8 * ACTIVE}, 1)
-    table, stage = word(job, {POINTERS}), word(job, {STAGE})
-    while True:
-        span = fetch_add(job + {8 * NEXT_SPAN}, 1)
-        if span >= word(job, {SPANS}):
-            break
-        if stage == {ARRANGE}:
-            arrange(table, span)
-        else:
-            multiply(table, span)
-    fetch_add(job + {8 * ACTIVE}, -1)
+_SUM = '''\
+def add(table, span):
+    """Sums of some words, over all members in order: 64 of each."""
+    <names>
+    begin, end = part * span, min(total, part * (span + 1))
+    for member in range(members):
+        weight = number(weights, member)
+        for at in range(begin, end):
+            line, bits = sums + 512 * at, word(inputs, total * member + at)
+            for j in range(64):
+                store_float64(line, j, 0, load_float64(line, j, 0) + where((bits >> j) & 1 != 0, weight, 0.0))
 '''

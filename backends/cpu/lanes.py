@@ -185,6 +185,9 @@ class Whole:
     def __sub__(self, other: Whole | int) -> Whole:
         return self._binary("sub", other)
 
+    def __mul__(self, other: Whole | int) -> Whole:
+        return self._binary("mul", other)
+
     def __and__(self, other: Whole | int) -> Whole:
         return self._binary("and_", other)
 

@@ -1,65 +1,35 @@
-"""Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011) on vectors of blocks, as LLVM instructions.
+"""Philox4x32-10 on vectors of blocks, as LLVM instructions: the rounds are those of `rulec.compiler.random`.
 
 A word is kept in the lower half of 64 bits, where every processor's vectors multiply it by another to all of 64 bits.
-What is alike in all blocks stays one integer until it meets what is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from rulec.compiler.random import rounds
+
+from .lanes import DOUBLE, Unit, Whole
 
 #: Blocks that are made together: their number fills one register of 512 bits, or two of 256.
 BLOCKS = 8
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_WORD = 0xFFFFFFFF
-_ROUNDS = 10
 
+class Word(Whole):
+    """A word of each block: an LLVM vector of 64-bit integers, or one integer while all are alike."""
 
-@dataclass(frozen=True)
-class Word:
-    """A word of each block: an LLVM vector of 64-bit integers, or one integer where all are alike."""
+    def _binary(self, instruction: str, other: Whole | int) -> Word:
+        a, b = self.value, other.value if isinstance(other, Whole) else constant(self.value.type, other)
+        if a.type != b.type:
+            a, b = self.vector(a), self.vector(b)
+        return Word(self.unit, getattr(self.unit.builder, instruction)(a, b))
 
-    builder: Any
-    value: Any
-
-    @property
-    def alike(self) -> bool:
+    def vector(self, value: Any) -> Any:
+        """The value in the lane of each block."""
         from llvmlite import ir
 
-        return isinstance(self.value.type, ir.IntType)
-
-    def spread(self) -> Any:
-        """The vector."""
-        return spread(self.builder, self.value, BLOCKS) if self.alike else self.value
-
-    def __xor__(self, other: Word) -> Word:
-        if self.alike and other.alike:
-            return Word(self.builder, self.builder.xor(self.value, other.value))
-        return Word(self.builder, self.builder.xor(self.spread(), other.spread()))
-
-    def shifted_up(self) -> Word:
-        """The word in the upper half."""
-        return Word(self.builder, self.builder.shl(self.value, self._constant(32)))
-
-    def plus(self, number: int) -> Word:
-        """The sum with a constant, of 32 bits."""
-        return Word(self.builder, self._low(self.builder.add(self.value, self._constant(number))))
-
-    def times(self, factor: int) -> tuple[Word, Word]:
-        """The upper and the lower word of the product with a constant."""
-        product = self.builder.mul(self.value, self._constant(factor))
-        high = self.builder.lshr(product, self._constant(32))
-        return Word(self.builder, high), Word(self.builder, self._low(product))
-
-    def _low(self, value: Any) -> Any:
-        return self.builder.and_(value, self._constant(_WORD))
-
-    def _constant(self, number: int) -> Any:
-        return constant(self.value.type, number)
+        return spread(self.unit.builder, value, BLOCKS) if isinstance(value.type, ir.IntType) else value
 
 
 def constant(kind: Any, number: float) -> Any:
@@ -90,22 +60,10 @@ def generated(builder: Any, counter: Sequence[Any], key: Sequence[Any]) -> Any:
 
     `counter` and `key` are LLVM values of 64 bits below 2**32: integers but for the counter's first, a vector.
     """
-    c, k = [Word(builder, value) for value in counter], [Word(builder, value) for value in key]
-    for _ in range(_ROUNDS):
-        (high0, low0), (high1, low1) = c[0].times(_MULTIPLIERS[0]), c[2].times(_MULTIPLIERS[1])
-        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
-        k = [word.plus(step) for word, step in zip(k, _WEYL, strict=True)]
-    halves = [_joined(builder, c[0], c[1]), _joined(builder, c[2], c[3])]
-    return _woven(builder, *halves)
-
-
-def _joined(builder: Any, low: Word, high: Word) -> Any:
-    return builder.or_(low.spread(), high.shifted_up().spread())
-
-
-def _woven(builder: Any, first: Any, second: Any) -> Any:
-    """The lanes of two vectors in turn."""
     from llvmlite import ir
 
+    unit = Unit(builder, DOUBLE)
+    a, b, c, d = rounds([Word(unit, value) for value in counter], [Word(unit, value) for value in key])
     order = [_lane(lane + BLOCKS * half) for lane in range(BLOCKS) for half in range(2)]
-    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), 2 * BLOCKS), order))
+    halves = [word.vector(word.value) for word in (a | b << 32, c | d << 32)]
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), 2 * BLOCKS), order))

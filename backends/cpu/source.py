@@ -6,48 +6,55 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
-from . import noise_words
+from . import binary_words, noise_words
 from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
 
 _KERNEL = f'''
 @compiled
 def kernel(job):
-    """Takes spans of chunks from the job until none is left; any number of threads may run it on one job."""
+    """Takes <what> from the job until none is left; any number of threads may run it on one job."""
     fetch_add(job + {8 * ACTIVE}, 1)
-    spans, chunks = word(job, {SPAN_TABLE}), word(job, {CHUNK_TABLE})
-    tensors, row_index, rows = word(job, {TENSORS}), word(job, {ROW_INDEX}), word(job, {ROWS})
+<before>
     while True:
         span = fetch_add(job + {8 * NEXT_SPAN}, 1)
         if span >= word(job, {SPANS}):
             break
-        for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
-            tensor = word(chunks, 3 * chunk)
-            row = rows + word(row_index, tensor) * <row bytes>
-            start, stop = word(chunks, 3 * chunk + 1), word(chunks, 3 * chunk + 2)
-            elements(word(job, {POINTERS}), tensors, tensor, row, start, stop)
+<body>
     fetch_add(job + {8 * ACTIVE}, -1)
 '''
 
-_STAGED_KERNEL = f'''
-@compiled
-def kernel(job):
-    """Takes spans of chunks from the job until none is left; any number of threads may run it on one job."""
-    fetch_add(job + {8 * ACTIVE}, 1)
-    spans, chunks = word(job, {SPAN_TABLE}), word(job, {CHUNK_TABLE})
-    tensors, row_index, rows = word(job, {TENSORS}), word(job, {ROW_INDEX}), word(job, {ROWS})
-    stage, pointers = word(job, {STAGE}), word(job, {POINTERS})
-    while True:
-        span = fetch_add(job + {8 * NEXT_SPAN}, 1)
-        if span >= word(job, {SPANS}):
-            break
-        for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
-            place = chunks + chunk * <chunk bytes>
-            tensor = word(place, 0)
-            row = rows + word(row_index, tensor) * <row bytes>
-<stages>
-    fetch_add(job + {8 * ACTIVE}, -1)
-'''
+_TABLES = f"""\
+spans, chunks = word(job, {SPAN_TABLE}), word(job, {CHUNK_TABLE})
+tensors, row_index, rows = word(job, {TENSORS}), word(job, {ROW_INDEX}), word(job, {ROWS})"""
+
+_STAGE = f"stage, pointers = word(job, {STAGE}), word(job, {POINTERS})"
+
+#: What is done with a chunk of elements alike.
+_ELEMENTS = f"""\
+tensor = word(chunks, 3 * chunk)
+row = rows + word(row_index, tensor) * <row bytes>
+start, stop = word(chunks, 3 * chunk + 1), word(chunks, 3 * chunk + 2)
+elements(word(job, {POINTERS}), tensors, tensor, row, start, stop)"""
+
+#: The same with a chunk of any stage, before the stage is chosen.
+_CHUNK = """\
+place = chunks + chunk * <chunk bytes>
+tensor = word(place, 0)
+row = rows + word(row_index, tensor) * <row bytes>"""
+
+
+def spans_kernel(what: str, before: Sequence[str], body: Sequence[str]) -> str:
+    """The entry of a kernel that takes spans: lines before its loop, and what it does with one."""
+    inside = "\n".join(_indented(_indented(body)))
+    text = _KERNEL.replace("<what>", what).replace("<before>", "\n".join(_indented(before)))
+    return text.replace("<body>", inside)
+
+
+def _chunks_kernel(before: Sequence[str], body: Sequence[str]) -> str:
+    """The same, where spans are of chunks."""
+    chunks = loop("chunk", "word(spans, 2 * span)", "word(spans, 2 * span + 1)", body)
+    return spans_kernel("spans of chunks", [*_TABLES.splitlines(), *before], chunks)
 
 
 def elements_source(title: str, before: Sequence[str], body: Sequence[str], row_bytes: int) -> str:
@@ -63,8 +70,8 @@ def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], ro
         '    """Elements start..stop of one tensor. Its buffers do not overlap."""',
         *_indented(lines),
     ]
-    kernel = _KERNEL.replace("<row bytes>", str(row_bytes))
-    return _source(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
+    kernel = _chunks_kernel([], _ELEMENTS.splitlines()).replace("<row bytes>", str(row_bytes))
+    return kernel_text(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
 
 
 def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_bytes: int, row_bytes: int) -> str:
@@ -77,11 +84,10 @@ def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_b
             head = ["@compiled", f"def {name}(pointers, tensors, tensor, row, chunk, place):"]
             functions.append("\n".join([*head, *_indented(lines)]) + "\n\n")
             calls.append(f"    {name}(pointers, tensors, tensor, row, chunk, place)")
-    called = "\n".join(f"            {line}" for line in calls)
-    kernel = _STAGED_KERNEL.replace("<chunk bytes>", str(chunk_bytes)).replace("<stages>", called)
+    kernel = _chunks_kernel([_STAGE], [*_CHUNK.splitlines(), *calls]).replace("<chunk bytes>", str(chunk_bytes))
     count = "1 stage" if len(stages) == 1 else f"{len(stages)} stages"
     text = "\n".join([*functions, kernel.lstrip("\n").replace("<row bytes>", str(row_bytes))])
-    return _source(f"{title}, {count}", text)
+    return kernel_text(f"{title}, {count}", text)
 
 
 def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
@@ -95,7 +101,8 @@ def _indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def _source(title: str, text: str) -> str:
+def kernel_text(title: str, text: str) -> str:
+    """A file of this text, with the words that it imports."""
     return f'"""{title}. Printed by rulec."""\n\n{_imports(text)}\n\n\n{text}'
 
 
@@ -103,8 +110,8 @@ def _imports(text: str) -> str:
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
-    modules = {"noise_words": used & noise_words.NAMES, "words": used & NAMES}
-    return "\n".join(lines + [_import(module, names) for module, names in modules.items() if names])
+    modules = {"binary_words": binary_words.NAMES, "noise_words": noise_words.NAMES, "words": NAMES}
+    return "\n".join(lines + [_import(module, used & names) for module, names in modules.items() if used & names])
 
 
 def _import(module: str, names: Collection[str]) -> str:

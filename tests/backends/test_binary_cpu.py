@@ -11,7 +11,7 @@ import pytest
 from rulec.es.binary import pack, product
 from rulec_backends.c.binary_source import source as c_source
 from rulec_backends.cpu import threads
-from rulec_backends.cpu.binary_source import source
+from rulec_backends.cpu.binary_source import product_source
 from rulec_backends.cpu.machine import architecture, compile_text, emit_assembly
 from tests.es.test_binary_products import bits
 
@@ -22,7 +22,7 @@ def test_bits_are_counted_by_instructions_of_the_processor(tmp_path: Path) -> No
     features = architecture()
     if "+popcnt" not in features:
         pytest.skip("this processor counts no bits")
-    code = emit_assembly(compile_text(source(), tmp_path / "kernel.py"))
+    code = emit_assembly(compile_text(product_source(), tmp_path / "kernel.py"))
     assert "popcnt" in code
     if "+avx512vpopcntdq" in features:
         assert code.count("vpopcntq") >= 4
