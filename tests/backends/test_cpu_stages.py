@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import os
 import re
 import subprocess
@@ -21,7 +22,8 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import layout_for
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
-from rulec.kernel.bucket.chunks import Matrices
+from rulec.kernel.bucket.cut import Cut, Lying
+from rulec.kernel.bucket.plan import CHUNK_COLUMNS
 from rulec.language.node import Op
 from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import limit as cpu_limit
@@ -333,26 +335,30 @@ def test_a_later_stage_may_be_given_other_gradients() -> None:
     (1, 7, 50_000), (3, 200, 300),
 ])  # fmt: skip
 def test_chunks_cover_each_element_once(shape: tuple[int, int, int]) -> None:
-    matrices = Matrices(*shape, POLICY)
+    cut = cut_of(shape)
+    rows = cut.table(CHUNK_COLUMNS[1:]).tolist()
     seen = 0
-    for first, last, height, width, top, bottom, left, right, _, _ in matrices.chunks():
+    for first, last, height, width, top, bottom, left, right, _, _ in rows:
         assert (height, width) == shape[1:]
         assert 0 <= first < last <= shape[0]
         assert 0 <= top < bottom <= height
         assert 0 <= left < right <= width
         assert last - first == 1 or (top, bottom, left, right) == (0, height, 0, width)
         seen += (last - first) * (bottom - top) * (right - left)
-    assert seen == matrices.size
-    corners = {(c[0], c[4], c[6]) for c in matrices.chunks()}
-    assert len(corners) == len(matrices.chunks())
+    assert seen == math.prod(shape)
+    assert len({(c[0], c[4], c[6]) for c in rows}) == len(rows)
 
 
 def test_sums_of_columns_cost_little_beside_the_elements() -> None:
     for shape in [(1, 50_000, 768), (1, 4096, 4096), (1, 1_000_000, 64), (1, 300, 100_000), (8, 2048, 2048)]:
-        matrices = Matrices(*shape, POLICY)
-        slots = matrices.pieces * matrices.batch * matrices.width
-        assert slots * 16 <= 0.1 * 4 * matrices.size, shape
-        assert len(matrices.chunks()) >= min(8, matrices.size // POLICY.chunk), "enough for several threads"
+        cut, size = cut_of(shape), math.prod(shape)
+        assert cut.deep[0] * shape[0] * shape[2] * 16 <= 0.1 * 4 * size, shape
+        assert cut.counts[0] >= min(8, size // POLICY.chunk), "enough for several threads"
+
+
+def cut_of(shape: tuple[int, int, int]) -> Cut:
+    """A tensor of so many matrices, rows and columns, cut for a stage that reduces columns."""
+    return POLICY.cut(Lying(*(np.array([n]) for n in shape)), tall=True)
 
 
 # Source text

@@ -1,20 +1,21 @@
-"""What one stage of a program needs to run over a bucket: its chunks, slots for its reductions, what comes per call."""
+"""What one stage of a program needs to run over a bucket in main memory: chunks, slots, what comes with each call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import InternalError
-from rulec.kernel.moving import Moving, byte_counts, in_memory
-from rulec.kernel.place import COL, ROW, TENSOR, address_lines, is_shaped, moving_lines, place
+from rulec.kernel.moving import Moving
+from rulec.kernel.place import COL, address_lines, is_shaped, place
 
-from .chunks import Chunks, Matrices, Policy, Table, flat_chunks, matrix_chunks
+from .chunks import Chunks, Policy, flat_chunks, matrix_chunks
+from .cut import Cut, Whole
 from .plan import chunk_columns
-from .slots import LineSlots, TensorSlots
+from .slots import LineSlots, TensorSlots, regions, slots_of
+from .tensors import Tensors
 
 
 @dataclass
@@ -22,17 +23,17 @@ class Work:
     """What a stage needs."""
 
     chunks: Chunks
-    spans: Table
+    spans: Whole
     moving: list[Moving]
     slots: dict[str, TensorSlots | LineSlots]
 
-    def spans_of(self, fired: tuple[int, ...] | None) -> Table:
+    def spans_of(self, fired: tuple[int, ...] | None) -> Whole:
         """The spans of these tensors, or of all."""
         return self.spans if fired is None else self.chunks.spans(fired)
 
 
 class Planner:
-    """Works out what each stage of a program needs over tensors of these sizes and views, of a machine's `policy`.
+    """Works out what each stage of a program needs over tensors of these sizes and views, by a machine's `policy`.
 
     With `flat`, chunks are elements alike in every stage, whatever it reads.
     """
@@ -41,44 +42,28 @@ class Planner:
         self, backend: str, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView],
         policy: Policy, flat: bool = False,
     ) -> None:  # fmt: skip
-        self._backend, self._policy = backend, policy
-        self.program, self.layout, self.sizes = program, layout, sizes
+        self._tensors = Tensors(backend, program, layout, sizes, views)
         self.lines = address_lines(program)
-        self.columns = chunk_columns(program, layout)
-        if self.columns > 3 and len(views) != len(sizes):
-            raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
-        self._views = views if self.columns > 3 else ()
-        self._only_flat = flat
-        self._cuts: dict[str, tuple[Chunks, list[Matrices]]] = {}
+        self._policy, self._only_flat, self._columns = policy, flat, chunk_columns(program, layout)
+        self._known: dict[str, tuple[Chunks, Cut]] = {}
 
     def work(self, stage: Stage) -> Work:
         """What a stage needs."""
-        chunks, matrices = self._cut(stage)
-        spans = chunks.spans(range(len(self.sizes)))
-        moving = [self._moving(name) for name in moving_lines(self.program, stage)]
-        slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
-        return Work(chunks, spans, moving, slots)
+        tensors = self._tensors
+        chunks, cut = self._chunks(stage)
+        found = regions(stage, tensors.layout, chunks.cut, tensors.lying, cut)
+        slots = {region.name: slots_of(region) for region in found}
+        return Work(chunks, chunks.spans(range(len(tensors.sizes))), tensors.moving(stage, self.lines), slots)
 
-    def _cut(self, stage: Stage) -> tuple[Chunks, list[Matrices]]:
-        """A stage's chunks, and the matrices that they are of; stages that are cut alike share them."""
-        tall = any(place(r.axes, self.layout) == COL for r in stage.reduces)
-        shaped = is_shaped(self.program, stage, self.layout)
+    def _chunks(self, stage: Stage) -> tuple[Chunks, Cut]:
+        """A stage's chunks, and how its rows and columns are cut; stages that are cut alike share them."""
+        tensors, policy = self._tensors, self._policy
+        tall = any(place(r.axes, tensors.layout) == COL for r in stage.reduces)
+        shaped = is_shaped(tensors.program, stage, tensors.layout)
         kind = ("tall" if tall else "wide") if shaped else "flat"
-        if kind not in self._cuts:
-            matrices = [Matrices(*in_memory(view, self.layout.transposed), self._policy, tall) for view in self._views]
+        if kind not in self._known:
+            cut = policy.cut(tensors.lying, tall) if shaped else policy.flat(tensors.sizes)
             flat = self._only_flat or not shaped
-            chunks = (
-                flat_chunks(self.sizes, self._policy, self.columns) if flat else matrix_chunks(matrices, self._policy)
-            )
-            self._cuts[kind] = (chunks, matrices)
-        return self._cuts[kind]
-
-    def _slots(self, reduction: Result, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
-        op, where = reduction.value.op, place(reduction.axes, self.layout)
-        if where == TENSOR:
-            return TensorSlots(op, chunks)
-        return LineSlots(op, matrices, rows=where == ROW, as_rows="i" in reduction.axes.letters)
-
-    def _moving(self, name: str) -> Moving:
-        sizes = byte_counts(self.program, self.layout, name, self.sizes, self._views)
-        return Moving(self._backend, name, self.lines.index(name), sizes)
+            chunks = flat_chunks(tensors.sizes, policy, self._columns) if flat else matrix_chunks(cut, policy)
+            self._known[kind] = chunks, cut
+        return self._known[kind]

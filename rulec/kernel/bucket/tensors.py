@@ -1,0 +1,40 @@
+"""The tensors that a kernel is bound to, as all machines see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import Layout
+from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError
+from rulec.kernel.moving import Moving, byte_counts
+from rulec.kernel.place import is_shaped, moving_lines
+
+from .cut import Lying, lying, rows_of
+
+
+class Tensors:
+    """Tensors of so many elements, seen as these matrices, under a program that a `backend` runs.
+
+    They are `lying` as single rows where the program sees no matrices. InternalError where it does, and a view is
+    missing or is not of the layout.
+    """
+
+    def __init__(
+        self, backend: str, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView]
+    ) -> None:
+        self.backend, self.program, self.layout, self.sizes = backend, program, layout, sizes
+        shaped = any(is_shaped(program, stage, layout) for stage in program.stages)
+        if shaped and len(views) != len(sizes):
+            raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
+        self._views = views if shaped else ()
+        self.lying: Lying = lying(views, layout.transposed) if shaped else rows_of(sizes)
+
+    def moving(self, stage: Stage, lines: Sequence[str]) -> list[Moving]:
+        """What comes with each call of a stage beside gradients; `lines` names those of the table of addresses."""
+        names = moving_lines(self.program, stage)
+        return [Moving(self.backend, name, lines.index(name), self._bytes(name)) for name in names]
+
+    def _bytes(self, name: str) -> list[int]:
+        return byte_counts(self.program, self.layout, name, self.sizes, self._views)
