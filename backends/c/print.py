@@ -19,7 +19,7 @@ from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
-from rulec.kernel.place import ELEMENT, address_lines
+from rulec.kernel.place import COL, ELEMENT, address_lines
 from rulec.language.node import Kind, Node, Op, is_boolean
 
 from ..comment import line_comment
@@ -119,11 +119,18 @@ class ElementWriter:
         found += [self._vector(v) for v in self.nest.vectors]
         found += [self._scalar(i) for i in self.printer.columns_used()]
         found += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
-        return found + [Parameter("total", "double *", self.names[r.name], r.name) for r in self.stage.reduces]
+        return found + [
+            Parameter("total", self.total_pointer(r), self.names[r.name], r.name) for r in self.stage.reduces
+        ]
 
     def pointer(self, buffer: str) -> str:
         """The type of the address of a buffer."""
-        return f"{'' if buffer in self.nest.stored else 'const '}{STORAGE[self.layout.dtype(buffer)]} *"
+        const = "" if buffer in self.nest.stored else "const "
+        return f"{self.dialect.memory}{const}{STORAGE[self.layout.dtype(buffer)]} *"
+
+    def total_pointer(self, reduction: Result) -> str:
+        """The type of the address of a total: one of a column lies in its slot, others are variables."""
+        return f"{self.dialect.memory if self.nest.place(reduction) == COL else ''}double *"
 
     def _buffer(self, buffer: str) -> Parameter:
         return Parameter("buffer", self.pointer(buffer), self.at[buffer], buffer)
@@ -131,7 +138,9 @@ class ElementWriter:
     def _vector(self, vector: Result) -> Parameter:
         where = self.nest.place(vector)
         if where == ELEMENT:
-            return Parameter("vector", f"const {self.real} *", self.at[vector.name], vector.name, where)
+            return Parameter(
+                "vector", f"{self.dialect.memory}const {self.real} *", self.at[vector.name], vector.name, where
+            )
         return Parameter("vector", self._type(vector.value), self.names[vector.name], vector.name, where)
 
     def _scalar(self, column: int) -> Parameter:

@@ -31,6 +31,7 @@ C99 = Dialect(
             "back", "fill", "sum_of", "least_of", "greatest_of",
         }
     ),
+    simd=("#pragma omp simd",),
 )  # fmt: skip
 
 _INLINE = """\
@@ -127,10 +128,14 @@ def file_text(program: Program, layout: Layout, title: str, stages: Sequence[Sta
     """A file of these stages, `title` being what it is."""
     code = "\n".join(stage.text() for stage in stages)
     head = comment([f"{title} Printed by rulec.", "", *about(program)])
-    shaped = chunk_columns(program, layout) > 3
-    types = [_SPAN, _CHUNK if shaped else _FLAT_CHUNK, _bucket(program, stages)]
-    parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *_helpers(code), code]
+    types = [_SPAN, chunk_type(program, layout), _bucket(program, stages)]
+    parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *helpers(code, C99), code]
     return "\n".join(parts)
+
+
+def chunk_type(program: Program, layout: Layout) -> str:
+    """The type of a row of the table of chunks."""
+    return _CHUNK if chunk_columns(program, layout) > 3 else _FLAT_CHUNK
 
 
 def stage_name(program: Program, stage: int) -> str:
@@ -151,12 +156,12 @@ def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
     return _BUCKET.replace("<columns>", str(len(program.columns))).replace("*const <lines>", wrapped)
 
 
-def _helpers(code: str) -> list[str]:
-    """What the stages call."""
+def helpers(code: str, dialect: Dialect) -> list[str]:
+    """The functions that the code of stages calls."""
     joins = [join for join in _JOINS.values() if f"{join[0]}(" in code]
     texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined in joins]
     fill = [_FILL] if "fill(" in code else []
-    return [*words_used("\n".join([code, *texts]), C99), *([_LANES] if joins else []), *fill, *texts]
+    return [*words_used("\n".join([code, *texts]), dialect), *([_LANES] if joins else []), *fill, *texts]
 
 
 class StageSource:
@@ -218,21 +223,28 @@ class StageSource:
         if name in self.nest.buffers:
             return self.write.pointer(name)
         if name in self.stage.reads:
-            return f"const {self.write.real} *"
-        return "double *" if any(r.name == name for r in self.stage.reduces) else ""
+            return f"{self.dialect.memory}const {self.write.real} *"
+        return f"{self.dialect.memory}double *" if any(r.name == name for r in self.stage.reduces) else ""
 
     def _address(self, name: str) -> str:
         text = f"bucket->{self.write.names[name]}[at->tensor]"
-        where = next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
-        slots = {ROW: "row_slots", COL: "col_slots"}.get(where)
+        slots = self._slots(name)
         return f"(double *){text} + at->{slots}" if slots else text
+
+    def _slots(self, name: str) -> str:
+        """What of a chunk says where its totals begin, for totals of rows and columns."""
+        where = next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
+        return {ROW: "row_slots", COL: "col_slots"}.get(where, "")
 
     def _scalars(self) -> list[str]:
         columns = self.write.printer.columns_used()
         if not columns:
             return []
-        row = f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"
-        return [row, *(self._scalar(i) for i in columns)]
+        return [self._row(), *(self._scalar(i) for i in columns)]
+
+    def _row(self) -> str:
+        """The row of the scalar table that is the tensor's."""
+        return f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"
 
     def _scalar(self, column: int) -> str:
         name, truth = self.write.printer.column(column), is_boolean(self.program.columns[column].value)
@@ -266,11 +278,11 @@ class StageSource:
     def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
         """A loop over neighbouring elements: in steps of as many as there are lanes, where totals are taken in them."""
         if not self.nest.totals(ROW, TENSOR):
-            return ["#pragma omp simd", *block(f"for (int64_t i = {start}; i < {stop}; i++)", body)]
+            return [*self.dialect.simd, *block(f"for (int64_t i = {start}; i < {stop}; i++)", body)]
         return [
             f"const int64_t stop = {stop};", f"int64_t i = {start};",
             *block("for (; i + LANES <= stop; i += LANES)", [
-                "#pragma omp simd",
+                *self.dialect.simd,
                 *block("for (int lane = 0; lane < LANES; lane++)",
                        self.write.call(self._passed("i + lane", "lane"))),
             ]),

@@ -17,12 +17,14 @@ In what is shown, a line `...` stands for any number of lines and `...` within a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import linecache
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -37,8 +39,18 @@ from tests.docs.markdown import ROOT, Block
 
 _BIN = Path(sys.executable).parent
 
+#: Files that the manual links to: a page's reader has them at hand.
+EXAMPLES = ROOT / "docs" / "examples"
+
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
 _SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*")
+
+
+def example(name: str) -> ModuleType:
+    """One of these files as a module, which other processes that are given this one's path find too."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,8 @@ class PageRun:
     def run(self, page: list[Block]) -> Iterator[Outcome]:
         """The outcome of every block but those that show the output of another."""
         before, modules = Path.cwd(), set(sys.modules)
+        for file in EXAMPLES.glob("*.py"):
+            shutil.copy(file, self.folder)
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         sys.modules[self.module.__name__] = self.module
