@@ -11,8 +11,6 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -24,8 +22,8 @@ from .binary import CupyBinary
 from .binary_source import source as binary_source
 from .call import CudaCall, Functions
 from .memory import memory_of, used
-from .noise import estimate_source, words_source
-from .noise_call import CudaNoiseCall, fill_words, shared_ring
+from .noise import estimate_source
+from .noise_call import CudaNoiseCall, shared_ring
 from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
@@ -80,17 +78,6 @@ class CupyBackend:
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements `offset` and on of noise, in the current stream, into a contiguous array on a GPU."""
         fill(self, out, noise, offset, once=True)
-
-    def fill_words(
-        self, out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0
-    ) -> None:
-        """Writes raw words, one for each element from `offset` on, into a contiguous array of integers of 32 bits.
-
-        Of two dimensions, each row is of the next direction, from `pair` on. In the current stream; TensorError for
-        another dtype.
-        """
-        position = Noise("normal", seed, layer, step, np.ones(1), pair, purpose)
-        fill_words(_modules(words_source()), self.threads, out, position, offset)
 
 
 class CupyKernel:

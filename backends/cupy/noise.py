@@ -15,12 +15,11 @@ from rulec.kernel.place import ELEMENT
 
 from ..c.print import STORAGE, Parameter
 from ..c.text import block, indented
-from ..c.words import words_used
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .plan import THREADS
 from .print import file_text
 from .stage import StageKernel
-from .words import DIALECT, types_used
+from .words import DIALECT
 
 #: Lanes of a warp.
 LANES = 32
@@ -98,29 +97,6 @@ __device__ inline Pack<<storage>, <wide>> sum_of_noise(const Noise &noise, int64
 }
 """
 
-_WORDS_KERNEL = f"""\
-// Words of elements `offset` and on, `count` in each of `rows` lines, each line of the next direction: a thread makes a
-// block of them.
-extern "C" __global__ void __launch_bounds__({THREADS}) words(
-    uint32_t *out, int64_t rows, int64_t count, int64_t seed, int64_t layer, int64_t high, int64_t direction,
-    int64_t step, int64_t offset)
-{{
-    const int64_t first = offset / 4, blocks = (offset + count + 3) / 4 - first;
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= rows * blocks)
-        return;
-    const int64_t row = i / blocks, block = first + i % blocks;
-    const Words made = philox((uint32_t)block, (uint32_t)(block >> 32) + (uint32_t)high, (uint32_t)(direction + row),
-        (uint32_t)step, (uint32_t)seed, (uint32_t)layer);
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {{
-        const int64_t e = 4 * block + word - offset;
-        if (e >= 0 && e < count)
-            out[row * count + e] = made.at[word];
-    }}
-}}
-"""
-
 #: CUDA C with the names of what sums noise.
 _NOISY = replace(
     DIALECT,
@@ -133,11 +109,6 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
     require_estimate("cupy", program, values)
     title = f"{program.name} with a sum of {values} noise as its gradient, by the cupy backend: {layout.text()}."
     return file_text(program, title, _NoisyKernel(program, layout, values).texts())
-
-
-def words_source() -> str:
-    """The file of the kernel `words`."""
-    return "\n".join([*types_used("uint64_t int64_t uint32_t"), "", *words_used(_WORDS_KERNEL, DIALECT), _WORDS_KERNEL])
 
 
 class _NoisyKernel(StageKernel):

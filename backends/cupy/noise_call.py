@@ -12,12 +12,11 @@ from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.errors import TensorError
 
 from ..noise import record_addresses, records, sum_dtype
 from .call import CudaCall, Functions
 from .chunks import Table
-from .memory import Memory, Ring, memory_of, used
+from .memory import Memory, Ring, used
 
 
 class CudaNoiseCall(CudaCall):
@@ -59,20 +58,3 @@ class CudaNoiseCall(CudaCall):
 def shared_ring(device: int) -> Ring:
     """The ring of calls that are made once: one that goes away would wait for what is copied from its own."""
     return Ring(0, 0)
-
-
-def fill_words(modules: Any, threads: int, out: Any, position: Noise, offset: int) -> None:
-    """Writes raw words into an array of whole numbers of 32 bits: see `CupyBackend.fill_words`."""
-    if str(out.dtype).removeprefix("torch.") not in ("int32", "uint32") or not 1 <= out.ndim <= 2:
-        raise TensorError(
-            f"random words go into an array of int32 or uint32 of one or two dimensions, and this one is of "
-            f"{out.dtype} and has {out.ndim}: make one of that kind"
-        )
-    rows, count = (1, out.shape[0]) if out.ndim == 1 else out.shape
-    blocks = rows * (-(-(offset + count) // 4) - offset // 4)
-    memory = memory_of([out], "the arrays of random words")
-    arguments = (rows, count, *position.key, position.high, position.first, position.step & 0xFFFFFFFF, offset)
-    with used(memory):
-        launch = modules.functions("random words", memory.device)("words")
-        if blocks:
-            launch((-(-blocks // threads),), (threads,), (memory.address(out), *arguments))

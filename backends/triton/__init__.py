@@ -13,8 +13,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -25,7 +23,6 @@ from ..noise import fill
 from ..printed import run_source
 from .epilogue import epilogue_source
 from .noise import estimate_source
-from .noise_words import words_source
 from .print import program_source
 
 if TYPE_CHECKING:
@@ -82,18 +79,6 @@ class TritonBackend:
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements `offset` and on of noise into a contiguous tensor, in its device's current stream."""
         fill(self, out, noise, offset)
-
-    def fill_words(
-        self, out: Any, *, seed: int, layer: int, step: int, pair: int, purpose: int = 0, offset: int = 0
-    ) -> None:
-        """Writes raw words, one for each element from `offset` on, into a contiguous tensor of int32.
-
-        Of two dimensions, each row is of the next direction, from `pair` on. TensorError for another dtype.
-        """
-        from .noise_call import fill_words
-
-        kernel = _kernels("random words", words_source())["words"]
-        fill_words(kernel, out, Noise("normal", seed, layer, step, np.ones(1), pair, purpose), offset)
 
 
 def interpreted() -> bool:

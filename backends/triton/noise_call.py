@@ -9,7 +9,6 @@ from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
-from rulec.errors import TensorError
 
 from ..noise import record_addresses, records, sum_dtype
 from .blocks import INTERPRETER, Block
@@ -19,9 +18,6 @@ from .work import StageWork
 
 #: Elements of a block: of popcount noise each thread makes one block of words, the fewest that leave none idle.
 NOISY = Block(2048, 128)
-
-#: Blocks of four words that a program of the grid makes.
-WORD_BLOCKS = 256
 
 
 class NoisyWork(StageWork):
@@ -65,19 +61,3 @@ class TritonNoiseCall(TritonCall):
     def _read_gradients(self, stage: int, moving: Sequence[Any], fired: tuple[int, ...] | None) -> None:
         at = slice(None) if fired is None else list(fired)
         self._gradients[at] = record_addresses(len(moving), self._at)
-
-
-def fill_words(kernel: Any, out: Any, position: Noise, offset: int) -> None:
-    """Writes raw words into a contiguous tensor of int32: see `TritonBackend.fill_words`."""
-    import torch
-
-    if out.dtype is not torch.int32 or not 1 <= out.ndim <= 2:
-        raise TensorError(
-            f"random words go into a tensor of int32 of one or two dimensions, and this one is of {out.dtype} and has "
-            f"{out.ndim}: make one of that kind"
-        )
-    rows, count = (1, out.shape[0]) if out.ndim == 1 else out.shape
-    blocks = -(-(offset + count) // 4) - offset // 4
-    numbers = (*position.key, position.high, position.first, position.step & 0xFFFFFFFF, offset)
-    if rows and blocks:
-        kernel[(-(-blocks // WORD_BLOCKS), rows)](out, count, *numbers, BLOCK=WORD_BLOCKS)

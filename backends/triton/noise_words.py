@@ -134,21 +134,6 @@ def _all(count: int) -> str:
     return f"in_order({', '.join(f'in_order({part})' for part in parts)})"
 
 
-WORDS_KERNEL = '''\
-@triton.jit(do_not_specialize=["seed", "layer", "high", "direction", "step", "offset"])
-def words(out, count, seed, layer, high, direction, step, offset, BLOCK: tl.constexpr):
-    """Words of elements `offset` and on, `count` in each line, each line of the next direction: 4*BLOCK of one line."""
-    line = tl.program_id(1)
-    block = offset // 4 + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    low, above = block.to(tl.uint32), ((block >> 32) + high).to(tl.uint32)
-    number = (direction + line).to(tl.uint32)
-    a, b, c, d = philox(low, above, number, step.to(tl.uint32), seed.to(tl.uint32), layer.to(tl.uint32))
-    made = tl.reshape(in_order(a, b, c, d), (4 * BLOCK,)).to(tl.int32, bitcast=True)
-    e = (offset // 4 + tl.program_id(0).to(tl.int64) * BLOCK) * 4 - offset + tl.arange(0, 4 * BLOCK)
-    tl.store(out + line.to(tl.int64) * count + e, made, mask=(e >= 0) & (e < count))
-'''
-
-
 def _polynomial(name: str, terms: Sequence[float], compute: str) -> str:
     """A polynomial by Horner's scheme."""
     text = constant(_rounded(terms[-1], compute), compute)
@@ -188,9 +173,3 @@ def _marked(text: str, marks: Mapping[str, str]) -> str:
     for mark, part in marks.items():
         text = text.replace(mark, part)
     return text
-
-
-def words_source() -> str:
-    """The file of the kernel `words`."""
-    words = [text.rstrip("\n") for text in (_PHILOX, _IN_ORDER)]
-    return "\n\n\n".join(["import triton\nimport triton.language as tl", *words, WORDS_KERNEL])

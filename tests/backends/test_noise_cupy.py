@@ -13,11 +13,9 @@ import rulec
 from rulec.backend.noise import Values
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for
-from rulec.errors import TensorError
-from rulec.es.streams import COLUMNS, Stream
 from rulec.testing.kinds import CupyKind
 from rulec_backends.cupy import CupyBackend
-from rulec_backends.cupy.noise import estimate_source, words_source
+from rulec_backends.cupy.noise import estimate_source
 from rulec_backends.cupy.plan import pack_width
 from tests import ledger
 from tests.backends import cuda_stand_in
@@ -93,18 +91,6 @@ def test_gradients_of_another_dtype_and_ascent(cupy: Any) -> None:
     assert fused_as_filled(backend(), CupyKind(), "adamw", "float32", "rademacher", grad="float16")
 
 
-@needs_gcc
-def test_words_are_those_of_the_definition(cupy: Any) -> None:
-    for offset in (0, 3, 4 * 2**32 - 5):
-        out = cupy.empty((3, 37), np.uint32)
-        position = {"seed": -7, "layer": 5, "step": 2**32 - 1}
-        backend().fill_words(out, **position, pair=2**31 - 1, purpose=COLUMNS, offset=offset)
-        streams = [Stream(**position, pair=2**31 - 1 + i, purpose=COLUMNS) for i in range(3)]
-        np.testing.assert_array_equal(out.get(), [s.words(37, offset) for s in streams])
-    with pytest.raises(TensorError, match=r"of int32 or uint32 of one or two dimensions, and this one is of float32"):
-        backend().fill_words(cupy.empty(3, np.float32), **position, pair=0)
-
-
 def check(rule: str, dtype: str, values: Values, architecture: str, grad: str | None = None) -> None:
     """Proves that a kernel keeps nothing in local memory and moves what its program moves, but for the gradient."""
     program = rulec.compile(rulec.load(rule))
@@ -142,17 +128,3 @@ def test_machine_code_keeps_sums_in_registers() -> None:
 )
 def test_machine_code_of_other_kinds(dtype: str, values: Values, architecture: str) -> None:
     check("adamw", dtype, values, architecture)
-
-
-@needs_nvrtc
-@pytest.mark.proof
-def test_the_kernel_of_words_keeps_nothing_in_local_memory() -> None:
-    known = ledger.checker(Path(__file__), *CHECKERS)
-    claims = {architecture: ledger.digest(known, architecture, words_source()) for architecture in ARCHITECTURES}
-
-    def check_words(changed: list[str]) -> None:
-        for architecture in changed:
-            code = kernels(words_source(), architecture, ["words"])["words"]
-            assert (code.local(), code.stack) == ([], 0)
-
-    ledger.prove(claims, check_words)

@@ -68,18 +68,6 @@ def noise_of(stream: Stream, values: Any, weight: float = 1.0) -> Noise:
     return Noise(values, stream.seed, stream.layer, stream.step, weights, stream.pair, stream.purpose)
 
 
-def from_memory(backend: Any, kind: Any, dtype: Any) -> Maker:
-    """Words as a backend writes them."""
-
-    def words(stream: Stream, count: int, offset: int) -> Any:
-        out = kind.make(np.zeros(count, dtype))
-        position = {"seed": stream.seed, "layer": stream.layer, "step": stream.step, "purpose": stream.purpose}
-        backend.fill_words(out, pair=stream.pair, offset=offset, **position)
-        return kind.read(out).view(np.uint32)
-
-    return words
-
-
 def check_words(make: Maker, streams: list[Stream] = STREAMS) -> int:
     """Asserts that words are those of NumPy in every stream; gives how many streams there are."""
     for stream, block in itertools.product(streams, BLOCKS):
@@ -127,8 +115,7 @@ def test_words_and_whole_numbers_in_cuda(cuda: Any) -> None:
     from rulec_backends.cupy import CupyBackend
 
     backend = CupyBackend(threads=32)
-    assert check_words(from_memory(backend, CupyKind(), np.uint32))
-    assert check_words(from_signs(backend, CupyKind()), STREAMS[::4])
+    assert check_words(from_signs(backend, CupyKind()))
     assert check_whole(backend, CupyKind(), STREAMS[::4])
 
 

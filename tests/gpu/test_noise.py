@@ -10,10 +10,9 @@ import torch
 
 from rulec.backend import registry
 from rulec.backend.noise import Values
-from rulec.es.streams import ROWS, Stream
 from rulec.testing.kinds import TorchKind
 from tests.backends.noises import VALUES, fused_as_filled, noise_of, summed, worst_fills
-from tests.backends.test_noise_streams import STREAMS, check_whole, check_words, from_memory
+from tests.backends.test_noise_streams import STREAMS, check_whole, check_words, from_signs
 from tests.gpu.training import DEVICE
 
 pytestmark = pytest.mark.gpu
@@ -37,15 +36,8 @@ def test_sums_are_those_of_the_definition(backend: Any, dtype: str, most: float)
 
 
 def test_words_and_whole_numbers_are_those_of_the_definition(backend: Any) -> None:
-    assert check_words(from_memory(backend, KIND, np.int32))
+    assert check_words(from_signs(backend, KIND))
     assert check_whole(backend, KIND, STREAMS)
-
-
-def test_words_of_many_directions_at_once(backend: Any) -> None:
-    out = torch.empty((70, 1001), dtype=torch.int32, device=DEVICE)
-    backend.fill_words(out, seed=3, layer=4, step=5, pair=6, purpose=ROWS, offset=2)
-    expected = np.stack([Stream(3, 4, 5, 6 + i, ROWS).words(1001, 2) for i in range(70)])
-    np.testing.assert_array_equal(out.cpu().numpy().view(np.uint32), expected)
 
 
 @pytest.mark.parametrize("values", VALUES)
