@@ -60,7 +60,7 @@ class CCall(PlannedCall):
             require_memory(name, arrays)
         return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
 
-    def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+    def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         spans = work.spans_of(fired)
         self._bucket[: len(BUCKET)] = [
             c_threads.threads(len(spans)), len(self._everything), len(spans), array_address(spans),

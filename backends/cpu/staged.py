@@ -30,7 +30,7 @@ class StagedCall(PlannedCall):
         super().__init__(program, layout, params, states, views, POLICY, flat)
         self._machine = machine
 
-    def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+    def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         spans = work.spans_of(fired)
         job = Job()
         job[cpu_threads.SPANS :] = [

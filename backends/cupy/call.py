@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Rows, Scalars, Scratch, Written
+from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.kernel.bucket.call import BucketCall
+from rulec.kernel.bucket.cut import Whole
+from rulec.kernel.bucket.tensors import Tensors
+from rulec.kernel.place import bound_arrays
 
-from .chunks import Table
 from .memory import Memory, Ring, used
 from .plan import GIVEN, bound_lines, given_lines
 from .scalars import Argument, scalar_arguments
@@ -26,11 +29,11 @@ _PARTS = 256
 Functions = Callable[[str], Any]
 
 
-class CudaCall:
+class CudaCall(BucketCall[Work]):
     """A kernel bound to the parameters and states of one bucket, for blocks of so many threads.
 
-    One thread of the host at a time may call it. One that is given a `ring` of others' does not wait for its tables: it
-    may be called in the stream that is the current one now alone.
+    One that is given a `ring` of others' does not wait for its tables: it may be called in the stream that is the
+    current one now alone.
     """
 
     def __init__(
@@ -38,35 +41,35 @@ class CudaCall:
         params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
         ring: Ring | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(params, states)
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
-        self._params, self._states = params, states
-        self._everything = tuple(range(len(params)))
-        lines = len(GIVEN) + len(given_lines(program))
-        self._ring = ring or Ring(len(program.stages), 8 * (lines + len(program.columns)) * len(params))
-        self._gradients = len(GIVEN) + given_lines(program).index("g")
+        given = given_lines(program)
+        words = (len(GIVEN) + len(given) + len(program.columns)) * len(params)
+        self._ring = ring or Ring(len(program.stages), 8 * words)
+        self._line = len(GIVEN) + given.index("g")
         with used(memory) as stream:
-            planner = Planner(program, layout, [_count(p) for p in params], views, memory)
+            tensors = Tensors("cupy", program, layout, [_count(p) for p in params], views)
+            planner = Planner(tensors, memory)
             self._works = [planner.work(i) for i in range(len(program.stages))]
-            bound = self._addresses()
+            bound = self._bound_addresses()
             self._low = [np.bitwise_or.reduce(bound[:, w.bound], axis=1) if w else bound[:, 0] for w in self._works]
             self._bound = DeviceTable(bound, self._ring, stream)
             self._whole = {i: self._tables(w, self._everything, stream) for i, w in enumerate(self._works) if w}
-            self._given = GivenTable(len(params), len(given_lines(program)))
+            self._given = GivenTable(len(params), len(given))
             if ring is None:  # from here on these may be used in any stream
                 stream.synchronize()
         self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
 
-    def _addresses(self) -> Table:
+    def _bound_addresses(self) -> Whole:
         """What does not move: for each tensor the addresses of its parameter, states and slots."""
+        arrays = bound_arrays(self._program, self._params, self._states)
+        columns: dict[str, Any] = {n: [*map(self._memory.address, each)] for n, each in arrays.items()}
+        for work in filter(None, self._works):
+            columns |= work.slots.addresses()
         lines = bound_lines(self._program)
-        slots = {name: own for work in self._works if work for name, own in work.slots.items()}
         found = np.zeros((len(self._params), len(lines)), np.int64)
         for column, name in enumerate(lines):
-            if name in slots:
-                found[:, column] = slots[name].addresses()
-            else:
-                arrays = self._params if name == "p" else [s[name] for s in self._states]
-                found[:, column] = [self._memory.address(x) for x in arrays]
+            found[:, column] = columns[name]
         return found
 
     def _tables(self, work: Work, fired: Sequence[int], stream: Any) -> tuple[DeviceTable, DeviceTable]:
@@ -74,22 +77,14 @@ class CudaCall:
         chunks, finish = work.tables(fired)
         return DeviceTable(chunks, self._ring, stream), DeviceTable(finish, self._ring, stream)
 
-    def __call__(
-        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Runs a stage over every tensor of the bucket, or `tensors` of it, in place, in `stream` or the current one.
-
-        Reductions hold until their tensor's next pass through the stage; those of tensors that stay mean nothing.
-        """
-        work = self._works[stage]
-        if work is None:
-            return Written(self._params, self._states)
-        fired = self._everything if tensors is None else tuple(tensors)
+    def _run(
+        self, work: Work, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
+        fired: tuple[int, ...] | None, stream: Any,
+    ) -> Mapping[str, Any]:  # fmt: skip
         with used(self._memory, stream) as current:
-            chunks, finish = self._whole[stage] if tensors is None else self._part(stage, work, fired, current)
+            chunks, finish = self._whole[stage] if fired is None else self._part(stage, work, fired, current)
             if chunks.count:
-                self._point(work, moving, scratch or {}, None if tensors is None else list(fired))
+                self._point(work, moving, scratch, fired)
                 self._given.fill(work, self._low[stage], rows)
                 table = self._given.send(rows, self._memory, self._ring, current)
                 scale, stays = (0 if x is None else self._memory.address(x) for x in (rows.scale, rows.stays))
@@ -97,8 +92,7 @@ class CudaCall:
                 self._launch(work.kernel, chunks.count, given)
             if finish.count:
                 self._launch("finish", finish.count, (finish.at,))
-        reduced = {name: slots.results(fired) for name, slots in work.slots.items()}
-        return Written(self._params, self._states, reduced)
+        return work.slots.results(self._everything if fired is None else fired)
 
     def _part(self, stage: int, work: Work, fired: tuple[int, ...], stream: Any) -> tuple[DeviceTable, DeviceTable]:
         """The tables for some of the tensors, kept for the next time."""
@@ -109,18 +103,20 @@ class CudaCall:
             self._parts[key] = self._tables(work, fired, stream)
         return self._parts[key]
 
-    def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: list[int] | None) -> None:
+    def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: tuple[int, ...] | None) -> None:
         """Fills in the addresses that come with a call."""
-        at: Any = slice(None) if fired is None else fired
-        words, address = self._given.words, self._memory.address
-        words[at, self._gradients] = self._read(moving)
+        words = self._given.words
+        words[:, self._line] = self._read_gradients(moving, fired)
+        at: Any = slice(None) if fired is None else list(fired)
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
-            words[at, len(GIVEN) + line.line] = np.fromiter(map(address, arrays), np.int64, len(arrays))
+            words[at, len(GIVEN) + line.line] = self._addresses_of(arrays)
 
-    def _read(self, moving: Sequence[Any]) -> Table:
-        """The addresses of gradients."""
-        return np.fromiter(map(self._memory.address, moving), np.int64, len(moving))
+    def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
+        return self._addresses_of(moving)
+
+    def _addresses_of(self, arrays: Sequence[Any]) -> Whole:
+        return np.fromiter(map(self._memory.address, arrays), np.int64, len(arrays))
 
     def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:
         self._functions(kernel)((blocks,), (self._threads,), arguments)

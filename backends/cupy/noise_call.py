@@ -15,7 +15,6 @@ from rulec.compiler.layout import Layout
 
 from ..noise import record_addresses, records, sum_dtype
 from .call import CudaCall, Functions
-from .chunks import Table
 from .memory import Memory, Ring, used
 
 
@@ -29,6 +28,7 @@ class CudaNoiseCall(CudaCall):
         super().__init__(program, layout, functions, threads, memory, params, states, (), ring)
         self._offset, self._dtype = offset, sum_dtype(layout)
         self._records: Any = None
+        self._at = 0
 
     def __call__(
         self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
@@ -36,11 +36,11 @@ class CudaNoiseCall(CudaCall):
     ) -> Written:  # fmt: skip
         """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
         with used(self._memory, stream) as current:
-            addresses = self._sent(moving, current)
-        return super().__call__(stage, addresses, rows, scratch, tensors=tensors, stream=stream)
+            self._at = self._sent(moving, current)
+        return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
 
-    def _sent(self, noises: Sequence[Noise], stream: Any) -> list[int]:
-        """Brings records of noise to the device; their addresses."""
+    def _sent(self, noises: Sequence[Noise], stream: Any) -> int:
+        """Brings records of noise to the device; their address."""
         import cupy
 
         found = records(noises, self._offset, self._dtype)
@@ -48,10 +48,10 @@ class CudaNoiseCall(CudaCall):
             self._records = cupy.empty(found.size, np.int64)
         at = int(self._records.data.ptr)
         self._ring.copy(at, found, stream)
-        return record_addresses(len(noises), at)
+        return at
 
-    def _read(self, moving: Sequence[Any]) -> Table:
-        return np.array(moving, np.int64)
+    def _addresses(self, moving: Sequence[Any]) -> list[int]:
+        return record_addresses(len(moving), self._at)
 
 
 @functools.cache

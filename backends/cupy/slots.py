@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compiler.ir import Result
-from rulec.compiler.reductions import REDUCTIONS
+from rulec.kernel.bucket.cut import Whole, counted, parts
+from rulec.kernel.bucket.slots import Places, Region, chosen
 
-from .chunks import Chunks, Matrices, Table
 from .memory import Memory
 from .plan import FINISH, THREADS
 
@@ -18,83 +17,55 @@ from .plan import FINISH, THREADS
 _BYTES = 8
 
 
-class TensorSlots:
-    """One slot for each chunk of a bucket, joined to one number for each tensor."""
+class Slots:
+    """The slots and results of a stage's reductions on the device.
 
-    def __init__(self, result: Result, chunks: Chunks, memory: Memory) -> None:
-        self._kind, self._first = REDUCTIONS[result.value.op].code, chunks.first
-        self._slots = memory.empty(max(1, len(chunks.table)))
-        self._found = memory.empty(max(1, len(chunks.first) - 1))
-        self._at = memory.address(self._slots), memory.address(self._found)
-
-    def addresses(self) -> list[int]:
-        """Where each tensor's chunks leave their totals: each in a slot of its own."""
-        return [self._at[0]] * (len(self._first) - 1)
-
-    def finish(self, fired: Sequence[int]) -> list[tuple[int, ...]]:
-        """What joins the totals of these tensors: `FINISH` words, a line for each block."""
-        slots, found = self._at
-        return [
-            (slots + _BYTES * self._first[i], found + _BYTES * place, 1, 1, self._first[i + 1] - self._first[i],
-             self._kind)
-            for place, i in enumerate(fired)
-        ]  # fmt: skip
-
-    def results(self, fired: Sequence[int]) -> Any:
-        """One number for each of these tensors; it holds until the next pass through the stage."""
-        return self._found[: len(fired)]
-
-
-class LineSlots:
-    """For each tensor one slot for each row, or column, of its matrices and each tile that it passes through.
-
-    Where a single tile has all of a line, its total is the result. Rows and columns are those in memory; results have
-    the shape that the rule sees.
+    Where a single tile has all of a row or column, its total is the result.
     """
 
-    def __init__(self, result: Result, tensors: Sequence[Matrices], rows: bool, memory: Memory) -> None:
-        self._kind = REDUCTIONS[result.value.op].code
-        self._kept = [(t.blocks, t.batch * t.height) if rows else (t.pieces, t.batch * t.width) for t in tensors]
-        self._empty = [not t.batch * t.height * t.width for t in tensors]
-        ends = np.cumsum([0, *(lines for _, lines in self._kept)]).tolist()
-        slots = np.cumsum([0, *(terms * lines if terms > 1 else 0 for terms, lines in self._kept)]).tolist()
-        self._found, self._slots = memory.empty(max(1, ends[-1])), memory.empty(max(1, slots[-1]))
-        found_at, slots_at = memory.address(self._found), memory.address(self._slots)
-        self._targets = [found_at + _BYTES * start for start in ends[:-1]]
-        self._sources = [
-            slots_at + _BYTES * start if terms > 1 else target
-            for (terms, _), start, target in zip(self._kept, slots[:-1], self._targets, strict=True)
-        ]
-        as_rows = "i" in result.axes.letters
-        extents = [t.height if rows else t.width for t in tensors]
-        shapes = [(t.batch, n, 1) if as_rows else (t.batch, 1, n) for t, n in zip(tensors, extents, strict=True)]
-        self._views = [
-            self._found[start:end].reshape(shape) for start, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
+    def __init__(self, regions: Sequence[Region], memory: Memory) -> None:
+        self._places = Places(regions, direct=True)
+        self._slots, results = (memory.empty(max(1, n)) for n in (self._places.slots, self._places.results))
+        slots_at, self._results_at = memory.address(self._slots), memory.address(results)
+        self._views = self._places.views(results)
+        self._starts = [
+            np.where(self._joined(region), slots_at + _BYTES * first, self._results_at + _BYTES * to)
+            for region, first, to in zip(regions, self._places.first, self._places.to, strict=True)
         ]
 
-    def addresses(self) -> list[int]:
-        """Where each tensor's tiles leave their totals."""
-        return self._sources
+    @staticmethod
+    def _joined(region: Region) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The tensors whose results are not their slots."""
+        return (region.counts > 1) | (region.shapes is None)
 
-    def finish(self, fired: Sequence[int]) -> list[tuple[int, ...]]:
+    def addresses(self) -> dict[str, Whole]:
+        """Where each tensor's chunks leave their totals, by reduction: one of a whole tensor at the chunk's slot."""
+        pairs = zip(self._places.regions, self._starts, strict=True)
+        return {r.name: starts[:1] if r.shapes is None else starts for r, starts in pairs}
+
+    def finish(self, fired: Sequence[int]) -> Whole:
         """What joins the totals of these tensors: `FINISH` words, a line for each block."""
-        found: list[tuple[int, ...]] = []
-        for i in fired:
-            terms, lines = self._kept[i]
-            if terms == 1 and not self._empty[i]:
-                continue
-            for start in range(0, lines, THREADS):
-                source, target = (at[i] + _BYTES * start for at in (self._sources, self._targets))
-                count = min(THREADS, lines - start)
-                found.append((source, target, count, lines, 0 if self._empty[i] else terms, self._kind))
-        return found
+        chosen = np.asarray(fired, np.int64)
+        lines = [self._finish(i, chosen) for i in range(len(self._places.regions))]
+        return np.concatenate([np.zeros((0, len(FINISH)), np.int64), *lines])
 
-    def results(self, fired: Sequence[int]) -> list[Any]:
-        """`(batch, rows, 1)` or `(batch, 1, cols)` for each of these tensors, until the next pass through the stage."""
-        return [self._views[i] for i in fired]
+    def _finish(self, number: int, fired: Whole) -> Whole:
+        region, targets = self._places.regions[number], self._places.targets(number, fired)
+        sizes, terms = region.sizes[fired], region.counts[fired]
+        needed = self._joined(region)[fired] | (terms == 0)
+        which, block = counted(np.where(needed, parts(sizes, THREADS), 0))
+        done = THREADS * block
+        words = {
+            "source": self._starts[number][fired[which]] + _BYTES * done,
+            "target": self._results_at + _BYTES * (targets[which] + done),
+            "count": np.minimum(THREADS, sizes[which] - done), "stride": sizes[which], "terms": terms[which],
+            "kind": np.full(len(which), region.code),
+        }  # fmt: skip
+        return np.stack([words[name] for name in FINISH], axis=1).astype(np.int64)
 
+    def results(self, fired: Sequence[int]) -> dict[str, Any]:
+        """The results of these tensors by name, until the next pass through the stage.
 
-def finish_table(slots: Sequence[TensorSlots | LineSlots], fired: Sequence[int]) -> Table:
-    """What the blocks of a finish do."""
-    rows = [row for own in slots for row in own.finish(fired)]
-    return np.array(rows, np.int64).reshape(-1, len(FINISH))
+        One array of a number for each, or a list of `(batch, rows, 1)` or `(batch, 1, cols)` for each.
+        """
+        return chosen(self._views, fired)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.protocol import Rows
+from rulec.kernel.bucket.cut import Whole
 
-from .chunks import Table
 from .memory import Memory, Ring
 from .plan import GIVEN, PACK
 from .work import Work
@@ -17,7 +17,7 @@ from .work import Work
 class DeviceTable:
     """A table that does not change; `at` is its address."""
 
-    def __init__(self, content: Table, ring: Ring, stream: Any) -> None:
+    def __init__(self, content: Whole, ring: Ring, stream: Any) -> None:
         import cupy
 
         self.count = len(content)
@@ -52,7 +52,7 @@ class GivenTable:
         self.at = int(self._device.data.ptr)
         self._valid = 0
 
-    def fill(self, work: Work, low: Table, rows: Rows) -> None:
+    def fill(self, work: Work, low: Whole, rows: Rows) -> None:
         """Each tensor's row, and whether all that a stage moves of it begins at multiples of 16 bytes.
 
         `low` has for each tensor the bits of those of its addresses that do not change.

@@ -8,100 +8,77 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compiler.ir import Program, Result, Stage
-from rulec.compiler.layout import ITEM_SIZE, Layout
-from rulec.compiler.view import MatrixView
-from rulec.errors import InternalError
-from rulec.kernel.moving import Moving, byte_counts, in_memory
+from rulec.compiler.layout import ITEM_SIZE
+from rulec.kernel.bucket.cut import Cut, Whole
+from rulec.kernel.bucket.slots import regions
+from rulec.kernel.bucket.tensors import Tensors
+from rulec.kernel.moving import Moving
 from rulec.kernel.nest import Nest
-from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped, place, used_buffers
+from rulec.kernel.place import COL, ELEMENT, MATRIX
 
-from .chunks import Chunks, Matrices, Table, flat_chunks, tiles
+from .chunks import Flat, Tiles
 from .memory import Memory
 from .plan import bound_lines, given_lines, kernel_name, pack_width
-from .slots import LineSlots, TensorSlots, finish_table
-
-Whole = np.ndarray[Any, np.dtype[np.int64]]
+from .slots import Slots
 
 
 @dataclass
 class Work:
-    """What a stage needs.
+    """What a stage needs; `table` has a row for each block.
 
     `bound` and `given` are the columns of the address tables that it reads and that hold elements; `even` says for each
     tensor whether all its lines begin at a multiple of a pack.
     """
 
     kernel: str
-    chunks: Chunks
+    cut: Cut
+    table: Whole
     moving: list[Moving]
-    slots: dict[str, TensorSlots | LineSlots]
+    slots: Slots
     bound: list[int]
     given: list[int]
     even: np.ndarray[Any, np.dtype[np.bool_]]
 
-    def tables(self, fired: Sequence[int]) -> tuple[Table, Table]:
-        """The chunks of these tensors, and what joins their totals."""
-        return self.chunks.of(fired), finish_table([*self.slots.values()], fired)
+    def tables(self, fired: Sequence[int]) -> tuple[Whole, Whole]:
+        """The blocks of these tensors, and what joins their totals."""
+        return self.table[self.cut.rows(fired)], self.slots.finish(fired)
 
 
 class Planner:
-    """Works out what each stage of a program needs over tensors of these sizes and views."""
+    """Works out what each stage of a program needs over these tensors."""
 
-    def __init__(
-        self, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView], memory: Memory
-    ) -> None:
-        self.program, self.layout, self.sizes, self.memory = program, layout, sizes, memory
-        self.bound, self.given = bound_lines(program), given_lines(program)
-        shaped = any(is_shaped(program, stage, layout) for stage in program.stages)
-        if shaped and len(views) != len(sizes):
-            raise InternalError(f"{program.name} sees matrices: bind its cupy kernel with a view of each tensor")
-        self._views = views if shaped else ()
-        self._tiles: dict[tuple[Matrices, ...], Chunks] = {}
+    def __init__(self, tensors: Tensors, memory: Memory) -> None:
+        self._tensors, self._memory = tensors, memory
+        self._bound, self._given = bound_lines(tensors.program), given_lines(tensors.program)
+        self._cuts: dict[Flat | Tiles, tuple[Cut, Whole]] = {}
 
     def work(self, index: int) -> Work | None:
         """What a stage needs; None where it computes nothing."""
-        stage = self.program.stages[index]
+        tensors = self._tensors
+        program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         if not stage.roots:
             return None
-        pack = pack_width(self.program, self.layout, stage)
-        shaped = is_shaped(self.program, stage, self.layout)
-        matrices = [self._matrices(view, stage, pack) for view in self._views] if shaped else []
-        chunks = self._tiled(matrices) if shaped else flat_chunks(self.sizes, self._moved(stage))
-        even = np.array([m.width % pack == 0 for m in matrices] if shaped else [True] * len(self.sizes), np.bool_)
-        slots = {r.name: self._slots(r, chunks, matrices) for r in stage.reduces}
-        nest = Nest(self.program, self.layout, stage)
+        nest, pack = Nest(program, layout, stage), pack_width(program, layout, stage)
+        cut, table = self._cut(nest, pack)
+        even = tensors.lying.width % pack == 0 if nest.shaped else np.ones(len(tensors.sizes), np.bool_)
+        slots = Slots(regions(stage, layout, cut, tensors.lying), self._memory)
         wide = [v.name for v in nest.read(ELEMENT, COL)]
-        bound = [self.bound.index(name) for name in nest.buffers if name in self.bound]
-        given = [self.given.index(name) for name in [*nest.buffers, *wide] if name in self.given]
-        return Work(kernel_name(self.program, index), chunks, self._moving(stage), slots, bound, given, even)
+        bound = [self._bound.index(name) for name in nest.buffers if name in self._bound]
+        given = [self._given.index(name) for name in [*nest.buffers, *wide] if name in self._given]
+        moving = tensors.moving(stage, self._given)
+        return Work(kernel_name(program, index), cut, table, moving, slots, bound, given, even)
 
-    def _tiled(self, matrices: Sequence[Matrices]) -> Chunks:
-        """The tiles of these matrices, which stages that are cut alike share."""
-        key = tuple(matrices)
-        if key not in self._tiles:
-            self._tiles[key] = tiles(matrices)
-        return self._tiles[key]
+    def _cut(self, nest: Nest, pack: int) -> tuple[Cut, Whole]:
+        """How a stage is cut, and the words of its blocks; stages that are cut alike share them."""
+        lying, sizes = self._tensors.lying, self._tensors.sizes
+        columns = bool(nest.totals(COL))
+        how = Tiles(pack, columns, nest.sees(COL) or nest.sees(MATRIX)) if nest.shaped else Flat(_moved(nest))
+        if how not in self._cuts:
+            cut = how.cut(lying) if isinstance(how, Tiles) else how.cut(sizes)
+            self._cuts[how] = cut, how.table(cut)
+        return self._cuts[how]
 
-    def _moving(self, stage: Stage) -> list[Moving]:
-        names = [n for n in used_buffers(self.program, stage) if n in self.given and n != "g"]
-        sizes = {n: byte_counts(self.program, self.layout, n, self.sizes, self._views) for n in [*names, *stage.reads]}
-        return [Moving("cupy", n, self.given.index(n), each) for n, each in sizes.items()]
 
-    def _moved(self, stage: Stage) -> int:
-        """The bytes of an element that a stage reads and writes."""
-        stored = [s.buffer for s in stage.stores]
-        names = [*used_buffers(self.program, stage), *stored]
-        return sum(ITEM_SIZE[self.layout.dtype(name)] for name in names)
-
-    def _matrices(self, view: MatrixView, stage: Stage, pack: int) -> Matrices:
-        """A tensor as it lies in memory."""
-        nest = Nest(self.program, self.layout, stage)
-        apart = nest.sees(COL) or nest.sees(MATRIX)
-        return Matrices(*in_memory(view, self.layout.transposed), pack, bool(nest.totals(COL)), apart)
-
-    def _slots(self, reduction: Result, chunks: Chunks, matrices: Sequence[Matrices]) -> TensorSlots | LineSlots:
-        where = place(reduction.axes, self.layout)
-        if where == TENSOR:
-            return TensorSlots(reduction, chunks, self.memory)
-        return LineSlots(reduction, matrices, where == ROW, self.memory)
+def _moved(nest: Nest) -> int:
+    """The bytes of an element that a stage reads and writes."""
+    return sum(ITEM_SIZE[nest.layout.dtype(name)] for name in [*nest.buffers, *nest.stored])

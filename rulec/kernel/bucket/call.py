@@ -1,11 +1,11 @@
-"""A kernel bound to the tensors of a bucket: addresses, and what each stage needs."""
+"""A kernel bound to the tensors of a bucket: what calls have in common on every machine, and those in main memory."""
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -17,35 +17,27 @@ from rulec.kernel.place import bound_arrays
 
 from .address import address_of, array_address, element_count
 from .chunks import Policy
+from .cut import Whole
 from .work import Planner, Work
 
+#: What a stage needs on a machine.
+Needs = TypeVar("Needs")
 
-class PlannedCall(ABC):
-    """Machine code bound to the parameters and states of one bucket, whose stages read addresses from a table.
 
-    It has chunks, slots for reductions and addresses; who runs a stage says how. One thread at a time may call it.
+class BucketCall(ABC, Generic[Needs]):
+    """A kernel bound to the parameters and states of one bucket. One thread at a time may call it.
+
+    `_works` has what each stage needs, None for one that computes nothing.
     """
 
-    backend: ClassVar[str]
+    _works: Sequence[Needs | None]
 
-    def __init__(
-        self, program: Program, layout: Layout, params: Sequence[Any], states: Sequence[dict[str, Any]],
-        views: Sequence[MatrixView], policy: Policy, flat: bool = False,
-    ) -> None:  # fmt: skip
-        plan = Planner(self.backend, program, layout, [element_count(p) for p in params], views, policy, flat)
+    def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._params, self._states = params, states
         self._everything = range(len(params))
-        self._works = [plan.work(stage) if stage.roots else None for stage in program.stages]
-        self._pointers = np.zeros((len(plan.lines), len(params)), np.int64)
-        self._gradients = plan.lines.index("g")
-        self._address = address_of(params)
-        self._last: tuple[int, tuple[int, ...] | None] = (0, None)
+        self._gradients: Whole = np.zeros(len(params), np.int64)
+        self._last: tuple[int, tuple[int, ...] | None] | None = None
         self._first: Callable[[], Any] = _nothing
-        for name, arrays in bound_arrays(program, params, states).items():
-            self._pointers[plan.lines.index(name)] = [*map(self._address, arrays)]
-        for work in filter(None, self._works):
-            for name, slots in work.slots.items():
-                self._pointers[plan.lines.index(name)] = [*map(array_address, slots.arrays())]
 
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
@@ -54,34 +46,80 @@ class PlannedCall(ABC):
         """Runs a stage over every tensor of the bucket, or `tensors` of it, in place.
 
         A list of gradients that is given to several stages, one after the other, is not changed between them.
-        Reductions per row and column hold until their tensor's next pass through the stage: some are the kernel's own.
+        Reductions hold until their tensor's next pass through the stage: some are the kernel's own.
         """
+        if not stage:
+            self._last = None
         work = self._works[stage]
         if work is None:
             return Written(self._params, self._states)
         fired = None if tensors is None else tuple(tensors)
-        self._point(work, stage, moving, scratch or {}, fired)
-        self._run(work, stage, rows, fired)
-        reduced = {name: slots.finished(fired) for name, slots in work.slots.items()}
+        reduced = self._run(work, stage, moving, rows, scratch or {}, fired, stream)
         return Written(self._params, self._states, reduced)
 
-    def _point(
-        self, work: Work, stage: int, moving: Sequence[Any], scratch: Scratch, fired: tuple[int, ...] | None
-    ) -> None:
-        """Fills in the addresses that come with a call."""
-        at = slice(None) if fired is None else list(fired)
-        # The stages of a step are called with one list of gradients: its addresses are read at the first.
-        if not stage or self._last != (id(moving), fired) or self._first() is not next(iter(moving), None):
-            self._pointers[self._gradients, at] = [*map(self._address, moving)]
+    def _read_gradients(self, moving: Sequence[Any], fired: tuple[int, ...] | None) -> Whole:
+        """The addresses of gradients, those of tensors that do not fire as they were."""
+        # The stages of a step are called with one list of gradients: its addresses are read at the first that asks.
+        if self._last != (id(moving), fired) or self._first() is not next(iter(moving), None):
+            self._gradients[slice(None) if fired is None else list(fired)] = self._addresses(moving)
             self._last = (id(moving), fired)
             # Not the list itself: a step that ends early must not keep its gradients in memory.
             self._first = weakref.ref(moving[0]) if moving else _nothing
-        for line in work.moving:
-            arrays = line.take(scratch, self._everything if fired is None else fired)
-            self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
+        return self._gradients
 
     @abstractmethod
-    def _run(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+    def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
+        """Where gradients are."""
+
+    @abstractmethod
+    def _run(
+        self, work: Needs, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
+        fired: tuple[int, ...] | None, stream: Any,
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """Does a stage's work for these tensors, or for all; gives its reductions by name."""
+
+
+class PlannedCall(BucketCall[Work]):
+    """A kernel in main memory that reads addresses from a table, with a line for each of `address_lines`.
+
+    It has chunks, slots for reductions and addresses; who runs a stage says how.
+    """
+
+    backend: ClassVar[str]
+
+    def __init__(
+        self, program: Program, layout: Layout, params: Sequence[Any], states: Sequence[dict[str, Any]],
+        views: Sequence[MatrixView], policy: Policy, flat: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(params, states)
+        plan = Planner(self.backend, program, layout, [element_count(p) for p in params], views, policy, flat)
+        self._works = [plan.work(stage) if stage.roots else None for stage in program.stages]
+        self._pointers = np.zeros((len(plan.lines), len(params)), np.int64)
+        self._gradients = self._pointers[plan.lines.index("g")]
+        self._address = address_of(params)
+        for name, arrays in bound_arrays(program, params, states).items():
+            self._pointers[plan.lines.index(name)] = [*map(self._address, arrays)]
+        for work in filter(None, self._works):
+            for name, slots in work.slots.items():
+                self._pointers[plan.lines.index(name)] = [*map(array_address, slots.arrays())]
+
+    def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
+        return [*map(self._address, moving)]
+
+    def _run(
+        self, work: Work, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
+        fired: tuple[int, ...] | None, stream: Any,
+    ) -> Mapping[str, Any]:  # fmt: skip
+        self._read_gradients(moving, fired)
+        for line in work.moving:
+            arrays = line.take(scratch, self._everything if fired is None else fired)
+            at = slice(None) if fired is None else list(fired)
+            self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
+        self._launch(work, stage, rows, fired)
+        return {name: slots.finished(fired) for name, slots in work.slots.items()}
+
+    @abstractmethod
+    def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         """Does a stage's work for these tensors, or for all."""
 
 

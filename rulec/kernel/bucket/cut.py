@@ -71,9 +71,8 @@ class Cut:
     def numbered(self, tensors: Sequence[int] | Whole) -> tuple[Whole, Whole]:
         """For every chunk of these tensors, in their order: its tensor, and which of its chunks it is."""
         chosen = np.asarray(tensors, np.int64)
-        counts = self.counts[chosen]
-        before = np.cumsum(counts) - counts
-        return np.repeat(chosen, counts), np.arange(int(counts.sum())) - np.repeat(before, counts)
+        place, number = counted(self.counts[chosen])
+        return chosen[place], number
 
     @cached_property
     def words(self) -> dict[str, Whole]:
@@ -100,13 +99,24 @@ class Cut:
             "row_slots": beside * batch * height, "col_slots": below * batch * width,
         }  # fmt: skip
 
-    def table(self, columns: Sequence[str]) -> Whole:
-        """A row of these `words` for every chunk; the columns of names that are none of them are zero."""
-        found = np.zeros((int(self.first[-1]), len(columns)), np.int64)
+    def table(self, columns: Sequence[str], **own: Whole) -> Whole:
+        """A row of these `words` for every chunk, or of its `own`; columns of names that are none of them are zero."""
+        found, words = np.zeros((int(self.first[-1]), len(columns)), np.int64), {**self.words, **own}
         for column, name in enumerate(columns):
-            if name in self.words:
-                found[:, column] = self.words[name]
+            if name in words:
+                found[:, column] = words[name]
         return found
+
+    def rows(self, tensors: Sequence[int] | Whole) -> Whole:
+        """The rows of such a table that are those of these tensors."""
+        tensor, number = self.numbered(tensors)
+        return self.first[tensor] + number
+
+
+def counted(counts: Whole) -> tuple[Whole, Whole]:
+    """So many of each, one after the other: which it is one of, and its number among those."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(np.arange(len(counts)), counts), np.arange(int(counts.sum())) - np.repeat(before, counts)
 
 
 def parts(length: Any, part: Any) -> Any:
