@@ -10,11 +10,13 @@ import numpy as np
 
 from rulec.backend.noise import Noise
 from rulec.backend.printer import require_elementwise
-from rulec.backend.protocol import Rows
+from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for
 from rulec.compiler.pipeline import compile
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
+from rulec.kernel.bucket.address import array_address
 from rulec.language.library import parse
 from rulec.language.node import Op, walk
 
@@ -59,20 +61,60 @@ def records(noises: Sequence[Noise], offset: int, dtype: str) -> Table:
 
     A direction is its number and its weight in `dtype`, each of as many bytes. Noises of the same weights share them.
     """
-    lines = np.zeros((len(noises), len(RECORD)), np.int64)
-    parts: list[Table] = [lines.reshape(-1)]
+    lines: list[int] = []
+    parts: list[Table] = []
     known: dict[tuple[int, int], tuple[int, int]] = {}
-    end = lines.size
-    for i, noise in enumerate(noises):
-        key = id(noise.weights), noise.first
-        if key not in known:
-            parts.append(_directions(noise, dtype))
-            known[key] = end, len(noise.counted[0])
+    end = len(noises) * len(RECORD)
+    for noise in noises:
+        which = id(noise.weights), noise.first
+        if which not in known:
+            numbers, weights = noise.counted
+            parts.append(_directions(numbers, weights, dtype))
+            known[which] = end, len(numbers)
             end += parts[-1].size
-        start, count = known[key]
-        behind = start - i * len(RECORD)
-        lines[i, :7] = [8 * behind, count, *noise.key, noise.high, noise.step & 0xFFFFFFFF, offset]
-    return np.concatenate(parts)
+        start, count = known[which]
+        behind = 8 * (start - len(lines))
+        lines += [behind, count, *noise.key, noise.high, noise.step & 0xFFFFFFFF, offset, 0]
+    return np.concatenate([np.array(lines, np.int64), *parts])
+
+
+def record_lines(noises: Sequence[Noise], offset: int) -> list[Table]:
+    """Such records in main memory, each a line of one array that has directions behind them."""
+    return list(records(noises, offset, "float64")[: len(noises) * len(RECORD)].reshape(-1, len(RECORD)))
+
+
+class NoiseKernel:
+    """A kernel of main memory whose gradients are noise."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
+        offset: int = 0,
+    ) -> NoiseCall:  # fmt: skip
+        """A call that takes Noise, of which each tensor begins with element `offset`: in C a multiple of 128."""
+        return NoiseCall(self._kernel.bind(params, states, views), offset)
+
+
+class NoiseCall:
+    """A kernel bound to tensors in main memory, called with noise in the place of gradients.
+
+    Each tensor begins with element `offset` of its noise.
+    """
+
+    def __init__(self, call: Any, offset: int) -> None:
+        self._call, self._offset = call, offset
+        call._address = array_address  # of gradients, from here on: they are records
+
+    def __call__(
+        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
+        lines = record_lines(moving, self._offset)
+        written: Written = self._call(stage, lines, rows, scratch, tensors=tensors, stream=stream)
+        return written
 
 
 def record_addresses(count: int, address: int) -> list[int]:
@@ -80,13 +122,12 @@ def record_addresses(count: int, address: int) -> list[int]:
     return [address + 8 * len(RECORD) * line for line in range(count)]
 
 
-def _directions(noise: Noise, dtype: str) -> Table:
-    pairs, weights = noise.counted
-    found = np.zeros((len(pairs) + PADDING, 2), dtype)
+def _directions(numbers: Table, weights: np.ndarray[Any, Any], dtype: str) -> Table:
+    found = np.zeros(2 * (len(numbers) + PADDING), dtype)
     whole = found.view(np.uint32 if dtype == "float32" else np.uint64)
-    whole[: len(pairs), 0] = pairs & 0xFFFFFFFF
-    found[: len(pairs), 1] = weights
-    return found.reshape(-1).view(np.int64)
+    whole[: 2 * len(numbers) : 2] = numbers & 0xFFFFFFFF
+    found[1 : 2 * len(numbers) : 2] = weights
+    return found.view(np.int64)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
-from ..noise import fill
+from ..noise import NoiseKernel, fill
 from .compile import library, missing
 from .noise import estimate_source
 from .source import source
@@ -22,7 +22,7 @@ from .source import source
 if TYPE_CHECKING:
     from rulec.backend.binary import BinaryKernels
 
-    from .call import CCall, CNoiseCall
+    from .call import CCall
 
 
 class CBackend:
@@ -52,9 +52,9 @@ class CBackend:
         """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
         return estimate_source(program, layout, values)
 
-    def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> CEstimate:
+    def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> NoiseKernel:
         """Its kernel."""
-        return CEstimate(program, layout, library(program.name, source))
+        return NoiseKernel(self.build(program, layout, source))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements `offset` and on of noise into a NumPy array or a PyTorch tensor, contiguous."""
@@ -76,16 +76,3 @@ class CKernel:
         from .call import CCall
 
         return CCall(self.library, self.program, self.layout, params, states, views)
-
-
-class CEstimate(CKernel):
-    """The same with noise in the place of gradients."""
-
-    def bind(
-        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
-        offset: int = 0,
-    ) -> CNoiseCall:  # fmt: skip
-        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128."""
-        from .call import CNoiseCall
-
-        return CNoiseCall(self.library, self.program, self.layout, params, states, offset)

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -15,7 +14,6 @@ from rulec.kernel.bucket.address import array_address
 from rulec.kernel.bucket.call import PlannedCall
 from rulec.kernel.bucket.work import Work
 
-from ..cpu.noise_record import record
 from ..cpu.threads import POLICY
 from . import threads as c_threads
 from .arrays import require_memory
@@ -67,22 +65,3 @@ class CCall(PlannedCall):
             array_address(work.chunks.table), array_address(rows.index), array_address(rows.table),
         ]  # fmt: skip
         self._stages[stage](self._bucket)
-
-
-class CNoiseCall(CCall):
-    """The same with noise in the place of gradients, of which each tensor begins with element `offset`."""
-
-    def __init__(
-        self, library: ctypes.CDLL, program: Program, layout: Layout, params: Sequence[Any],
-        states: Sequence[dict[str, Any]], offset: int,
-    ) -> None:  # fmt: skip
-        super().__init__(library, program, layout, params, states, ())
-        self._offset, self._address = offset, array_address
-
-    def __call__(
-        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
-        records = [record(noise, self._offset) for noise in moving]
-        return super().__call__(stage, records, rows, scratch, tensors=tensors, stream=stream)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..noise import ELEMENTS, require_estimate, sum_dtype
+from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .print import STORAGE
 from .source import C99, StageSource, file_text
 from .text import block
@@ -23,11 +23,11 @@ typedef struct {
     double weight;
 } Direction;
 
-/* Noise in the place of a gradient: its key, what is added to the upper half of a block's number, the step, the
- * element that the tensor's first one is, and its directions. */
+/* Noise in the place of a gradient: how many bytes behind it its directions begin and how many there are, its
+ * key, what is added to the upper half of a block's number, the step, and the element that the tensor's first
+ * one is. */
 typedef struct {
-    int64_t seed, layer, high, step, offset, count;
-    Direction directions[];
+    int64_t <record>;
 } Noise;
 
 /* Elements of a tile, what there is of a gradient at once; blocks of words that they are made of. */
@@ -58,11 +58,12 @@ _SUM = """\
 static void sum_noise(const Noise *noise, int64_t first, int count, <real> *sums)
 {
     const int blocks = (count + <last>) / <each>;
+    const Direction *directions = (const Direction *)((const char *)noise + noise->directions);
     uint32_t words[4 * BLOCKS];
 <begin>
     for (int64_t d = 0; d < noise->count; d++) {
-        const <real> weight = (<real>)noise->directions[d].weight;
-        make_words(noise, noise->directions[d].number, (noise->offset + first) / <each>, blocks, words);
+        const <real> weight = (<real>)directions[d].weight;
+        make_words(noise, directions[d].number, (noise->offset + first) / <each>, blocks, words);
 <add>
     }
 <end>}
@@ -140,7 +141,7 @@ class _NoisyStage(StageSource):
         marks = {
             "<tile>": TILE, "<add>": _ADD[self.values], "<begin>": _PLANES if apart else _ZERO,
             "<end>": _TOGETHER if apart else "", "<each>": each, "<last>": each - 1, "<real>": self.real,
-            "<f>": "f" if self.real == "float" else "",
+            "<f>": "f" if self.real == "float" else "", "<record>": ", ".join(RECORD),
         }  # fmt: skip
         text = "\n".join([_TYPES, _WORDS, _SUM])
         for mark, part in marks.items():

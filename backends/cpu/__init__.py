@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rulec.backend.binary import BinaryKernels
     from rulec.backend.noise import Noise, Values
 
+    from ..noise import NoiseKernel
     from .ffi import FfiKernel
-    from .noise import EstimateKernel
     from .staged import StagedCall
 
 
@@ -61,11 +61,11 @@ class CpuBackend:
 
         return estimate_source(program, layout, values)
 
-    def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> EstimateKernel:
+    def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> NoiseKernel:
         """The kernel of such a source: from the cache, or compiled into it."""
-        from .noise import EstimateKernel
+        from ..noise import NoiseKernel
 
-        return EstimateKernel(program, _machine(f"{program.name}_{values}", source))
+        return NoiseKernel(CpuKernel(program, layout, _machine(f"{program.name}_{values}", source)))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements of noise into a dense NumPy array or PyTorch tensor: see `rulec.backend.noise`."""

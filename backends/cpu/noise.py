@@ -9,51 +9,16 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.noise import Noise
-from rulec.backend.protocol import Rows, Scratch, Written
-from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.compiler.view import MatrixView
 from rulec.errors import TensorError
 from rulec.kernel.bucket.address import address_of, array_address, element_count
 from rulec.kernel.bucket.chunks import Chunks, flat_chunks
 
+from ..noise import RECORD, filling, records
 from . import threads as cpu_threads
-from .call import ElementwiseCall
 from .machine import Machine
-from .noise_record import DIRECTIONS, record
-from .noise_source import fill_source, words_source
+from .noise_source import noisy_source
 from .threads import POLICY, Job
-
-
-class EstimateKernel:
-    """Compiled code of one elementwise stage whose gradient is noise."""
-
-    def __init__(self, program: Program, machine: Machine) -> None:
-        self.program, self.machine = program, machine
-
-    def bind(
-        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
-    ) -> EstimateCall:
-        """A call over these tensors, whose addresses are read now; no tensor may overlap another."""
-        return EstimateCall(self.machine, self.program, params, states)
-
-
-class EstimateCall(ElementwiseCall):
-    """A kernel whose gradients are noise, bound to the parameters and states of one bucket."""
-
-    def __init__(
-        self, machine: Machine, program: Program, params: Sequence[Any], states: Sequence[dict[str, Any]]
-    ) -> None:
-        super().__init__(machine, program, params, states)
-        self._address = array_address  # of gradients, from here on: they are records
-
-    def __call__(
-        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
-        records = [record(noise) for noise in moving]
-        return super().__call__(stage, records, rows, scratch, tensors=tensors, stream=stream)
 
 
 def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
@@ -65,7 +30,7 @@ def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
     dtype = _dtype(out)
     if dtype not in ITEM_SIZE:
         raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
-    _run(_filling(noise.values, dtype), out, record(noise, offset)[None])
+    _run(_filling(noise.values, dtype), out, records([noise], offset, "float64")[None])
 
 
 def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
@@ -89,13 +54,14 @@ def fill_words(
     if _dtype(out) not in ("uint32", "int32"):
         raise TensorError(f"random words are written into arrays of uint32, not of {_dtype(out)}")
     one = Noise("normal", seed, layer, step, np.ones(1), purpose=purpose)
-    _run(_filling("raw", "uint32"), out, _records(one, pairs, offset))
+    _run(_filling("raw", "float32"), out, _records(one, pairs, offset))
 
 
 def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
-    """A record for each direction, alike but for its number."""
-    found = np.repeat(record(noise, offset)[None], len(pairs), axis=0)
-    found[:, DIRECTIONS] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
+    """A record for each direction and that direction, alike but for its number."""
+    one = records([noise], offset, "float64")[: len(RECORD) + 2]
+    found = np.repeat(one[None], len(pairs), axis=0)
+    found[:, len(RECORD)] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
     return found
 
 
@@ -103,8 +69,7 @@ def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
 def _filling(values: Any, dtype: str) -> Machine:
     from . import _machine
 
-    source = words_source() if values == "raw" else fill_source(values, dtype)
-    return _machine(f"{values}_noise_{dtype}", source)
+    return _machine(f"{values}_noise_{dtype}", noisy_source(*filling(dtype), values))
 
 
 def _dtype(array: Any) -> str:

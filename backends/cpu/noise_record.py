@@ -1,15 +1,14 @@
-"""Noise as a kernel reads it: a record of 64-bit words, whose address stands where a gradient's would."""
+"""Noise as the cpu backend's kernels read it: the words of a record, and how many are made together."""
 
 from __future__ import annotations
 
-from typing import Any
+from ..noise import RECORD
 
-import numpy as np
-
-from rulec.backend.noise import Noise
-
-#: Positions in a record. Behind them each direction that counts has two: its number, and its weight as a float64.
-KEY, HIGH, STEP, OFFSET, COUNT, DIRECTIONS = 0, 2, 3, 4, 5, 6
+#: Positions in a record. Each direction has two words: its number, and its weight as a float64.
+DIRECTIONS, COUNT, HIGH, STEP, OFFSET = (
+    RECORD.index(name) for name in ("directions", "count", "high", "step", "offset")
+)
+KEY = RECORD.index("seed")  # the first of two words
 
 #: Elements of a tile, the part of a gradient that there is at once: with the words it is made of it fits in the
 #: nearest cache, and leaves room there.
@@ -17,16 +16,4 @@ TILE = 2048
 
 #: Words that are made together, and the elements that they serve.
 BATCH_WORDS = 32
-BATCH = {"normal": 32, "rademacher": 1024, "popcount": 128}
-
-Record = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def record(noise: Noise, offset: int = 0) -> Record:
-    """The record of noise for an array that begins at element `offset`."""
-    pairs, weights = noise.counted
-    found = np.empty(DIRECTIONS + 2 * len(pairs), np.int64)
-    found[:DIRECTIONS] = [*noise.key, noise.high, noise.step & 0xFFFFFFFF, offset, len(pairs)]
-    found[DIRECTIONS::2] = pairs & 0xFFFFFFFF
-    found[DIRECTIONS + 1 :: 2] = weights.astype(np.float64).view(np.int64)
-    return found
+BATCH = {"raw": 32, "normal": 32, "rademacher": 1024, "popcount": 128}

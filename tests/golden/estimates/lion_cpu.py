@@ -17,9 +17,10 @@ def gradient(noise, first, count, gradient_at):
     batches, groups = (count + 127) // 128, (count + 31) // 32
     for i in range(128 * batches):
         store_float32(sums_at, i, 2, float32(0.0))
-    for direction in range(word(noise, 5)):
-        pair = word(noise, 6 + 2 * direction)
-        weight = float32(number(noise, 7 + 2 * direction))
+    directions = noise + word(noise, 0)
+    for direction in range(word(noise, 1)):
+        pair = word(directions, 2 * direction)
+        weight = float32(number(directions, 2 * direction + 1))
         for batch in range(batches):
             block = first // 16 + 8 * batch
             make_words(words_at + 128 * batch, noise, pair, block)
@@ -42,7 +43,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
     weight_decay = ordinary(float32(number(row, 4)))
     lr = ordinary(float32(number(row, 5)))
     noise = word(pointers, tensors + tensor)
-    offset = word(noise, 4)
+    offset = word(noise, 6)
     for first in range((offset + start) // 128 * 128, offset + stop, 2048):
         last = min(first + 2048, offset + stop)
         gradient(noise, first, last - first, g_at)

@@ -92,11 +92,11 @@ typedef struct {
     double weight;
 } Direction;
 
-/* Noise in the place of a gradient: its key, what is added to the upper half of a block's number, the step, the
- * element that the tensor's first one is, and its directions. */
+/* Noise in the place of a gradient: how many bytes behind it its directions begin and how many there are, its
+ * key, what is added to the upper half of a block's number, the step, and the element that the tensor's first
+ * one is. */
 typedef struct {
-    int64_t seed, layer, high, step, offset, count;
-    Direction directions[];
+    int64_t directions, count, seed, layer, high, step, offset, unused;
 } Noise;
 
 /* Elements of a tile, what there is of a gradient at once; blocks of words that they are made of. */
@@ -123,11 +123,12 @@ static void make_words(const Noise *noise, int64_t number, int64_t first, int bl
 static void sum_noise(const Noise *noise, int64_t first, int count, float *sums)
 {
     const int blocks = (count + 15) / 16;
+    const Direction *directions = (const Direction *)((const char *)noise + noise->directions);
     uint32_t words[4 * BLOCKS];
     float planes[4][4 * BLOCKS] = {{0}};  // the sums of each word's first bytes, second bytes and so on
     for (int64_t d = 0; d < noise->count; d++) {
-        const float weight = (float)noise->directions[d].weight;
-        make_words(noise, noise->directions[d].number, (noise->offset + first) / 16, blocks, words);
+        const float weight = (float)directions[d].weight;
+        make_words(noise, directions[d].number, (noise->offset + first) / 16, blocks, words);
 #pragma omp simd
         for (int w = 0; w < 4 * blocks; w++) {
             const uint32_t bits = set_bits(words[w]);
