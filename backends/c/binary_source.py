@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..cpu.binary_plan import TABLE
+from ..fragments import filled
 from .binary_words import draw_words
 
 #: Lines that are taken in one pass over the results.
@@ -24,10 +25,7 @@ def source() -> str:
         "<group>": _group(TOGETHER), "<one>": _group(1), "<together>": str(TOGETHER),
         "<draw>": draw_words("static inline"),
     }  # fmt: skip
-    text = _TEXT
-    for mark, part in parts.items():
-        text = text.replace(mark, part)
-    return text
+    return filled(_TEXT, parts)
 
 
 def _group(count: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
+from ..fragments import filled
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .print import STORAGE
 from .source import C99, StageSource, file_text
@@ -143,10 +144,7 @@ class _NoisyStage(StageSource):
             "<end>": _TOGETHER if apart else "", "<each>": each, "<last>": each - 1, "<real>": self.real,
             "<f>": "f" if self.real == "float" else "", "<record>": ", ".join(RECORD),
         }  # fmt: skip
-        text = "\n".join([_TYPES, _WORDS, _SUM])
-        for mark, part in marks.items():
-            text = text.replace(mark, str(part))
-        return "\n".join([text, super().text()])
+        return "\n".join([filled("\n".join([_TYPES, _WORDS, _SUM]), marks), super().text()])
 
     def _pointer(self, name: str) -> str:
         return "const Noise *" if name == "g" else super()._pointer(name)

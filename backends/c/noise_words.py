@@ -6,9 +6,11 @@ float are off by at most 4 ulp from Box and Muller's of float64, as tests/backen
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+from ..fragments import filled
+from ..normals import normal_marks
 
 _PHILOX = """\
 /* Four words of 32 bits. */
@@ -99,56 +101,18 @@ FUNCTION void normalsF(uint32_t first, uint32_t second, REAL *x, REAL *y)
 }
 """
 
-#: (log(1 + f) - f + f**2/2)/f**3 for f from sqrt(1/2) - 1 to sqrt(2) - 1, at Chebyshev's points: good to 2**-27.
-_LOG_TERMS = (
-    0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.1666780263185501, 0.14249058067798615,
-    -0.12425687164068222, 0.11685419827699661, -0.11479733884334564, 0.06971611827611923,
-)  # fmt: skip
 
-#: How many terms of the series of sine and cosine an eighth of a turn needs, beside the first.
-SERIES = {"float": (4, 5), "double": (8, 9)}
+def typed(template: str, suffix: str) -> str:
+    """A template of `REAL`, float or double: a name followed by `F` has the suffix of the type."""
+    real, one = ("float", "1.0f") if suffix else ("double", "1.0")
+    text = template.replace("REAL", real).replace("ONE", one).replace("HALF", f"0.5{suffix}")
+    return re.sub(r"\b(\w+)F\b", rf"\1{suffix}", text)
 
 
-def sine_terms(count: int) -> list[float]:
-    """The coefficients of sin(x)/x - 1 by powers of x**2."""
-    return [(-1) ** n / math.factorial(2 * n + 1) for n in range(1, count + 1)]
-
-
-def cosine_terms(count: int) -> list[float]:
-    """The coefficients of cos(x) - 1 by powers of x**2."""
-    return [(-1) ** n / math.factorial(2 * n) for n in range(1, count + 1)]
-
-
-def log_terms() -> Sequence[float]:
-    """The coefficients of the logarithm's rest, by powers of f."""
-    return _LOG_TERMS
-
-
-def _polynomial(name: str, terms: Sequence[float], suffix: str) -> str:
-    """A polynomial by Horner's scheme."""
-    text = _number(terms[-1], suffix)
-    for term in reversed(terms[:-1]):
-        text = f"({_number(term, suffix)} + {name} * {text})"
-    return text
-
-
-def _number(value: float, suffix: str) -> str:
-    return f"{value:.9g}f" if suffix else repr(value)
-
-
-def _typed(template: str, suffix: str) -> str:
-    real = "float" if suffix else "double"
-    sines, cosines = SERIES[real]
-    parts = {
-        "<log>": _polynomial("f", _LOG_TERMS, "f"), "<logarithm>": "log_of_normalf" if suffix else "log",
-        "<cell>": _number(2.0**-23, suffix), "<angle>": _number(2 * math.pi * 2.0**-23, suffix),
-        "<sine>": _polynomial("square", sine_terms(sines), suffix),
-        "<cosine>": _polynomial("square", cosine_terms(cosines), suffix),
-        "REAL": real, "ONE": _number(1.0, suffix) if not suffix else "1.0f", "HALF": f"0.5{suffix}",
-    }  # fmt: skip
-    for mark, text in parts.items():
-        template = template.replace(mark, text)
-    return re.sub(r"\b(\w+)F\b", rf"\1{suffix}", template)
+def _of_normals(template: str, suffix: str) -> str:
+    marks = normal_marks(not suffix, lambda value: f"{value:.9g}f" if suffix else repr(value))
+    text = filled(template, {"<logarithm>": "log_of_normalf" if suffix else "log", **marks})
+    return typed(text, suffix)
 
 
 #: The text of each function by its name, those it calls before it; beside them a type.
@@ -157,8 +121,8 @@ NOISE_WORDS: Mapping[str, str] = {
     "set_bits": _SET_BITS,
     "less_four": _BELOW_FOUR,
     "signed_byf": _SIGNED_FLOAT,
-    "signed_by": _typed(_SIGNED, ""),
-    "log_of_normalf": _typed(_LOG, "f"),
-    "normalsf": _typed(_NORMAL, "f"),
-    "normals": _typed(_NORMAL, ""),
+    "signed_by": typed(_SIGNED, ""),
+    "log_of_normalf": _of_normals(_LOG, "f"),
+    "normalsf": _of_normals(_NORMAL, "f"),
+    "normals": _of_normals(_NORMAL, ""),
 }

@@ -22,8 +22,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..fragments import used
 from .dialect import Dialect
-from .noise_words import NOISE_WORDS
+from .noise_words import NOISE_WORDS, typed
 
 #: Templates: `REAL` is the type, and a name followed by `F` has the type's suffix.
 _TYPED: Mapping[str, str] = {
@@ -155,14 +156,9 @@ FUNCTION uint16_t to_float16(float x)
 }
 
 
-def _typed(template: str, suffix: str) -> str:
-    real, one = ("float", "1.0f") if suffix else ("double", "1.0")
-    return re.sub(r"\b(\w+)F\b", rf"\1{suffix}", template.replace("REAL", real).replace("ONE", one))
-
-
 #: The text of each function by its name, those it calls before it.
 WORDS: Mapping[str, str] = {
-    **{name + suffix: _typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
+    **{name + suffix: typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
     **_PLAIN,
     **NOISE_WORDS,
 }
@@ -194,13 +190,11 @@ RESERVED = frozenset(WORDS) | LIBRARY | frozenset(_KEYWORDS.split())
 
 def words_used(text: str, dialect: Dialect) -> list[str]:
     """The text of every word that `text` calls, and that those call, in an order that defines before use."""
-    found: list[str] = []
-    code = [_without_comments(text)]
-    for name, plain in reversed(list(WORDS.items())):
-        if any(re.search(rf"\b{name}\(", used) for used in code):
-            found.insert(0, dialect.words.get(name) or plain.replace("FUNCTION", dialect.function))
-            code.append(_without_comments(found[0]))
-    return found
+    spelled = {
+        rf"\b{name}\(": dialect.words.get(name) or plain.replace("FUNCTION", dialect.function)
+        for name, plain in WORDS.items()
+    }
+    return used(spelled, text, _without_comments)
 
 
 def _without_comments(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..c.binary_words import DRAW, draw_words
+from ..fragments import filled
 
 #: A block of threads makes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
 SIDE, OWN, DEEP = 64, 4, 16
@@ -23,10 +24,7 @@ def source() -> str:
         "<product>": ", ".join(PRODUCT), "<product arguments>": ", ".join(f"int64_t {name}" for name in PRODUCT),
         "<side>": SIDE, "<own>": OWN, "<deep>": DEEP, "<threads>": THREADS,
     }  # fmt: skip
-    text = _TEXT
-    for mark, part in parts.items():
-        text = text.replace(mark, str(part))
-    return text
+    return filled(_TEXT, parts)
 
 
 _TEXT = """\

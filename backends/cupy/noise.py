@@ -15,6 +15,7 @@ from rulec.kernel.place import ELEMENT
 
 from ..c.print import STORAGE, Parameter
 from ..c.text import block, indented
+from ..fragments import filled
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .plan import THREADS
 from .print import file_text
@@ -123,14 +124,9 @@ class _NoisyKernel(StageKernel):
 
     def texts(self) -> list[str]:
         """The functions that sum noise, those of an element, and the kernel."""
-        return [self._marked(_TYPES), self._marked(_FUNCTION), *super().texts()]
+        return [*(filled(text, self._marks()) for text in (_TYPES, _FUNCTION)), *super().texts()]
 
-    def _marked(self, text: str) -> str:
-        for mark, part in self._marks().items():
-            text = text.replace(mark, part)
-        return text
-
-    def _marks(self) -> Mapping[str, str]:
+    def _marks(self) -> Mapping[str, object]:
         """What stands for the marks of the texts, those with others in them first."""
         dtype, each, wide = self.layout.dtype("g"), ELEMENTS[self.values], self.wide
         blocks = max(1, LANES * wide // each)
@@ -140,8 +136,8 @@ class _NoisyKernel(StageKernel):
         return {
             "<loops>": (_OWN if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
             "<own>": own, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
-            "<each>": str(each), "<wide>": str(wide), "<step>": str(min(4, wide)), "<blocks>": str(blocks),
-            "<together>": str(together), "<unrolled>": str(min(4, together)), "<threads>": str(THREADS),
+            "<each>": each, "<wide>": wide, "<step>": min(4, wide), "<blocks>": blocks, "<together>": together,
+            "<unrolled>": min(4, together), "<threads>": THREADS,
             "<storage>": STORAGE[dtype], "<rounded>": rounded, "<real>": self.noise_real,
             "<whole>": "uint32_t" if self.single else "int64_t", "<record>": ", ".join(RECORD),
         }  # fmt: skip

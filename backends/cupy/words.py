@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ..c.dialect import Dialect
+from ..fragments import used
 from .plan import CHUNK, FINISH, THREADS, TILE
 
 #: Conversions that are one instruction.
@@ -217,11 +218,7 @@ DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED)
 
 def parts_used(text: str) -> list[str]:
     """The fixed parts that a text uses, and those they use themselves, in an order that defines before use."""
-    found: list[str] = []
-    for pattern, part in reversed(list(_PARTS.items())):
-        if any(re.search(pattern, used) for used in (text, *found)):
-            found.insert(0, part)
-    return found
+    return used(_PARTS, text)
 
 
 def types_used(text: str) -> list[str]:

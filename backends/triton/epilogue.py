@@ -12,9 +12,8 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.place import moving_lines
 
-from ..comment import about
 from .stage import StageSource, call, indented
-from .words import words_used
+from .words import file_text, words_used
 
 #: The dtypes of the factors.
 FACTORS = ("float32", "bfloat16", "float16")
@@ -91,16 +90,9 @@ def epilogue_source(program: Program, layout: Layout, factors: str) -> str:
         raise BackendUnsupported("triton", what, program.name)
     functions = ["\n".join(lines) for lines in EpilogueStage(program, layout, factors).functions()]
     words = words_used("\n".join(functions))
-    parts = [_head(program, layout, factors), *words, _HALVES, _FACTOR, _PRODUCT, *functions]
-    return "\n\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-def _head(program: Program, layout: Layout, factors: str) -> str:
-    """What the file is, what it imports."""
     title = f"{program.name} in the epilogue of its gradient's product, by the triton backend: {layout.text()},"
-    text = "\n".join([title, f"factors in {factors}. Printed by rulec.", "", *about(program)])
-    text = text.replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}\n"""\n\nimport triton\nimport triton.language as tl'
+    parts = [*words, _HALVES, _FACTOR, _PRODUCT, *functions]
+    return file_text(program, f"{title}\nfactors in {factors}. Printed by rulec.", parts)
 
 
 class EpilogueStage(StageSource):

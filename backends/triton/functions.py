@@ -11,10 +11,11 @@ without contraction, which would spoil the products of two words.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..cpu.lanes import SINGLE
 from ..cpu.tables import TABLES
+from ..fragments import polynomial
 
 _POWER_OF_TWO = '''\
 @triton.jit
@@ -255,18 +256,7 @@ def power_64(x, y):
 
 def _series() -> str:
     """The coefficients of 2*atanh(s)/s**3 from s**2 on, by Horner's scheme: the rest is below 2**-66."""
-    text = repr(2 / 27)
-    for odd in range(25, 3, -2):
-        text = f"({2 / odd!r} + square * {text})"
-    return text
-
-
-def _polynomial(name: str, coefficients: Sequence[float]) -> str:
-    """A polynomial by Horner's scheme."""
-    text = repr(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        text = f"({coefficient!r} + {name} * {text})"
-    return text
+    return polynomial("square", [repr(2 / odd) for odd in range(5, 28, 2)])
 
 
 def _filled(source: str) -> str:
@@ -277,7 +267,7 @@ def _filled(source: str) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(" ")
-        return numbers.get(found[1]) or _polynomial(name, getattr(table, kind))
+        return numbers.get(found[1]) or polynomial(name, [*map(repr, getattr(table, kind))])
 
     return re.sub(r"<(\w+(?: \w+)?)>", replaced, source)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..comment import about
 from ..noise import require_estimate, sum_dtype
 from .flat import FlatStage
 from .noise_words import noise_words
 from .scalars import ScalarSource, has_scalars
-from .words import words_used
+from .words import file_text, words_used
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
@@ -19,11 +18,9 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
     stages = ["\n".join(lines) for lines in NoisyStage(program, layout).functions()]
     scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
     title = f"{program.name} with a sum of {values} noise as its gradient, by the triton backend: {layout.text()}."
-    head = "\n".join([title, "Printed by rulec.", "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
     noise = noise_words(values, sum_dtype(layout))
     words = words_used("\n".join([*stages, *scalars]))
-    parts = [f'"""{head}\n"""\n\nimport triton\nimport triton.language as tl', *words, *noise, *stages, *scalars]
-    return "\n\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    return file_text(program, f"{title}\nPrinted by rulec.", [*words, *noise, *stages, *scalars])
 
 
 class NoisyStage(FlatStage):

@@ -5,11 +5,11 @@ Normal numbers of float32 are those of the c and cupy backends, bit for bit wher
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ..c.noise_words import SERIES, cosine_terms, log_terms, sine_terms
+from ..fragments import filled
 from ..noise import ELEMENTS
+from ..normals import normal_marks
 from .ops import constant
 
 _PHILOX = '''\
@@ -134,23 +134,9 @@ def _all(count: int) -> str:
     return f"in_order({', '.join(f'in_order({part})' for part in parts)})"
 
 
-def _polynomial(name: str, terms: Sequence[float], compute: str) -> str:
-    """A polynomial by Horner's scheme."""
-    text = constant(_rounded(terms[-1], compute), compute)
-    for term in reversed(terms[:-1]):
-        text = f"({constant(_rounded(term, compute), compute)} + {name} * {text})"
-    return text
-
-
-def _rounded(value: float, compute: str) -> float:
-    """The number as C reads it in nine digits, where it is a float."""
-    return float(f"{value:.9g}") if compute == "float32" else value
-
-
 def noise_words(values: str, compute: str) -> list[str]:
     """The functions that sum noise of such values in float32 or float64, `sum_of_noise` the last of them."""
     wide = compute == "float64"
-    sines, cosines = SERIES["double" if wide else "float"]
     unit = UNIT[values]
     blocks = ELEMENTS[values] // unit
     marks = {
@@ -160,16 +146,9 @@ def noise_words(values: str, compute: str) -> list[str]:
         "<whole>": "uint64" if wide else "uint32",
         "<64>": "_64" * wide, "<wide>": ".to(tl.float64)" * wide,
         "<root>": "tl.sqrt" if wide else "tl.sqrt_rn", "<logarithm>": "tl.log" if wide else "log_of_normal",
-        "<cell>": constant(2.0**-23, compute), "<log>": _polynomial("f", log_terms(), "float32"),
-        "<angle>": constant(_rounded(2 * math.pi * 2.0**-23, compute), compute),
-        "<sine>": _polynomial("square", sine_terms(sines), compute),
-        "<cosine>": _polynomial("square", cosine_terms(cosines), compute),
+        # Numbers of float32 as C reads them, in nine digits.
+        **normal_marks(wide, lambda x: constant(x if wide else float(f"{x:.9g}"), compute)),
+        "<cell>": constant(2.0**-23, compute),
     }  # fmt: skip
     own = {"popcount": [_SET_BITS, _LESS_FOUR], "rademacher": [], "normal": [*[_LOG] * (not wide), _NORMALS]}[values]
-    return [_marked(text, marks) for text in [_PHILOX, *own, _IN_ORDER, _SUM]]
-
-
-def _marked(text: str, marks: Mapping[str, str]) -> str:
-    for mark, part in marks.items():
-        text = text.replace(mark, part)
-    return text
+    return [filled(text, marks) for text in [_PHILOX, *own, _IN_ORDER, _SUM]]

@@ -6,11 +6,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import is_shaped
 
-from ..comment import about
 from .flat import FlatStage
 from .scalars import ScalarSource, has_scalars
 from .shaped import ShapedStage
-from .words import words_used
+from .words import file_text, words_used
 
 
 def program_source(program: Program, layout: Layout) -> str:
@@ -21,15 +20,8 @@ def program_source(program: Program, layout: Layout) -> str:
     scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
     first = words_used("\n".join(stages))
     every = words_used("\n".join([*stages, *["finish("] * _reduces(program), *scalars]))
-    parts = [_head(program, layout), *first, *stages, *(w for w in every if w not in first), *scalars]
-    return "\n\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-def _head(program: Program, layout: Layout) -> str:
-    """What the file is, what it imports."""
     title = f"{program.name} by the triton backend: {layout.text()}. Printed by rulec."
-    text = "\n".join([title, "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}\n"""\n\nimport triton\nimport triton.language as tl'
+    return file_text(program, title, [*first, *stages, *(w for w in every if w not in first), *scalars])
 
 
 def _stage_functions(program: Program, layout: Layout, index: int) -> list[list[str]]:

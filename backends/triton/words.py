@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rulec.compiler.ir import Program
+
+from ..comment import about
+from ..fragments import used
 from .functions import FUNCTIONS
 
 _TO_BFLOAT16 = '''\
@@ -80,10 +84,14 @@ WORDS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+def file_text(program: Program, title: str, parts: Sequence[str]) -> str:
+    """A file: what it is, what it imports, and its functions."""
+    head = "\n".join([title, "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
+    imports = "import triton\nimport triton.language as tl"
+    return "\n\n\n".join([f'"""{head}\n"""\n\n{imports}', *(part.rstrip("\n") for part in parts)]) + "\n"
+
+
 def words_used(text: str) -> list[str]:
     """The source of every function that `text` calls, and that those call, in an order that defines before use."""
-    found: list[str] = []
-    for name, source in reversed(list(WORDS.items())):
-        if any(re.search(rf"(?<![\w.]){name}\(", re.sub(r'""".*?"""', "", used)) for used in (text, *found)):
-            found.insert(0, source)
-    return found
+    patterns = {rf"(?<![\w.]){name}\(": source for name, source in WORDS.items()}
+    return used(patterns, text, lambda source: re.sub(r'""".*?"""', "", source))
