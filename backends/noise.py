@@ -117,11 +117,6 @@ class NoiseCall:
         return written
 
 
-def record_addresses(count: int, address: int) -> list[int]:
-    """Where so many records are that begin at an address."""
-    return [address + 8 * len(RECORD) * line for line in range(count)]
-
-
 def _directions(numbers: Table, weights: np.ndarray[Any, Any], dtype: str) -> Table:
     found = np.zeros(2 * (len(numbers) + PADDING), dtype)
     whole = found.view(np.uint32 if dtype == "float32" else np.uint64)

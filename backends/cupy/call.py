@@ -36,6 +36,8 @@ class CudaCall(BucketCall[Work]):
     current one now alone.
     """
 
+    backend = "cupy"
+
     def __init__(
         self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
         params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
@@ -48,7 +50,7 @@ class CudaCall(BucketCall[Work]):
         self._ring = ring or Ring(len(program.stages), 8 * words)
         self._line = len(GIVEN) + given.index("g")
         with used(memory) as stream:
-            tensors = Tensors("cupy", program, layout, [_count(p) for p in params], views)
+            tensors = Tensors(self.backend, program, layout, [_count(p) for p in params], views)
             planner = Planner(tensors, memory)
             self._works = [planner.work(i) for i in range(len(program.stages))]
             bound = self._bound_addresses()

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.noise import Noise
-from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..noise import record_addresses, records, sum_dtype
+from ..noise import Table, sum_dtype
+from ..noise_call import RecordsCall
 from .call import CudaCall, Functions
 from .memory import Memory, Ring, used
+from .work import Work
 
 
-class CudaNoiseCall(CudaCall):
+class CudaNoiseCall(RecordsCall[Work], CudaCall):
     """A call with noise in the place of gradients, of which each tensor begins with element `offset`."""
 
     def __init__(
@@ -28,30 +28,16 @@ class CudaNoiseCall(CudaCall):
         super().__init__(program, layout, functions, threads, memory, params, states, (), ring)
         self._offset, self._dtype = offset, sum_dtype(layout)
         self._records: Any = None
-        self._at = 0
 
-    def __call__(
-        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
-        with used(self._memory, stream) as current:
-            self._at = self._sent(moving, current)
-        return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
-
-    def _sent(self, noises: Sequence[Noise], stream: Any) -> int:
-        """Brings records of noise to the device; their address."""
+    def _sent(self, table: Table, stream: Any) -> int:
         import cupy
 
-        found = records(noises, self._offset, self._dtype)
-        if self._records is None or self._records.size < found.size:
-            self._records = cupy.empty(found.size, np.int64)
-        at = int(self._records.data.ptr)
-        self._ring.copy(at, found, stream)
+        with used(self._memory, stream) as current:
+            if self._records is None or self._records.size < table.size:
+                self._records = cupy.empty(table.size, np.int64)
+            at = int(self._records.data.ptr)
+            self._ring.copy(at, table, current)
         return at
-
-    def _addresses(self, moving: Sequence[Any]) -> list[int]:
-        return record_addresses(len(moving), self._at)
 
 
 @functools.cache

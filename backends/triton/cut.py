@@ -1,19 +1,13 @@
-"""How the tensors of a bucket are cut into chunks, one for each program of the grid, and where their reductions go.
-
-How a tensor is cut follows from its own shape alone, so that the bits of a reduction do not depend on its neighbours.
-"""
+"""How large the chunks of tensors are that the programs of a grid take, and what a program is told of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from rulec.compiler.view import MatrixView
-from rulec.kernel.moving import in_memory
-
-Whole = np.ndarray[Any, np.dtype[np.int64]]
+from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts, rows_of
 
 #: Chunks of one tensor, at most: where there are more blocks, a program takes several, one after the other, and the
 #: table of chunks stays small.
@@ -28,65 +22,60 @@ MOST_PIECES = 128
 WIDEST = 1 << 26
 
 
-class Cut:
-    """The chunks of some tensors: `counts` says how many each has, `columns` what its line of `known` begins with."""
+@dataclass(frozen=True)
+class Blocks:
+    """Chunks of whole blocks of so many elements; of a stage that `reduces` there are fewer."""
 
-    def __init__(self, counts: Whole, columns: Whole) -> None:
-        self.counts, self.columns = counts, columns
+    block: int
+    reduces: bool
 
-    def chunks(self, tensors: Sequence[int] | Whole) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """(tensor, which of its chunks) for every chunk of these tensors, in their order."""
-        chosen = np.asarray(tensors, np.int64)
-        counts = self.counts[chosen]
-        first = np.cumsum(counts) - counts
-        number = np.arange(int(counts.sum())) - np.repeat(first, counts)
-        return np.stack([np.repeat(chosen, counts), number], axis=1).astype(np.int32)
+    def cut(self, sizes: Sequence[int]) -> Cut:
+        """Tensors of so many elements, in chunks."""
+        tensors = rows_of(sizes)
+        return Cut(tensors, 1, 1, self.block * _together(parts(tensors.width, self.block), self.reduces))
 
-
-class FlatCut(Cut):
-    """Tensors of so many elements in chunks of whole blocks."""
-
-    def __init__(self, sizes: Sequence[int], block: int, reduces: bool) -> None:
-        size = np.asarray(sizes, np.int64)
-        blocks = -(-size // block)
-        most = MOST_REDUCED if reduces else MOST_CHUNKS
-        span = np.maximum(1, -(-blocks // most))
-        super().__init__(-(-blocks // span), np.stack([size, span], axis=1))
+    def known(self, cut: Cut) -> list[Whole]:
+        """The `FLAT` columns."""
+        return [cut.tensors.width, cut.wide // self.block]
 
 
-class ShapedCut(Cut):
-    """Tensors seen as matrices, as they lie in memory, in chunks of tiles one below the other.
+@dataclass(frozen=True)
+class Tiles:
+    """Chunks of tiles one below the other, of one of the `shapes` that `tile_shapes` gives.
 
-    `across` and `deep` are how many chunks lie side by side and one below the other in a matrix.
+    `columns` says that values of columns are reduced, `reduces` that anything is.
     """
 
-    def __init__(
-        self, views: Sequence[MatrixView], transposed: bool, shapes: Sequence[tuple[int, int, int]], columns: bool,
-        reduces: bool,
-    ) -> None:  # fmt: skip
-        """`columns` says that values of columns are reduced, `reduces` that anything is."""
-        sizes = [in_memory(view, transposed) for view in views]
-        batch, height, width = np.array(sizes, np.int64).reshape(-1, 3).T
-        tile = np.array([_tile(*size, shapes) for size in sizes], np.int64)
-        matrices, rows, wide = np.array(shapes, np.int64)[tile].reshape(-1, 3).T
-        self.across, groups, down = -(-width // wide), -(-batch // matrices), -(-height // rows)
-        tiles = self.across * groups * down
-        most = MOST_REDUCED if reduces else MOST_CHUNKS
-        depth = np.maximum(1, -(-tiles // most))
-        if columns:
-            depth = np.maximum(depth, np.maximum(LEAST_TILES, -(-down // MOST_PIECES)))
-        lines = np.minimum(depth, np.maximum(down, 1)) * rows
-        self.deep = -(-height // lines)
-        self.batch, self.height, self.width = batch, height, width
-        counts = self.across * groups * self.deep
-        super().__init__(counts, np.stack([batch, height, width, lines, self.across, self.deep, tile], axis=1))
+    shapes: tuple[tuple[int, int, int], ...]
+    columns: bool
+    reduces: bool
+
+    def cut(self, tensors: Lying) -> Cut:
+        """Matrices in chunks."""
+        matrices, rows, wide = np.array(self.shapes, np.int64)[self.tile(tensors)].reshape(-1, 3).T
+        down = parts(tensors.height, rows)
+        depth = _together(down * parts(tensors.width, wide) * parts(tensors.batch, matrices), self.reduces)
+        if self.columns:
+            depth = np.maximum(depth, np.maximum(LEAST_TILES, parts(down, MOST_PIECES)))
+        return Cut(tensors, matrices, np.minimum(depth, np.maximum(down, 1)) * rows, wide)
+
+    def tile(self, tensors: Lying) -> Whole:
+        """Which of the shapes each tensor is cut into."""
+        batch, height, width = tensors.batch, tensors.height, tensors.width
+        wide, narrow, small = self.shapes[1][2], self.shapes[2][2], self.shapes[3][1]
+        long = ((height == 1) & (width > wide)) | (width >= WIDEST)
+        small_ones = (batch > 1) & (height <= 2 * small)
+        tile: Whole = np.select([long, width > narrow, small_ones], [0, 1, 3], 2)
+        return tile
+
+    def known(self, cut: Cut) -> list[Whole]:
+        """The `SHAPED` columns."""
+        tensors = cut.tensors
+        return [
+            tensors.batch, tensors.height, tensors.width, cut.lines, cut.across, cut.deep, self.tile(tensors),
+        ]  # fmt: skip
 
 
-def _tile(batch: int, height: int, width: int, shapes: Sequence[tuple[int, int, int]]) -> int:
-    """Which of the shapes of tiles a tensor is cut into: see `triton_plan.tile_shapes`."""
-    wide, narrow, small = shapes[1][2], shapes[2][2], shapes[3][1]
-    if (height == 1 and width > wide) or width >= WIDEST:
-        return 0
-    if width > narrow:
-        return 1
-    return 3 if batch > 1 and height <= 2 * small else 2
+def _together(count: Whole, reduces: bool) -> Whole:
+    """How many of so many blocks a chunk has."""
+    return np.maximum(parts(count, MOST_REDUCED if reduces else MOST_CHUNKS), 1)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rulec.backend.noise import Noise
-from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
 
-from ..noise import record_addresses, records, sum_dtype
+from ..noise import Table, sum_dtype
+from ..noise_call import RecordsCall
 from .blocks import INTERPRETER, Block
 from .call import TritonCall
 from .memory import Uploads
@@ -34,7 +33,7 @@ class NoisyWork(StageWork):
         return StageWork.flat_block(moved, device) if device == INTERPRETER else NOISY
 
 
-class TritonNoiseCall(TritonCall):
+class TritonNoiseCall(RecordsCall[StageWork], TritonCall):
     """A call with noise in the place of gradients, of which each tensor begins with element `offset`."""
 
     work_kind = NoisyWork
@@ -46,18 +45,7 @@ class TritonNoiseCall(TritonCall):
         super().__init__(program, layout, kernels, params, states, ())
         self._offset, self._dtype = offset, sum_dtype(layout)
         self._records = Uploads(0, self._device)
-        self._at = 0
 
-    def __call__(
-        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
+    def _sent(self, table: Table, stream: Any) -> int:
         with self._on(stream):
-            sent = self._records.put(records(moving, self._offset, self._dtype), self._capturing())
-        self._at = self._address(sent)
-        return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
-
-    def _read_gradients(self, stage: int, moving: Sequence[Any], fired: tuple[int, ...] | None) -> None:
-        at = slice(None) if fired is None else list(fired)
-        self._gradients[at] = record_addresses(len(moving), self._at)
+            return self._address(self._records.put(table, self._capturing()))

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compiler.ir import Program, Stage
+from rulec.compiler.ir import Stage
 from rulec.compiler.layout import Layout
-from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnavailable, InternalError
+from rulec.errors import BackendUnavailable
+from rulec.kernel.bucket.cut import Cut, Whole
+from rulec.kernel.bucket.slots import Places, chosen, regions
+from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.place import COL, is_shaped, place
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
-from .cut import Cut, FlatCut, ShapedCut, Whole
-from .finish import Regions, chosen
+from .cut import Blocks, Tiles
+from .finish import jobs
 from .memory import Uploads
 from .plan import (
     FINISHED,
@@ -46,30 +48,35 @@ class StageWork:
     """One stage over a bucket."""
 
     def __init__(
-        self, program: Program, layout: Layout, index: int, kernels: Mapping[str, Any], sizes: Sequence[int],
-        views: Sequence[MatrixView], addresses: Mapping[str, Any], device: Any,
-    ) -> None:  # fmt: skip
+        self, tensors: Tensors, index: int, kernels: Mapping[str, Any], addresses: Mapping[str, Any], device: Any
+    ) -> None:
         """`addresses` are those of parameters and states, by name, for each tensor."""
-        stage = program.stages[index]
+        program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         self._name = program.name
         self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
-        self.moving = moving_columns(program, stage)
-        self.columns = len(program.columns)
-        self.device, self._count = device, len(sizes)
+        columns = moving_columns(program, stage)
+        self.columns, self.reads_gradients = len(columns), "g" in columns
+        self.moving = tensors.moving(stage, columns)
+        self.device = device
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
         self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
-        self.cut = self._cut(program, layout, index, sizes, views)
-        self._regions = Regions(stage, layout, self.cut)
-        self.known, _ = self._uploaded(self._known(known_columns(program, stage, layout), addresses))
-        self.slots, results = self._allocated(self._regions.slots), self._allocated(self._regions.results)
-        self._results, self._views = results, self._regions.views(results)
-        self.uploads = Uploads(len(sizes) * (1 + len(self.moving)) + 8 * self.columns, device)
+        self.cut, shape = self._cut(tensors, stage)
+        self._places = Places(regions(stage, layout, self.cut, tensors.lying))
+        starts = {r.name: first for r, first in zip(self._places.regions, self._places.first, strict=True)}
+        fixed = known_columns(program, stage, layout)[len(shape) :]
+        known = np.zeros((len(tensors.sizes), len(shape) + len(fixed)), np.int64)
+        for column, content in enumerate([*shape, *({**starts, **addresses}[name] for name in fixed)]):
+            known[:, column] = content
+        self.known, _ = self._uploaded(known)
+        self.slots, self._results = self._allocated(self._places.slots), self._allocated(self._places.results)
+        self._views = self._places.views(self._results)
+        self.uploads = Uploads(len(tensors.sizes) * (1 + self.columns) + 8 * len(program.columns), device)
         self.options = self._options(self.emulates(stage, layout))
         self.words: Whole = np.zeros(0, np.int64)
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
-        self.everything = self._launch(range(len(sizes)), together=True)
+        self.everything = self._launch(range(len(tensors.sizes)))
 
     def _chosen(self, count: int, reduces: bool) -> Block:
         """The block of a stage that moves so many bytes for an element."""
@@ -89,27 +96,16 @@ class StageWork:
         """The block of a stage that sees elements alike, of which each moves so many bytes."""
         return block_for(moved, device)
 
-    def _cut(
-        self, program: Program, layout: Layout, index: int, sizes: Sequence[int], views: Sequence[MatrixView]
-    ) -> Cut:
-        stage = program.stages[index]
+    def _cut(self, tensors: Tensors, stage: Stage) -> tuple[Cut, list[Whole]]:
+        """How tensors are cut, and what `known` begins with."""
         if not self._shaped:
-            return FlatCut(sizes, self._block.elements, bool(stage.reduces))
-        if len(views) != len(sizes):
-            raise InternalError(f"{program.name} sees matrices: bind its triton kernel with a view of each tensor")
-        shapes = tile_shapes(self._block.elements, self._vector)
-        columns = any(place(r.axes, layout) == COL for r in stage.reduces)
-        return ShapedCut(views, layout.transposed, shapes, columns, bool(stage.reduces))
-
-    def _known(self, names: Sequence[str], addresses: Mapping[str, Any]) -> Whole:
-        """The table `known`."""
-        columns: dict[str, Any] = {**self._regions.starts(), **addresses}
-        own = self.cut.columns.shape[1]
-        found = np.zeros((self._count, len(names)), np.int64)
-        found[:, :own] = self.cut.columns
-        for place_, name in enumerate(names[own:]):
-            found[:, own + place_] = columns[name]
-        return found
+            blocks = Blocks(self._block.elements, bool(stage.reduces))
+            cut = blocks.cut(tensors.sizes)
+            return cut, blocks.known(cut)
+        columns = any(place(r.axes, tensors.layout) == COL for r in stage.reduces)
+        tiles = Tiles(tile_shapes(self._block.elements, self._vector), columns, bool(stage.reduces))
+        cut = tiles.cut(tensors.lying)
+        return cut, tiles.known(cut)
 
     def _options(self, emulates: bool) -> dict[str, Any]:
         """The constants that the kernel is compiled for."""
@@ -149,24 +145,22 @@ class StageWork:
         if found is None:
             if len(self._some) >= _REMEMBERED:
                 self._some.pop(next(iter(self._some)))
-            found = self._some[fired] = self._launch(fired, together=False)
+            found = self._some[fired] = self._launch(fired)
         return found
 
-    def _launch(self, fired: Sequence[int], together: bool) -> Launch:
-        chunks, host = self._uploaded(self.cut.chunks(fired))
-        jobs, hosts = None, [host]
-        reduced: Mapping[str, Any] = {}
-        if self._regions.found:
-            jobs, host = self._uploaded(self._regions.jobs(np.asarray(fired, np.int64), together))
+    def _launch(self, fired: Sequence[int]) -> Launch:
+        chunks, host = self._uploaded(np.stack(self.cut.numbered(fired), axis=1).astype(np.int32))
+        finish, hosts = None, [host]
+        if self._places.regions:
+            finish, host = self._uploaded(jobs(self._places, np.asarray(fired, np.int64)))
             hosts.append(host)
-            reduced = self._views if together else chosen(self._views, fired)
-        return Launch(chunks, jobs, reduced, hosts)
+        return Launch(chunks, finish, chosen(self._views, fired), hosts)
 
     # The launch
 
     def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any) -> None:
         """Runs the stage's kernel, and what finishes its reductions."""
-        reduces = [self.slots] * bool(self._regions.found)
+        reduces = [self.slots] * bool(self._places.regions)
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:

@@ -15,11 +15,13 @@ from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
+from rulec.kernel.bucket.cut import Cut, lying
+from rulec.kernel.bucket.slots import Places, regions
 from rulec_backends.triton import blocks as triton_blocks
 from rulec_backends.triton import memory as triton_memory
 from rulec_backends.triton.blocks import Block
-from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, FlatCut, ShapedCut
-from rulec_backends.triton.finish import Regions
+from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Tiles
+from rulec_backends.triton.finish import jobs
 from rulec_backends.triton.memory import SPARE, TURNS, Uploads
 from rulec_backends.triton.plan import FINISHED, tile_shapes
 from tests.backends.triton_process import in_a_process, in_the_interpreter
@@ -31,30 +33,35 @@ from tests.backends.triton_process import in_a_process, in_the_interpreter
 def test_every_element_is_in_one_chunk(reduces: bool) -> None:
     block = 1024
     sizes = [0, 1, block - 1, block, block + 1, 100 * block + 7, 2**31 + 17]
-    cut = FlatCut(sizes, block, reduces)
-    spans = cut.columns[:, 1]
+    blocks = Blocks(block, reduces)
+    cut = blocks.cut(sizes)
+    known, spans = blocks.known(cut)
+    assert known.tolist() == sizes
     for size, span, count in zip(sizes, spans, cut.counts, strict=True):
         assert count == -(-size // (span * block))
         assert count <= (MOST_REDUCED if reduces else MOST_CHUNKS)
     assert spans[:5].tolist() == [1] * 5
-    chunks = cut.chunks([5, 3])
-    assert chunks.dtype == np.int32
-    assert chunks[: cut.counts[5], 0].tolist() == [5] * int(cut.counts[5])
-    assert chunks[: cut.counts[5], 1].tolist() == list(range(int(cut.counts[5])))
-    assert chunks[cut.counts[5] :].tolist() == [[3, 0]]
+    tensors, numbers = cut.numbered([5, 3])
+    assert tensors[: cut.counts[5]].tolist() == [5] * int(cut.counts[5])
+    assert numbers[: cut.counts[5]].tolist() == list(range(int(cut.counts[5])))
+    assert (tensors[cut.counts[5] :].tolist(), numbers[cut.counts[5] :].tolist()) == ([3], [0])
 
 
 def test_chunks_of_one_huge_tensor_are_few() -> None:
-    table = FlatCut([2**31 + 17], 1024, False).chunks([0])
-    assert table.nbytes <= 2**19
+    assert Blocks(1024, False).cut([2**31 + 17]).counts[0] <= 2**16
+
+
+def tiled(*shapes: tuple[int, ...], columns: bool = True) -> tuple[Cut, list[list[int]]]:
+    """Tensors in chunks of tiles, and what a program is told of each."""
+    tiles = Tiles(tile_shapes(1024, 4), columns, True)
+    cut = tiles.cut(lying([matrix_view(shape) for shape in shapes], False))
+    return cut, np.stack(tiles.known(cut), axis=1).tolist()
 
 
 def covered(shape: tuple[int, ...], columns: bool) -> np.ndarray[Any, Any]:
     """How often each element of a tensor is in a chunk, as the printed kernel reads its line of `known`."""
-    shapes = tile_shapes(1024, 4)
-    cut = ShapedCut([matrix_view(shape)], False, shapes, columns, True)
-    batch, height, width, lines, across, deep, tile = map(int, cut.columns[0])
-    matrices, rows, wide = shapes[tile]
+    cut, ((batch, height, width, lines, across, deep, tile),) = tiled(shape, columns=columns)
+    matrices, rows, wide = tile_shapes(1024, 4)[tile]
     assert lines % rows == 0
     found = np.zeros((batch, height, width), np.int64)
     for number in range(int(cut.counts[0])):
@@ -74,23 +81,21 @@ def test_every_element_is_in_one_chunk_of_tiles(shape: tuple[int, ...], columns:
 
 
 def test_a_tall_matrix_leaves_few_lines_of_slots() -> None:
-    shapes = tile_shapes(1024, 4)
-    cut = ShapedCut([matrix_view((50257, 1600))], False, shapes, True, True)
+    cut, alone = tiled((50257, 1600))
     assert cut.deep[0] <= MOST_PIECES
-    alone = cut.columns[0].tolist()
-    among = ShapedCut([matrix_view(s) for s in ((7, 7), (50257, 1600), (3,))], False, shapes, True, True)
-    assert among.columns[1].tolist() == alone
+    _, among = tiled((7, 7), (50257, 1600), (3,))
+    assert among[1] == alone[0]
 
 
 def test_rows_too_long_for_32_bits_lie_in_tiles_of_one_row() -> None:
-    cut = ShapedCut([matrix_view((3, 2**30 + 1))], False, tile_shapes(1024, 4), False, True)
-    assert cut.columns[0, -1] == 0
+    cut, known = tiled((3, 2**30 + 1), columns=False)
+    assert known[0][-1] == 0
     assert int(cut.counts[0]) == -(-(2**30 + 1) // 1024) * int(cut.deep[0])
 
 
 def test_a_bucket_of_another_way_round_is_a_defect() -> None:
     with pytest.raises(InternalError, match="not seen as its bucket's layout says"):
-        ShapedCut([matrix_view((3, 4))], True, tile_shapes(1024, 4), False, False)
+        lying([matrix_view((3, 4))], True)
 
 
 # Slots
@@ -103,21 +108,22 @@ def test_jobs_join_every_slot_once(shape: tuple[int, ...]) -> None:
     views = [matrix_view(s) for s in ((7, 3), shape)]
     program = compile(rule, views[1].facts)
     stage = program.stages[0]
-    cut = ShapedCut(views, False, tile_shapes(1024, 4), True, True)
-    regions = Regions(stage, layout_for(program, "float32"), cut)
+    tensors = lying(views, False)
+    cut = Tiles(tile_shapes(1024, 4), True, True).cut(tensors)
+    places = Places(regions(stage, layout_for(program, "float32"), cut, tensors))
     for fired in ([0, 1], [1]):
-        joined, results = np.zeros(regions.slots, int), np.zeros(regions.results, int)
-        for _, one, at, to, rounds, apart, step, limit in regions.jobs(np.array(fired), len(fired) == 2).tolist():
+        joined, results = np.zeros(places.slots, int), np.zeros(places.results, int)
+        for _, one, at, to, rounds, apart, step, limit in jobs(places, np.array(fired)).tolist():
             lane = np.arange(FINISHED)
             for done in range(rounds):
                 inside = lane[done * one * FINISHED + lane < limit]
                 joined[at + done * apart + inside * step] += 1
             results[to : to + (1 if one else limit)] += 1
-        for region in regions.found:
+        for region, first in zip(places.regions, places.first, strict=True):
             for tensor in range(2):
-                slots = joined[region.slots[tensor] :][: region.sizes[tensor] * region.counts[tensor]]
+                slots = joined[first[tensor] :][: region.sizes[tensor] * region.counts[tensor]]
                 assert (slots == (tensor in fired)).all()
-        assert results.sum() == sum(int(region.sizes[fired].sum()) for region in regions.found)
+        assert results.sum() == sum(int(region.sizes[fired].sum()) for region in places.regions)
         assert results.max(initial=0) <= 1
 
 
@@ -300,9 +306,26 @@ try:
 except InternalError as error:
     message = str(error)
 """
-    assert in_the_interpreter(program, "message") == (
-        "the triton kernel needs 2 arrays of 'g' on cpu: there are 1, the first on cpu"
-    )
+    assert in_the_interpreter(program, "message") == "the triton kernel needs 2 gradients and was given 1"
+
+
+def test_gradients_that_moved_are_found_where_the_first_stage_reads_none() -> None:
+    """In a list like the last step's, of which the first one is where it was."""
+    program = f"""{CALL}
+program = rulec.compile(rulec.parse("name: Scaled\\nstep: 'direction = g*norm(p)'"))
+layout = layout_for(program, 'float32')
+call = subject.kernel(program, layout).bind(params, [{{}}, {{}}])
+norms = [torch.ones(2, dtype=torch.float64)]
+grads = [torch.ones(5), torch.ones(3)]
+rows = Rows(np.ones((1, len(program.columns))), np.zeros(2, np.int64))
+given = {{name: [torch.ones(1), torch.ones(1)] for name in program.stages[1].reads}}
+for value in (1.0, 2.0):
+    params[1].fill_(5)
+    grads[1] = torch.full((3,), value)
+    for stage in (0, 1):
+        call(stage, grads, rows, given)
+"""
+    assert in_the_interpreter(program, "params[1].tolist()") == [3.0] * 3
 
 
 SPECIALISED = """

@@ -13,6 +13,7 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError
 from rulec.kernel.place import bound_arrays
 
 from .address import address_of, array_address, element_count
@@ -30,6 +31,7 @@ class BucketCall(ABC, Generic[Needs]):
     `_works` has what each stage needs, None for one that computes nothing.
     """
 
+    backend: ClassVar[str]
     _works: Sequence[Needs | None]
 
     def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
@@ -58,9 +60,12 @@ class BucketCall(ABC, Generic[Needs]):
         return Written(self._params, self._states, reduced)
 
     def _read_gradients(self, moving: Sequence[Any], fired: tuple[int, ...] | None) -> Whole:
-        """The addresses of gradients, those of tensors that do not fire as they were."""
+        """The addresses of gradients, those of tensors that do not fire as they were; InternalError for too few."""
         # The stages of a step are called with one list of gradients: its addresses are read at the first that asks.
         if self._last != (id(moving), fired) or self._first() is not next(iter(moving), None):
+            count = len(self._params if fired is None else fired)
+            if len(moving) != count:
+                raise InternalError(f"the {self.backend} kernel needs {count} gradients and was given {len(moving)}")
             self._gradients[slice(None) if fired is None else list(fired)] = self._addresses(moving)
             self._last = (id(moving), fired)
             # Not the list itself: a step that ends early must not keep its gradients in memory.
@@ -84,8 +89,6 @@ class PlannedCall(BucketCall[Work]):
 
     It has chunks, slots for reductions and addresses; who runs a stage says how.
     """
-
-    backend: ClassVar[str]
 
     def __init__(
         self, program: Program, layout: Layout, params: Sequence[Any], states: Sequence[dict[str, Any]],

@@ -119,6 +119,7 @@ def counted(counts: Whole) -> tuple[Whole, Whole]:
     return np.repeat(np.arange(len(counts)), counts), np.arange(int(counts.sum())) - np.repeat(before, counts)
 
 
-def parts(length: Any, part: Any) -> Any:
+def parts(length: Whole, part: Whole | int) -> Whole:
     """How many parts of a length there are, the last of which may be shorter."""
-    return -(-length // np.maximum(part, 1))
+    count: Whole = -(-length // np.maximum(part, 1))
+    return count
