@@ -20,7 +20,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
-from rulec.language.node import Kind, Node, Op, is_boolean
+from rulec.language.node import Node, Op, is_boolean
 
 from ..comment import line_comment
 from .dialect import Dialect
@@ -152,13 +152,7 @@ class ElementWriter:
 
     def constant(self, value: float) -> str:
         """A number of the type of arithmetic."""
-        if math.isnan(value):
-            return "NAN"
-        with np.errstate(over="ignore"):
-            number = np.float32(value) if self.suffix else np.float64(value)
-        if np.isinf(number):
-            return "INFINITY" if number > 0 else "-INFINITY"
-        return f"{number!s}{self.suffix}"
+        return literal(value, self.suffix)
 
     # Its text
 
@@ -242,9 +236,9 @@ class ElementPrinter(StagePrinter):
         return self._piece(value, defining)[0]
 
     def _piece(self, value: Node, defining: bool = False) -> _Piece:
-        if value.op.kind is Kind.LEAF or (value in self.names and not defining):
-            text = super().text(value, defining)
-            return text, _UNARY if text.startswith("-") else _ATOM
+        text = self.there(value, defining)
+        if text is not None:
+            return text, _UNARY if text.startswith(("-", "(")) else _ATOM
         special = self._special(value)
         if special is not None:
             return special
@@ -298,6 +292,17 @@ class ElementPrinter(StagePrinter):
         """An operand of something that binds like this: in parentheses unless it binds tighter."""
         text, own = self._piece(value)
         return text if own > level else f"({text})"
+
+
+def literal(value: float, suffix: str = "") -> str:
+    """A number: a float where `suffix` is f, else a double."""
+    if math.isnan(value):
+        return "NAN"
+    with np.errstate(over="ignore"):
+        number = np.float32(value) if suffix else np.float64(value)
+    if np.isinf(number):
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return f"{number!s}{suffix}"
 
 
 def taken_in(op: Op, total: str, text: str) -> str:

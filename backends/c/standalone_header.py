@@ -6,9 +6,9 @@ from rulec.language.node import Node
 from rulec.language.text import expression_text, number_text
 from rulec.standalone.prose import title
 
+from .print import literal
 from .standalone import STATUSES, CFile, move_parameters
 from .standalone_text import signature
-from .standalone_words import literal
 from .text import comment, indented
 
 

@@ -17,7 +17,7 @@ from rulec.language.node import Kind, Node, Op, is_boolean, walk
 
 from .print import NOTHING, taken_in
 from .standalone_text import loop
-from .standalone_words import NumberPrinter
+from .standalone_words import number_text
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
 LOOPS: Mapping[str, tuple[str, str, str]] = {
@@ -189,7 +189,7 @@ class Numbers:
         def known(part: Node) -> str | None:
             return None if defining and part is value and part.op.kind is not Kind.LEAF else self._known(part, letters)
 
-        return NumberPrinter(self.program, known).text(value)
+        return number_text(self.program, value, known)
 
     def _known(self, value: Node, letters: str) -> str | None:
         """The text of a value that is there already; None where it must be written out."""

@@ -14,11 +14,12 @@ from rulec.runtime.plan import needs_matrix
 from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
+from .print import literal
 from .standalone import STATUSES, CFile, is_vector, move_parameters
 from .standalone_numbers import used
 from .standalone_step import StepText, fact, state_names
 from .standalone_text import block, branch, loop, signature, wrapped
-from .standalone_words import TYPES, expression, literal, narrowed, widened, words_used
+from .standalone_words import TYPES, expression, narrowed, widened, words_used
 from .text import comment, indented
 
 #: Elements in a chunk of a tensor, and columns in a tile of a matrix: what one call of a stage's function updates.
@@ -180,7 +181,7 @@ class Source:
         def leaf(n: Node) -> str:
             own = str(n.arg)
             if own in self.file.family.static:
-                return literal(self.file.family.static[own], "float64")
+                return literal(self.file.family.static[own])
             return f"(double)view->{'count' if own == 'numel' else own}"
 
         return expression(self._program, value, leaf)
@@ -192,7 +193,7 @@ class Source:
             h, own = self.file.family.rule.hyper[key], f"hyper->{field}"
             limits = [(">=", h.limits.get("min")), (">", h.limits.get("above")), ("<=", h.limits.get("max")),
                       ("<", h.limits.get("below"))]  # fmt: skip
-            ends = [f"{own} {sign} {literal(v, 'float64')}" for sign, v in limits if v is not None]
+            ends = [f"{own} {sign} {literal(v)}" for sign, v in limits if v is not None]
             checks += ends or [f"{own} == {own}"]
         if not checks:
             return []
@@ -332,7 +333,7 @@ class Source:
                 return fact(str(n.arg), self.file.dtype)
             own = str(n.arg)
             static = self.file.family.static
-            return literal(static[own], "float64") if own in static else f"hyper->{self.file.hyper[own]}"
+            return literal(static[own]) if own in static else f"hyper->{self.file.hyper[own]}"
 
         return expression(self._program, value, leaf)
 
@@ -388,7 +389,7 @@ class Source:
         if n.op is Op.FACT:
             return fact(str(n.arg), self.file.dtype).replace("(double)", "(double)view.")
         own, static = str(n.arg), self.file.family.static
-        return literal(static[own], "float64") if own in static else f"hyper->{self.file.hyper[own]}"
+        return literal(static[own]) if own in static else f"hyper->{self.file.hyper[own]}"
 
     def _move(self, word: str) -> list[str]:
         count = "view.count" if self.file.shaped else "count"

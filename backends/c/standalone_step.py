@@ -8,18 +8,16 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
 from rulec.kernel.place import COL, ROW, TENSOR, is_shaped, place
 from rulec.language.node import Node, Op, walk
+from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.standalone.cases import Family, Version
 
-from .print import Parameter
+from .print import Parameter, literal
 from .standalone_matrix import WRITTEN, matrix_words
 from .standalone_numbers import LOOPS, Numbers, used
 from .standalone_stage import StageText
 from .standalone_text import block, branch, loop, signature
-from .standalone_words import RESERVED, TYPES, literal, narrowed, widened
-
-#: The machine epsilon of a parameter, which rules may name.
-_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+from .standalone_words import RESERVED, TYPES, narrowed, widened
 
 
 class StepText:
@@ -84,7 +82,7 @@ class StepText:
         if value.op in (Op.HYPER, Op.MODEL_HYPER):
             own = str(value.arg)
             static = self.family.static
-            return literal(static[own], "float64") if own in static else f"hyper->{hyper_names(self.family)[own]}"
+            return literal(static[own]) if own in static else f"hyper->{hyper_names(self.family)[own]}"
         if value.op is Op.STEP:
             return "t"
         if value.op is Op.FACT:
@@ -349,7 +347,7 @@ def _parallel(count: str) -> list[str]:
 def fact(name: str, dtype: str) -> str:
     """A shape fact as a double, from what is known of a view."""
     if name == "machine_eps":
-        return literal(_EPSILON[dtype], "float64")
+        return literal(EPS[dtype])
     return f"(double){'count' if name == 'numel' else name}"
 
 

@@ -5,16 +5,15 @@ Operators and functions are `backends/c/print.py`'s and `c_words.py`'s: the same
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 
 from rulec.compiler.ir import Program, Stage
-from rulec.language.node import Kind, Node, Op
+from rulec.language.node import Kind, Node
 
 from . import words as c_words
 from .dialect import Dialect
-from .print import STORAGE, ElementPrinter
+from .print import STORAGE, ElementPrinter, literal
 
 #: The C type of each storage dtype; the 16-bit formats are moved as integers.
 TYPES: Mapping[str, str] = STORAGE
@@ -65,16 +64,6 @@ def words_used(text: str) -> str:
     return "".join(f"{word.rstrip()}\n\n" for word in [*words, *folds])
 
 
-def literal(value: float, dtype: str = "float64") -> str:
-    """A float64 constant as C has it, of the type that a dtype is computed in."""
-    if math.isnan(value):
-        return "NAN"
-    if math.isinf(value):
-        return "INFINITY" if value > 0 else "-INFINITY"
-    text = repr(value)
-    return text if dtype == "float64" else f"{text}f"
-
-
 def widened(text: str, dtype: str) -> str:
     """A stored element as a double."""
     if dtype in ("bfloat16", "float16"):
@@ -95,23 +84,11 @@ def narrowed(text: str, dtype: str) -> str:
     return f"to_{dtype}(to_odd({text}))"
 
 
-class NumberPrinter(ElementPrinter):
-    """Expressions in double. `known(value)` is the text of what has one: leaves, and values that have a name."""
-
-    def __init__(self, program: Program, known: Callable[[Node], str | None]) -> None:
-        super().__init__("c", program, Stage(), {}, literal)
-        self.known = known
-
-    def _piece(self, value: Node, defining: bool = False) -> tuple[str, int]:
-        if value.op is Op.CONST:
-            return super()._piece(value)
-        text = None if defining and value.op.kind is not Kind.LEAF else self.known(value)
-        if text is None:
-            return super()._piece(value, defining=True)
-        atom, unary = 9, 8
-        return text, unary if text.startswith(("-", "(")) else atom
+def number_text(program: Program, value: Node, known: Callable[[Node], str | None]) -> str:
+    """An expression in double; `known(value)` is the text of what has one: leaves, and values that have a name."""
+    return ElementPrinter("c", program, Stage(), {}, literal, known=known).text(value)
 
 
 def expression(program: Program, value: Node, leaf: Callable[[Node], str]) -> str:
     """An expression of numbers in full, in double."""
-    return NumberPrinter(program, lambda n: leaf(n) if n.op.kind is Kind.LEAF else None).text(value)
+    return number_text(program, value, lambda n: leaf(n) if n.op.kind is Kind.LEAF else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.place import bound_arrays
 
+from ..scalars import arguments, has_scalars, scalar_leaves
 from .memory import Memory, Ring, used
 from .plan import GIVEN, bound_lines, given_lines
-from .scalars import Argument, scalar_arguments
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
 
@@ -129,19 +129,14 @@ class CudaCall(BucketCall[Work]):
         with used(self._memory):
             table = self._memory.zeros(count, len(program.columns))
             new = {s.buffer: self._memory.empty(count) for s in program.scalars.stores}
-            if program.scalars.columns or new:
-                arrays = [address(_chosen(a, known, new)) for a in scalar_arguments(program)]
+            if has_scalars(program):
+                read = [a.array(known) for a in arguments(scalar_leaves(program))]
+                arrays = map(address, (*read, *new.values()))
                 narrow = int(known.counts.itemsize == 4)
                 given = (count, address(known.counts), narrow, address(known.groups), address(known.hyper))
                 groups = int(known.hyper.shape[1])
                 self._launch("scalars", -(-count // self._threads), (*given, groups, *arrays, address(table)))
         return table, new
-
-
-def _chosen(argument: Argument, known: Scalars, new: Mapping[str, Any]) -> Any:
-    """The array that a kernel is given for one of its arguments."""
-    kinds = {"fact": known.facts, "state": known.states, "level": known.levels, "stored": new}
-    return kinds[argument.kind][argument.key]
 
 
 def _count(array: Any) -> int:

@@ -18,7 +18,8 @@ from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.place import bound_arrays
 
-from .scalars import LANES, has_scalars, scalar_inputs
+from ..scalars import has_scalars
+from .scalars import LANES, scalar_arguments
 from .work import StageWork
 
 
@@ -69,14 +70,12 @@ class TritonCall(BucketCall[StageWork]):
         stores = program.scalars.stores
         if not has_scalars(program):
             return torch.zeros((count, len(program.columns)), dtype=torch.float64, device=self._device), {}
-        inputs = scalar_inputs(program)
-        given = [known.facts[f] for f in inputs.facts] + [known.states[s] for s in inputs.states]
-        levels = [known.levels[level] for level in inputs.levels]
+        given = [argument.array(known) for argument in scalar_arguments(program)]
         with self._on(None):
             table = torch.empty((count, len(program.columns)), dtype=torch.float64, device=self._device)
             new = torch.empty((len(stores), count), dtype=torch.float64, device=self._device)
             self._kernels["scalars"][(-(-count // LANES),)](
-                known.counts, known.groups, known.hyper, *given, *levels, table, new, count, known.hyper.shape[-1],
+                known.counts, known.groups, known.hyper, *given, table, new, count, known.hyper.shape[-1],
                 LANES=LANES, enable_fp_fusion=False,
             )  # fmt: skip
         return table, {s.buffer: value for s, value in zip(stores, new, strict=True)}

@@ -6,9 +6,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
 from ..noise import require_estimate, sum_dtype
+from ..scalars import has_scalars
 from .flat import FlatStage
 from .noise_words import noise_words
-from .scalars import ScalarSource, has_scalars
+from .scalars import ScalarSource
 from .words import file_text, words_used
 
 

@@ -6,8 +6,9 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import is_shaped
 
+from ..scalars import has_scalars
 from .flat import FlatStage
-from .scalars import ScalarSource, has_scalars
+from .scalars import ScalarSource
 from .shaped import ShapedStage
 from .words import file_text, words_used
 

@@ -5,94 +5,64 @@ So what follows from hyper-parameters and step counts can stay on the device, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rulec.backend.printer import StagePrinter, bare
+from rulec.compiler.ir import Program
+from rulec.language.node import Node, Op, is_boolean, node
 
-from rulec.backend.printer import StagePrinter, bare, unique_name
-from rulec.compiler.ir import Program, Stage, Store
-from rulec.language.node import Node, Op, is_boolean, walk
-
+from ..scalars import Argument, ScalarKernel, argument_of, arguments, scalar_leaves, scalar_stage
 from .ops import constant, operations
 from .stage import RESERVED, call, indented
 
 #: Tensors whose rows one program makes.
 LANES = 128
 
-_LOCALS = {"n", "counts", "groups", "group", "group_t", "model_t", "hyper", "new", "tensors", "kinds", "t", "LANES"}
+_LOCALS = {"n", "counts", "groups", "group", "hyper", "new", "tensors", "kinds", "LANES"}
+
+#: Where the value for a tensor lies in an array, by what that has a value for.
+_INDEX = {"tensor": " + n, mask=inside", "group": " + group, mask=inside", "model": ""}
 
 
-@dataclass(frozen=True)
-class ScalarInputs:
-    """What the kernel of a scalar program reads beside counts, groups and hyper-parameters, in the order of arguments.
-
-    `levels` are `group` and `model`, where it counts their steps.
-    """
-
-    facts: tuple[str, ...]
-    states: tuple[str, ...]
-    levels: tuple[str, ...]
+def scalar_arguments(program: Program) -> list[Argument]:
+    """The arrays that the kernel is given beside counts, groups and hyper-parameters, in order."""
+    return sorted(arguments(_leaves(program)), key=lambda argument: argument.kind == "level")
 
 
-def has_scalars(program: Program) -> bool:
-    """Whether there is a scalar program to print."""
-    return bool(program.scalars.columns or program.scalars.stores)
+def _leaves(program: Program) -> list[Node]:
+    """The leaves in the order in which they are read: counts, hyper-parameters, facts, states."""
+    hyper = list(program.hyper)
+
+    def place(leaf: Node) -> tuple[int, int, str]:
+        argument = argument_of(leaf)
+        if argument is None:
+            return (0, 0, "") if leaf.op is Op.STEP else (2, hyper.index(str(leaf.arg)), "")
+        return {"level": 1, "fact": 3, "state": 4}[argument.kind], 0, argument.key
+
+    return sorted(dict.fromkeys([node(Op.STEP), *map(_read_once, scalar_leaves(program))]), key=place)
 
 
-def scalar_inputs(program: Program) -> ScalarInputs:
-    """What the scalar program reads."""
-    parts = list(walk(_roots(program)))
-
-    def named(op: Op) -> tuple[str, ...]:
-        return tuple(sorted({str(n.arg) for n in parts if n.op is op}))
-
-    levels = {str(n.arg) for n in parts if n.op is Op.STEP and n.arg is not None}
-    return ScalarInputs(named(Op.FACT), named(Op.LOAD), tuple(sorted(levels)))
+def _read_once(leaf: Node) -> Node:
+    """A hyper-parameter for that of the model, which has the same line."""
+    return node(Op.HYPER, leaf.arg) if leaf.op is Op.MODEL_HYPER else leaf
 
 
-def _roots(program: Program) -> list[Node]:
-    return [*(c.value for c in program.scalars.columns), *(s.value for s in program.scalars.stores)]
-
-
-class _Printer(StagePrinter):
-    """The shared printer, with names for what only a scalar program reads."""
-
-    leaves: dict[tuple[Op, str], str]
-
-    def text(self, value: Node, defining: bool = False) -> str:
-        if value.op in (Op.HYPER, Op.MODEL_HYPER):
-            return self.leaves[Op.HYPER, str(value.arg)]
-        if value.op is Op.FACT:
-            return self.leaves[Op.FACT, str(value.arg)]
-        if value.op is Op.STEP:
-            return "t" if value.arg is None else f"{value.arg}_t"
-        return super().text(value, defining)
-
-
-class ScalarSource:
+class ScalarSource(ScalarKernel):
     """The names and lines of the kernel `scalars`."""
 
+    level_array = "{}_counts"
+
     def __init__(self, program: Program) -> None:
-        self.program, self.inputs = program, scalar_inputs(program)
         taken = set(RESERVED) | _LOCALS
-        used = {str(n.arg) for n in walk(_roots(program)) if n.op in (Op.HYPER, Op.MODEL_HYPER)}
-        self.hyper = {name: unique_name(name, taken) for name in program.hyper if name in used}
-        self.facts = {name: unique_name(name, taken) for name in self.inputs.facts}
-        self.states = {name: unique_name(name, taken) for name in self.inputs.states}
-        self.at = {name: unique_name(f"{name}_at", taken) for name in (*self.inputs.facts, *self.inputs.states)}
-        stage = Stage(stores=tuple(Store(f"\0{i}", value) for i, value in enumerate(_roots(program))))
-        loads = {b.name: self.states.get(b.name, b.name) for b in program.buffers}
-        self.printer = _Printer(
-            "triton", program, stage, operations("float64"), lambda v: constant(v, "float64"), loads.__getitem__,
-            frozenset(taken),
+        super().__init__(program, _leaves(program), taken)
+        self.printer = StagePrinter(
+            "triton", program, scalar_stage(program), operations("float64"), lambda v: constant(v, "float64"),
+            reserved=frozenset(taken), known=lambda value: self.names.get(_read_once(value)),
         )  # fmt: skip
-        self.printer.leaves = {(Op.HYPER, n): x for n, x in self.hyper.items()}
-        self.printer.leaves |= {(Op.FACT, n): x for n, x in self.facts.items()}
 
     def function(self) -> list[str]:
         """The kernel, as lines."""
-        levels = [f"{level}_counts" for level in self.inputs.levels]
-        arrays = ["counts", "groups", "hyper", *self.at.values(), *levels, "table", "new"]
-        arguments = [*arrays, "tensors", "kinds"]
-        names = ", ".join(f'"{a}"' for a in arguments)
+        arrays = ["counts", "groups", "hyper", *(self.at[a] for a in scalar_arguments(self.program)), "table", "new"]
+        given = [*arrays, "tensors", "kinds"]
+        names = ", ".join(f'"{a}"' for a in given)
         body = [
             '"""The row of each tensor of `table`, and the `new` values of states, a line for each: in float64.', "",
             "`tensors` is how many there are, `kinds` how many groups, each with a number in every line of `hyper`.",
@@ -100,29 +70,22 @@ class ScalarSource:
             "n = tl.program_id(0) * LANES + tl.arange(0, LANES)",
             "inside = n < tensors",
             "group = tl.load(groups + n, mask=inside, other=0)",
-            "t = tl.load(counts + n, mask=inside, other=0).to(tl.float64) + 1",
-            *self._load_lines(),
+            *(f"{name} = {self._read(leaf)}" for leaf, name in self.names.items()),
             *(f"{name} = {bare(text)}" for name, text in self.printer.lines()),
             *self._store_lines(),
         ]  # fmt: skip
         head = call("@triton.jit", [f"do_not_specialize=[{names}]"])
-        return [*head, *call("def scalars", [*arguments, "LANES: tl.constexpr"], ":"), *indented(body)]
+        return [*head, *call("def scalars", [*given, "LANES: tl.constexpr"], ":"), *indented(body)]
 
-    def _load_lines(self) -> list[str]:
-        lines = []
-        for level in self.inputs.levels:
-            index = " + group, mask=inside" if level == "group" else ""
-            lines.append(f"{level}_t = tl.load({level}_counts{index}).to(tl.float64)")
-        for name, own in self.hyper.items():
-            place = [*self.program.hyper].index(name)
-            lines.append(f"{own} = tl.load(hyper + {place} * kinds + group, mask=inside)")
-        lines += [f"{own} = tl.load({self.at[fact]} + n, mask=inside)" for fact, own in self.facts.items()]
-        return lines + [f"{own} = {self._state(state)}" for state, own in self.states.items()]
-
-    def _state(self, name: str) -> str:
-        letters = self.program.buffer(name).axes.letters
-        index = " + n, mask=inside" if "n" in letters else " + group, mask=inside" if "k" in letters else ""
-        return f"tl.load({self.at[name]}{index}).to(tl.float64)"
+    def _read(self, leaf: Node) -> str:
+        """A leaf's value."""
+        argument = argument_of(leaf)
+        if argument is not None:
+            load = f"tl.load({self.at[argument]}{_INDEX[self.level(argument)]})"
+            return load if argument.kind == "fact" else f"{load}.to(tl.float64)"
+        if leaf.op is Op.STEP:
+            return "tl.load(counts + n, mask=inside, other=0).to(tl.float64) + 1"
+        return f"tl.load(hyper + {self.hyper_line(leaf)} * kinds + group, mask=inside)"
 
     def _store_lines(self) -> list[str]:
         """Columns, late ones as zeros, and new states."""

@@ -57,7 +57,7 @@ class StagePrinter:
 
     `load` prints the value of a buffer as it lies before the stage, `vector` an element of a vector, `constant` a
     float64 literal, all in the compute dtype. Scalars of the table are printed by their column's name: the backend
-    defines those first.
+    defines those first. `known` gives the text of any other value that is there already, and None for what is not.
     """
 
     backend: str
@@ -68,6 +68,7 @@ class StagePrinter:
     load: Callable[[str], str] = identifier
     reserved: frozenset[str] = frozenset()
     vector: Callable[[str], str] = identifier
+    known: Callable[[Node], str | None] = lambda value: None
     names: dict[Node, str] = field(default_factory=dict)
     _columns: list[str] = field(default_factory=list)
 
@@ -96,18 +97,26 @@ class StagePrinter:
         order = [v for v in walk(self.stage.roots) if v in self.names]
         return [(self.names[v], self.text(v, defining=True)) for v in order]
 
-    def text(self, value: Node, defining: bool = False) -> str:
-        """A value as an expression over the names of the lines before it."""
+    def there(self, value: Node, defining: bool = False) -> str | None:
+        """The text of a value that takes no operation: one with a name or known, a number, or what is given."""
         if not defining and value in self.names:
             return self.names[value]
         if value.op is Op.CONST:
             return self.constant(float(value.arg))  # type: ignore[arg-type]
+        known = None if defining and value.op.kind is not Kind.LEAF else self.known(value)
+        if known is not None:
+            return known
         if value.op is Op.SCALAR:
             return self.column(int(value.arg))  # type: ignore[call-overload]
         if value.op is Op.LOAD:
             return self.load(str(value.arg))
-        if value.op is Op.RESULT:
-            return self.vector(str(value.arg))
+        return self.vector(str(value.arg)) if value.op is Op.RESULT else None
+
+    def text(self, value: Node, defining: bool = False) -> str:
+        """A value as an expression over the names of the lines before it."""
+        there = self.there(value, defining)
+        if there is not None:
+            return there
         form = self.ops.get(value.op)
         if form is None or value.op.kind is Kind.LEAF:
             raise BackendUnsupported(self.backend, f"{value.op.symbol!r}", self.program.name)
