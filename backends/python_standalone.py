@@ -3,42 +3,81 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from rulec.backend.printer import OpTable, bare, identifier, unique_name
-from rulec.compiler.ir import Buffer
+from rulec.backend.printer import StagePrinter, bare, identifier, unique_name
+from rulec.compiler.ir import Buffer, Stage
 from rulec.compiler.layout import Layout, layout_for
-from rulec.compiler.show import named_values
 from rulec.language.hyper import Hyper
-from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.node import Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
 from rulec.standalone.cases import family
 from rulec.standalone.prose import file_name, introduction, vendored
 from rulec.standalone.refusal import CannotBuild, values
 
+from .array_print import Dialect, StageFunction, operations
+from .scalars import scalar_stage, without_table
+
+#: What a printed class is made of, by name: texts, and lines.
+Parts: TypeAlias = dict[str, str | list[str]]
+
 
 class OneFile:
-    """An elementwise rule under a name, for parameters of one dtype: what its one-file optimizers are printed from.
+    """An elementwise rule under a name, for parameters of one dtype, as one file.
 
     CannotBuild for a rule that is not elementwise, or that `form` does not provide for.
     """
 
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str, form: str, reserved: Sequence[str]) -> None:
-        self.rule, self.name, self.dtype, self.form = rule, name, dtype, form
-        whole = family(rule, dtype, state_dtype, form)
+    #: What is written, for errors; how its library is spelt; and what that spells in another way, or lacks.
+    form: str
+    dialect: Dialect
+    words: Mapping[str, str]
+    #: Names that what is printed uses.
+    locals: tuple[str, ...]
+    #: The dtypes that there are, and what is lacking for the others.
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+    lacking = ""
+    #: Whether there is a function of the file's name in it.
+    makes_function = False
+
+    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
+        self.rule, self.name, self.dtype = rule, name, dtype
+        whole = family(rule, dtype, state_dtype, self.form)
         self.static = whole.static
         self.program = whole.cases[0].program
         self._refuse(len(whole.cases) > 1 or whole.applies is not None)
+        for asked in (dtype, state_dtype or dtype):
+            if asked not in self.dtypes:
+                self.cannot(f"{self.lacking} {asked}")
         states = dict.fromkeys((b.name for b in self.program.states), state_dtype or dtype)
         self.layout: Layout = layout_for(self.program, dtype, states=states)
-        taken = {*reserved, "params", "self"}
+        #: The dtype of what is worked out outside of the kernel; and what each state is called.
+        self.precise = "float64"
+        self.states = {b.name: b.name for b in self.program.states}
+        self.reserved = {*self.locals, *self.words, *[name] * self.makes_function}
+        taken = {*self.reserved, "params", "self"}
         known = whole.rule.hyper
         self.hyper: dict[str, Hyper] = {k: h for k, h in known.items() if not h.static}
         self.fields = {key: unique_name(key, taken) for key in self.hyper}
         values_of = default_hyper(whole.rule, {}, dtype)
         self.defaults = {key: values_of[key] for key in self.hyper}
-        self.class_name = class_name(rule, name)
+
+    @classmethod
+    def files(cls, rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, str]:
+        """The file, by its name."""
+        return {f"{name}.py": cls(rule, name, dtype, state_dtype).text()}
+
+    def text(self) -> str:
+        """The whole file."""
+        raise NotImplementedError
+
+    def file(self, imports: Sequence[str], words: Sequence[str], *parts: Sequence[str]) -> str:
+        """A file of these parts, after what it says of itself."""
+        told = [f'"""{line}' if i == 0 else line for i, line in enumerate(self.documentation())]
+        body = [line for part in parts for line in ("", "", *part)]
+        return "\n".join([*told, '"""', "", *imports, *words, *body, ""])
 
     def _refuse(self, by_shape: bool) -> None:
         program = self.program
@@ -61,7 +100,7 @@ class OneFile:
         raise CannotBuild(self.rule.name, self.form, f"{why} (--backend c may do)")
 
     @staticmethod
-    def named(name: str, lines: Sequence[str]) -> bool:
+    def named(name: str, lines: Iterable[str]) -> bool:
         """Whether any line names an identifier."""
         return any(re.search(rf"(?<![\w.\"]){name}\b", line) for line in lines)
 
@@ -85,6 +124,24 @@ class OneFile:
             line.replace("\\", "\\\\").replace('"""', "'''") for line in [*introduction(self.rule), "", *vendored()]
         ]
 
+    def parts(self) -> Parts:
+        """What every printed class is made of: see `filled`."""
+        summary = " ".join((self.rule.summary or self.rule.name).split()).rstrip(".").replace('"', "'")
+        return {
+            "class": class_name(self.rule, self.name), "summary": f"{summary}.", "dtype": self.dtype,
+            "init": call_lines("def __init__", ["self", "params", *self.keywords()], ":"), "checks": self.checks(),
+            "fields": [f"self.{x} = {x}" for x in self.fields.values()],
+        }  # fmt: skip
+
+    def floats(self, lines: Sequence[str]) -> list[str]:
+        """The line that imports the numbers without digits that lines name."""
+        found = [x for x in ("inf", "nan") if self.named(x, lines)]
+        return [f"from math import {', '.join(found)}"] if found else []
+
+    def reads(self, form: str, lines: Sequence[str]) -> list[str]:
+        """The statements that read, each in this form, the hyper-parameters that lines name."""
+        return [f"{x} = {form.format(x)}" for x in self.fields.values() if self.named(x, lines)]
+
     def keywords(self) -> list[str]:
         """The hyper-parameters as keywords with their defaults."""
         return [f"{self.fields[key]}={number(value)}" for key, value in self.defaults.items()]
@@ -94,64 +151,94 @@ class OneFile:
         lines = []
         for key, h in self.hyper.items():
             own = self.fields[key]
-            limits = h.limits
-            ends = [(">=", limits.get("min")), (">", limits.get("above")), ("<=", limits.get("max")),
-                    ("<", limits.get("below"))]  # fmt: skip
-            tests = [f"{own} {sign} {number(end)}" for sign, end in ends if end is not None]
+            tests = [f"{own} {sign} {number(end)}" for sign, end in h.ends]
             if tests:
                 lines.append(f"if {given.get(key, '')}not ({' and '.join(tests)}):")
                 lines.append(f'    raise ValueError(f"{self.fields[key]}={{{own}}} must be {h.range_text()}")')
         return lines
 
-    def leaf(self, state: Callable[[str], str]) -> Callable[[Node], str]:
-        """The text of what a scalar program and initial values are made of."""
+    # Numbers
 
-        def text(value: Node) -> str:
-            own = str(value.arg)
-            if value.op is Op.STEP:
-                return "t"
-            if value.op is Op.FACT:
-                return number(EPS[self.dtype])
-            if value.op is Op.LOAD:
-                return state(own)
-            return number(self.static[own]) if own in self.static else self.fields[own]
+    def leaf(self, value: Node, state: str) -> str | None:
+        """The text of what a scalar program and initial values are made of; `state` is the format of a state."""
+        own = str(value.arg)
+        if value.op is Op.STEP:
+            return "t"
+        if value.op is Op.FACT:
+            return number(EPS[self.dtype])
+        if value.op is Op.LOAD:
+            return state.format(self.states.get(own, own))
+        if value.op not in (Op.HYPER, Op.MODEL_HYPER):
+            return None
+        return number(self.static[own]) if own in self.static else self.fields[own]
 
-        return text
+    def printer(self, stage: Stage, state: str, kind: type[StagePrinter] = StagePrinter) -> StagePrinter:
+        """What prints numbers."""
+        return kind(
+            self.form, without_table(self.program), stage, operations(self.dialect, self.precise), number,
+            reserved=frozenset({*self.reserved, *self.fields.values()}), known=lambda v: self.leaf(v, state),
+        )  # fmt: skip
+
+    def scalars(self, state: str, kind: type[StagePrinter] = StagePrinter) -> ScalarLines:
+        """The scalar program, `state` being the format of a state that it reads."""
+        program, printer = self.program, self.printer(scalar_stage(self.program), state, kind)
+        return ScalarLines(
+            [f"{name} = {bare(text)}" for name, text in printer.lines()],
+            [bare(printer.text(c.value)) for c in program.scalars.columns],
+            {s.buffer: bare(printer.text(s.value)) for s in program.scalars.stores},
+        )
+
+    def begun(self, param: str, array: str, number: str) -> list[str]:
+        """What makes the states before the first step: formats of a {state}, its {value} and its {dtype}."""
+        printer, found = self.printer(Stage(), param), []
+        for b in self.program.states:
+            assert b.init is not None
+            dtype = self.layout.dtype(b.name) if b.axes.elementwise else ""
+            form = array if b.axes.elementwise else number
+            found += form.format(state=self.states[b.name], value=printer.text(b.init), dtype=dtype).split("\n")
+        return found
+
+    def passed(self, function: StageFunction, arrays: Mapping[str, str], columns: list[str], form: str) -> list[str]:
+        """The arguments of a function of arrays: numbers of the scalar table each in this form."""
+        known = self.program.columns
+        numbers = [columns[i] if is_boolean(known[i].value) else form.format(columns[i]) for i in function.columns()]
+        return [*(arrays[b] for b in function.buffers), *numbers]
+
+    def table(self, read: str, kept: str = "{}") -> Parts:
+        """The parts of a method that makes the table of tensors, and new states each in the form `kept`."""
+        scalars = self.scalars('number("{}")')
+        new = ", ".join(f'"{b}": {kept.format(text)}' for b, text in scalars.stores.items())
+        return {
+            "number": "number" * self.named("number", scalars.all), "t": "t" * self.named("t", scalars.all),
+            "reads": self.reads(read, scalars.all), "scalars": scalars.lines,
+            "columns": [f"{column}," for column in scalars.columns], "new": f", {{{new}}}" if new else "",
+        }  # fmt: skip
 
 
-class ScalarLines:
+class ScalarLines(NamedTuple):
     """The scalar program as lines of Python: `lines` first, then the text of each column and new state."""
 
-    def __init__(self, file: OneFile, ops: OpTable, leaf: Callable[[Node], str], taken: set[str]) -> None:
-        program = file.program
-        self.ops, self.leaf, self.program = ops, leaf, program
-        columns = [c.value for c in program.scalars.columns]
-        stores = [s.value for s in program.scalars.stores]
-        named = named_values(program, [*columns, *stores])
-        self.names = {v: unique_name(n, taken) for v, n in named.items()}
-        order = [v for v in walk([*columns, *stores]) if v in self.names]
-        self.lines = [f"{self.names[v]} = {bare(self.text(v, defining=True))}" for v in order]
-        self.columns = [bare(self.text(value)) for value in columns]
-        self.stores = {s.buffer: bare(self.text(s.value)) for s in program.scalars.stores}
+    lines: list[str]
+    columns: list[str]
+    stores: dict[str, str]
 
-    def text(self, value: Node, defining: bool = False) -> str:
-        """A value as an expression over the names of the lines before it."""
-        if value in self.names and not defining:
-            return self.names[value]
-        return expression(value, self.ops, self.leaf, self.text)
+    @property
+    def all(self) -> list[str]:
+        """Everything that they name something in."""
+        return [*self.lines, *self.columns, *self.stores.values()]
 
 
-def expression(
-    value: Node, ops: OpTable, leaf: Callable[[Node], str], text: Callable[[Node], str] | None = None
-) -> str:
-    """An expression in Python; `text` prints its operands, by default in full."""
-    if value.op is Op.CONST:
-        return number(float(value.arg))  # type: ignore[arg-type]
-    if value.op.kind is Kind.LEAF:
-        return leaf(value)
-    operands = [text(a) if text else expression(a, ops, leaf) for a in value.args]
-    form = ops[value.op]
-    return form.format(*operands) if isinstance(form, str) else form(*operands)
+def filled(template: str, parts: Parts) -> list[str]:
+    """The lines of a template: `<part>` is a text, or, alone on its line, lines; `<part?>` is before lines for it."""
+    found: list[str] = []
+    for line in template.strip("\n").split("\n"):
+        needed = re.search(r"<(\w+)\?>", line)
+        alone = re.fullmatch(r"( *)<(\w+)>", line)
+        if alone and not isinstance(parts[alone[2]], str):
+            found += indented(parts[alone[2]], len(alone[1]) // 4)
+        elif not needed or parts[needed[1]]:
+            found.append(re.sub(r"<(\w+)>", lambda m: str(parts[m[1]]), re.sub(r"<\w+\?>", "", line)).rstrip())
+    return found
 
 
 def number(value: float) -> str:
@@ -167,9 +254,9 @@ def class_name(rule: Rule, name: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
-def words_in(text: str, words: Mapping[str, str]) -> list[str]:
-    """The definitions that a printed text needs."""
-    found = [source for name, source in words.items() if re.search(rf"(?<![\w.]){name}\(", text)]
+def words_in(lines: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """The definitions that printed lines need."""
+    found = [source for name, source in words.items() if re.search(rf"(?<![\w.]){name}\(", "\n".join(lines))]
     return [line for source in found for line in ("", "", *source.rstrip("\n").split("\n"))]
 
 

@@ -191,9 +191,7 @@ class Source:
         checks = []
         for key, field in self.file.hyper.items():
             h, own = self.file.family.rule.hyper[key], f"hyper->{field}"
-            limits = [(">=", h.limits.get("min")), (">", h.limits.get("above")), ("<=", h.limits.get("max")),
-                      ("<", h.limits.get("below"))]  # fmt: skip
-            ends = [f"{own} {sign} {literal(v)}" for sign, v in limits if v is not None]
+            ends = [f"{own} {sign} {literal(v)}" for sign, v in h.ends]
             checks += ends or [f"{own} == {own}"]
         if not checks:
             return []

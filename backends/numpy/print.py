@@ -29,15 +29,18 @@ DIALECT = Dialect(
 _AXIS = {"row": "axis=2", "col": "axis=1"}
 
 
+def copied(program: Program, index: int) -> list[str]:
+    """The buffers of a stage of which a copy is needed: values as they were, read before those buffers are written."""
+    stores = program.stages[index].stores
+    written = {s.buffer for s in stores}
+    return [str(s.value.arg) for s in stores if s.value.op is Op.LOAD and s.value.arg in written]
+
+
 class NumpyFunction(StageFunction):
     """One stage as a function that writes into its arrays and returns its reductions, if it has any."""
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
-        stores = program.stages[index].stores
-        written = {s.buffer for s in stores}
-        # A value that is a buffer as it was must be read before that buffer is written.
-        copied = [str(s.value.arg) for s in stores if s.value.op is Op.LOAD and s.value.arg in written]
-        super().__init__(DIALECT, program, layout, index, copied)
+        super().__init__(DIALECT, program, layout, index, copied(program, index))
         self.index = index
 
     def text(self) -> str:

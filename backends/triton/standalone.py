@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rulec.language.rule import Rule
-
-from ..array_print import Dialect, operations
-from ..python_standalone import OneFile, ScalarLines, call_lines, expression, indented, words_in
+from ..array_print import Dialect
+from ..python_standalone import OneFile, Parts, call_lines, filled, words_in
 from .flat import FlatStage
 from .words import words_used
 
@@ -33,12 +29,6 @@ DIALECT = Dialect(
     copy="{}",
 )
 
-#: Names that the printed class uses.
-_LOCALS = (
-    "p", "g", "t", "state", "states", "torch", "triton", "tl", "inf", "nan", "step", "closure", "loss", "group",
-    "tensors", "table", "rows", "known", "moving", "chunks", "counts", "key", "value", "Optimizer", "real", *_WORDS,
-)  # fmt: skip
-
 _TABLES = '''\
 BLOCK = 1024  # elements that a program of the grid takes at a time
 WARPS = 4  # warps of a program
@@ -62,160 +52,150 @@ def like(p, value, dtype):
 '''
 
 
-def files(rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, str]:
-    """The file, by its name."""
-    return {f"{name}.py": TritonFile(rule, name, dtype, state_dtype).text()}
+_CLASS = '''
+class <class>(torch.optim.Optimizer):
+    """<summary> Parameters are <dtype>, contiguous, on a GPU."""
+
+    <init>
+        <checks>
+        <defaults>
+        super().__init__(params, defaults)
+        self.known = {}  # tables on the device, by where tensors lie
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.known = {}
+
+    <others?>def load_state_dict(self, state_dict):
+    <others?>    """States keep their own dtypes, which torch would make the parameter's."""
+    <others?>    super().load_state_dict(state_dict)
+    <others?>    places = [i for group in state_dict["param_groups"] for i in group["params"]]
+    <others?>    params = [p for group in self.param_groups for p in group["params"]]
+    <others?>    for place, p in zip(places, params, strict=True):
+    <others?>        if place in state_dict["state"]:
+    <others?>            saved = state_dict["state"][place]
+    <others?>            for name, dtype in {<others>}.items():
+    <others?>                self.state[p][name] = saved[name].to(p.device, dtype, copy=True)
+    <others?>
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step of all parameters that have a gradient: one launch for each device."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        fired = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._begin(p, group)
+                    fired.setdefault(p.device, []).append((p, p.grad.contiguous(), group))
+        for tensors in fired.values():
+            self._update(tensors)
+        return loss
+
+    def _begin(self, p, group):
+        """Checks a parameter and its gradient, and makes the states before the first step."""
+        if p.dtype != torch.<dtype> or p.grad.dtype != p.dtype or p.grad.is_sparse:
+            raise TypeError("parameters and gradients must be <dtype>, and dense")
+        if not p.is_contiguous():
+            raise ValueError("parameters must be contiguous")
+        if p.device.type in ("cpu", "meta") and isinstance(stage_0, triton.JITFunction):
+            where = "in main memory" if p.device.type == "cpu" else "on the meta device"
+            raise ValueError(f"parameters must be on a GPU, and one is {where}: move the model there before")
+        state = self.state[p]
+        if not state:
+            <first>
+            <begun>
+            state["step"] = torch.tensor(0.0)
+
+    def _update(self, tensors):
+        """One launch for tensors of one device: (parameter, gradient, group) each."""
+        tensors = [x for x in tensors if x[0].numel()]
+        if not tensors:
+            return
+        p = tensors[0][0]
+        places = tuple(
+            (<places>)
+            for p, _, _ in tensors
+        )
+        if places not in self.known:
+            chunks, cuts = chunks_of([place[-1] for place in places])
+            lines = [(*cut, *place[:-1]) for cut, place in zip(cuts, places, strict=True)]
+            self.known = {places: (chunks.to(p.device), torch.tensor(lines).to(p.device))}
+        chunks, known = self.known[places]
+        table<and_new> = self._table(tensors)
+        moving = torch.tensor([(i, g.data_ptr()) for i, (_, g, _) in enumerate(tensors)])
+        moving, table = moving.to(p.device), table.to(p.device)
+        with torch.cuda.device_of(p):
+            <launch>
+        for <each>:
+            torch.autograd.graph.increment_version(p)
+            self.state[p]["step"] += 1
+            <keep>
+
+    def _table(self, tensors):
+        """What depends on hyper-parameters and the count of steps alone: a row of float64 for each tensor."""
+        <number?>def number(name):
+        <number?>    return torch.tensor([float(self.state[p][name]) for p, _, _ in tensors], dtype=torch.float64)
+        <number?>
+        <t?>t = torch.tensor([float(self.state[p]["step"]) + 1 for p, _, _ in tensors], dtype=torch.float64)
+        <reads>
+        <scalars>
+        <columns?>columns = [
+            <columns>
+        <columns?>]
+        table = <stacked>
+        return table<new>
+'''
+
+_STACKED = "torch.stack([torch.as_tensor(x, dtype=torch.float64).expand(len(tensors)) for x in columns], dim=1)"
 
 
 class TritonFile(OneFile):
     """The text of the file."""
 
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
-        super().__init__(rule, name, dtype, state_dtype, "a file for Triton", _LOCALS)
-        if "step" in {b.name for b in self.program.states}:
-            self.cannot("it has a state called step, as torch calls the count of steps")
-        self.stage = FlatStage(self.program, self.layout, 0)
-        ops = operations(DIALECT, "float64")
-        leaf = self.leaf(lambda state: f'number("{state}")')
-        self.scalars = ScalarLines(self, ops, leaf, {*_LOCALS, "number", *self.fields.values()})
+    form = "a file for Triton"
+    dialect, words = DIALECT, _WORDS
+    locals = (
+        "p", "g", "t", "state", "states", "torch", "triton", "tl", "inf", "nan", "step", "closure", "loss", "group",
+        "tensors", "table", "rows", "known", "moving", "chunks", "counts", "key", "value", "Optimizer", "real",
+    )  # fmt: skip
 
     def text(self) -> str:
         """The whole file."""
-        kernels = ["\n".join(lines) for lines in self.stage.functions()]
-        words = words_used("\n".join(kernels))
-        own = "\n".join(self._class())
+        if "step" in self.states:
+            self.cannot("it has a state called step, as torch calls the count of steps")
+        stage = FlatStage(self.program, self.layout, 0)
+        kernels = ["\n".join(lines) for lines in stage.functions()]
+        parts = [*words_used("\n".join(kernels)), *kernels, _TABLES, *[_LIKE] * bool(self.arrays)]
+        table = self.table('torch.tensor([group["{}"] for _, _, group in tensors], dtype=torch.float64)')
+        stacked = _STACKED if table["columns"] else "torch.zeros(len(tensors), 1, dtype=torch.float64)"
+        own = filled(_CLASS, self.parts() | self._step(stage) | table | {"stacked": stacked})
         imports = ["import torch", "import triton", "import triton.language as tl"]
-        documentation = self.documentation()
-        head = ['"""' + documentation[0], *documentation[1:], '"""', "", *imports]
-        printed = "\n\n\n".join([*(w.rstrip("\n") for w in words), *kernels])
-        return (
-            "\n".join(
-                [*head, *words_in(own, _WORDS), "", "", printed, "", "", _TABLES + _LIKE * bool(self.arrays), "", own]
-            )
-            + "\n"
+        return self.file(imports, words_in(own, _WORDS), *(part.strip("\n").split("\n") for part in parts), own)
+
+    def _step(self, stage: FlatStage) -> Parts:
+        names = [n for n in stage.known if n not in ("size", "span")]
+        places = ["p.data_ptr()" if n == "p" else f'self.state[p]["{n}"].data_ptr()' for n in names]
+        emulated = ['p.device.type == "cpu"'] * stage.emulates
+        arguments = ["chunks", "known", "moving", "table", "None", "None", "BLOCK", *emulated]
+        begun = self.begun(
+            "p.double()", 'state["{state}"] = like(p, {value}, torch.{dtype})', 'state["{state}"] = float({value})'
         )
-
-    def _class(self) -> list[str]:
-        return [
-            f"class {self.class_name}(torch.optim.Optimizer):", f'    """{self._summary()}"""', "",
-            *(line for part in (self._init(), self._load(), self._step(), self._begin(), self._update(), self._table())
-              for line in (*indented(part), "")),
-        ][:-1]  # fmt: skip
-
-    def _summary(self) -> str:
-        text = " ".join((self.rule.summary or self.rule.name).split()).rstrip(".").replace('"', "'")
-        return f"{text}. Parameters are {self.dtype}, contiguous, on a GPU."
-
-    def _init(self) -> list[str]:
-        pairs = [f"{x}={x}" for x in self.fields.values()]
-        return [
-            *call_lines("def __init__", ["self", "params", *self.keywords()], ":"),
-            *indented([*self.checks(), *call_lines("defaults = dict", pairs, ""), "super().__init__(params, defaults)",
-                       "self.known = {}  # tables on the device, by where tensors lie"]),
-        ]  # fmt: skip
-
-    def _load(self) -> list[str]:
-        """torch gives loaded states the parameter's dtype."""
-        own = ["def __setstate__(self, state):", "    super().__setstate__(state)", "    self.known = {}"]
-        other = [b.name for b in self.arrays if self.layout.dtype(b.name) != self.dtype]
-        if not other:
-            return own
-        dtypes = ", ".join(f'"{name}": torch.{self.layout.dtype(name)}' for name in other)
-        return [*own, "", "def load_state_dict(self, state_dict):", *indented([
-            '"""States keep their own dtypes, which torch would make the parameter\'s."""',
-            "super().load_state_dict(state_dict)",
-            'places = [i for group in state_dict["param_groups"] for i in group["params"]]',
-            'params = [p for group in self.param_groups for p in group["params"]]',
-            "for place, p in zip(places, params, strict=True):", '    if place in state_dict["state"]:',
-            '        saved = state_dict["state"][place]', f"        for name, dtype in {{{dtypes}}}.items():",
-            "            self.state[p][name] = saved[name].to(p.device, dtype, copy=True)",
-        ])]  # fmt: skip
-
-    def _step(self) -> list[str]:
-        return ["@torch.no_grad()", "def step(self, closure=None):", *indented([
-            '"""One step of all parameters that have a gradient: one launch for each device."""',
-            "loss = None", "if closure is not None:", "    with torch.enable_grad():", "        loss = closure()",
-            "fired = {}", "for group in self.param_groups:", '    for p in group["params"]:',
-            "        if p.grad is not None:", "            self._begin(p, group)",
-            "            fired.setdefault(p.device, []).append((p, p.grad.contiguous(), group))",
-            "for tensors in fired.values():", "    self._update(tensors)", "return loss",
-        ])]  # fmt: skip
-
-    def _begin(self) -> list[str]:
-        ops = operations(DIALECT, "float64")
-        leaf = self.leaf(lambda _: "p.double()")
-        made = []
-        for b in self.program.states:
-            assert b.init is not None
-            text = expression(b.init, ops, leaf)
-            if b.axes.elementwise:
-                made.append(f'state["{b.name}"] = like(p, {text}, torch.{self.layout.dtype(b.name)})')
-            else:
-                made.append(f'state["{b.name}"] = float({text})')
-        hyper = [f'{x} = group["{x}"]' for x in self.fields.values() if self.named(x, made)]
-        return ["def _begin(self, p, group):", *indented([
-            '"""Checks a parameter and its gradient, and makes the states before the first step."""',
-            f"if p.dtype != torch.{self.dtype} or p.grad.dtype != p.dtype or p.grad.is_sparse:",
-            f'    raise TypeError("parameters and gradients must be {self.dtype}, and dense")',
-            "if not p.is_contiguous():", '    raise ValueError("parameters must be contiguous")',
-            'if p.device.type in ("cpu", "meta") and isinstance(stage_0, triton.JITFunction):',
-            '    where = "in main memory" if p.device.type == "cpu" else "on the meta device"',
-            '    raise ValueError(f"parameters must be on a GPU, and one is {where}: move the model there before")',
-            "state = self.state[p]", "if not state:", *indented([*hyper, *made,
-            'state["step"] = torch.tensor(0.0)']),
-        ])]  # fmt: skip
-
-    def _update(self) -> list[str]:
-        names = [n for n in self.stage.known if n not in ("size", "span")]
-        fixed = ["p.data_ptr()" if n == "p" else f'self.state[p]["{n}"].data_ptr()' for n in names]
-        arguments = ["chunks", "known", "moving", "table", "None", "None", "BLOCK"]
-        arguments += ['p.device.type == "cpu"'] * self.stage.emulates
-        launch = call_lines("stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], "")
-        keep = [f'self.state[p]["{b}"] = float(new["{b}"][i])' for b in self.scalars.stores]
-        return ["def _update(self, tensors):", *indented([
-            '"""One launch for tensors of one device: (parameter, gradient, group) each."""',
-            "tensors = [x for x in tensors if x[0].numel()]", "if not tensors:", "    return",
-            "p = tensors[0][0]",
-            "places = tuple(", f"    ({', '.join([*fixed, 'p.numel()'])})", "    for p, _, _ in tensors", ")",
-            "if places not in self.known:",
-            "    chunks, cuts = chunks_of([place[-1] for place in places])",
-            "    lines = [(*cut, *place[:-1]) for cut, place in zip(cuts, places, strict=True)]",
-            "    self.known = {places: (chunks.to(p.device), torch.tensor(lines).to(p.device))}",
-            "chunks, known = self.known[places]",
-            f"{'table, new' if keep else 'table'} = self._table(tensors)",
-            "moving = torch.tensor([(i, g.data_ptr()) for i, (_, g, _) in enumerate(tensors)])",
-            "moving, table = moving.to(p.device), table.to(p.device)",
-            "with torch.cuda.device_of(p):", *indented(launch),
-            f"for {'i, (p, _, _)' if keep else 'p, _, _'} in {'enumerate(tensors)' if keep else 'tensors'}:",
-            "    torch.autograd.graph.increment_version(p)", '    self.state[p]["step"] += 1', *indented(keep),
-        ])]  # fmt: skip
-
-    def _table(self) -> list[str]:
-        scalars = self.scalars
-        lines = [*scalars.lines, *scalars.columns, *scalars.stores.values()]
-        count = 't = torch.tensor([float(self.state[p]["step"]) + 1 for p, _, _ in tensors], dtype=torch.float64)'
-        hyper = [
-            f'{x} = torch.tensor([group["{x}"] for _, _, group in tensors], dtype=torch.float64)'
-            for x in self.fields.values() if self.named(x, lines)
-        ]  # fmt: skip
-        number = [
-            "def number(name):",
-            "    return torch.tensor([float(self.state[p][name]) for p, _, _ in tensors], dtype=torch.float64)",
-            "",
-        ]
-        new = [f'"{b}": {text}' for b, text in scalars.stores.items()]
-        column = "torch.as_tensor(x, dtype=torch.float64).expand(len(tensors))"
-        stacked = [f"table = torch.stack([{column} for x in columns], dim=1)"] if scalars.columns else [
-            "table = torch.zeros(len(tensors), 1, dtype=torch.float64)"
-        ]  # fmt: skip
-        return ["def _table(self, tensors):", *indented([
-            '"""What depends on hyper-parameters and the count of steps alone: a row of float64 for each tensor."""',
-            *number * self.named("number", lines), *[count] * self.named("t", lines), *hyper, *scalars.lines,
-            *_listed("columns", scalars.columns) * bool(scalars.columns), *stacked,
-            f"return table, {{{', '.join(new)}}}" if new else "return table",
-        ])]  # fmt: skip
+        dtypes = {b.name: self.layout.dtype(b.name) for b in self.arrays}
+        stores = [s.buffer for s in self.program.scalars.stores]
+        return {
+            "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in self.fields.values()], ""),
+            "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
+            "begun": begun, "first": self.reads('group["{}"]', begun), "places": ", ".join([*places, "p.numel()"]),
+            "launch": call_lines(
+                "stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], ""
+            ),
+            "and_new": ", new" * bool(stores),
+            "each": "i, (p, _, _) in enumerate(tensors)" if stores else "p, _, _ in tensors",
+            "keep": [f'self.state[p]["{b}"] = float(new["{b}"][i])' for b in stores],
+        }  # fmt: skip
 
 
-def _listed(name: str, items: list[str]) -> list[str]:
-    """`name = [items]`, each on a line of its own."""
-    return [f"{name} = [", *(f"    {item}," for item in items), "]"]
+files = TritonFile.files

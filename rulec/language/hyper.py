@@ -68,6 +68,13 @@ class Hyper:
         return cast(Limits, given)
 
     @property
+    def ends(self) -> list[tuple[str, float]]:
+        """The ends of the range, each with the sign that stands between a value and it."""
+        signs = (("min", ">="), ("above", ">"), ("max", "<="), ("below", "<"))
+        limits: Mapping[str, Any] = self.limits
+        return [(sign, limits[key]) for key, sign in signs if key in limits]
+
+    @property
     def empty(self) -> bool:
         """Whether no number lies in the range."""
         low, high = max(self.min, self.above), min(self.max, self.below)
