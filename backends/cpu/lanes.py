@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,36 @@ class Unit:
         return Real(self, self.builder.frem(a.value, b.value))
 
 
+def _real(instruction: str, swapped: bool = False) -> Callable[[Real, Real | float], Real]:
+    """The operator of an IEEE operation, rounded once; `swapped` where the number on the left is Python's."""
+
+    def operator(self: Real, other: Real | float) -> Real:
+        a, b = self.value, self.unit.real(other).value
+        return Real(self.unit, getattr(self.unit.builder, instruction)(*((b, a) if swapped else (a, b))))
+
+    return operator
+
+
+def _compared(operator: str) -> Callable[[Real, Real | float], Truth]:
+    """A comparison: with a NaN no one but `!=` holds, for it differs from everything."""
+    order = "fcmp_unordered" if operator == "!=" else "fcmp_ordered"
+
+    def compared(self: Real, other: Real | float) -> Truth:
+        return Truth(self.unit, getattr(self.unit.builder, order)(operator, self.value, self.unit.real(other).value))
+
+    return compared
+
+
+def _whole(instruction: str) -> Callable[[Whole, Whole | int], Whole]:
+    """The operator of an instruction on integers."""
+    return lambda self, other: self.instruction(instruction, other)
+
+
+def _truth(instruction: str) -> Callable[[Truth, Truth], Truth]:
+    """The operator of an instruction on truths."""
+    return lambda self, other: Truth(self.unit, getattr(self.unit.builder, instruction)(self.value, other.value))
+
+
 class Real:
     """A floating-point value. Operators are the IEEE operations, each rounded once."""
 
@@ -106,33 +137,12 @@ class Real:
         self.unit = unit
         self.value = value
 
-    def _binary(self, instruction: str, left: Real | float, right: Real | float) -> Real:
-        emit = getattr(self.unit.builder, instruction)
-        return Real(self.unit, emit(self.unit.real(left).value, self.unit.real(right).value))
-
-    def __add__(self, other: Real | float) -> Real:
-        return self._binary("fadd", self, other)
-
-    def __radd__(self, other: float) -> Real:
-        return self._binary("fadd", other, self)
-
-    def __sub__(self, other: Real | float) -> Real:
-        return self._binary("fsub", self, other)
-
-    def __rsub__(self, other: float) -> Real:
-        return self._binary("fsub", other, self)
-
-    def __mul__(self, other: Real | float) -> Real:
-        return self._binary("fmul", self, other)
-
-    def __rmul__(self, other: float) -> Real:
-        return self._binary("fmul", other, self)
-
-    def __truediv__(self, other: Real | float) -> Real:
-        return self._binary("fdiv", self, other)
-
-    def __rtruediv__(self, other: float) -> Real:
-        return self._binary("fdiv", other, self)
+    __add__, __radd__ = _real("fadd"), _real("fadd", swapped=True)
+    __sub__, __rsub__ = _real("fsub"), _real("fsub", swapped=True)
+    __mul__, __rmul__ = _real("fmul"), _real("fmul", swapped=True)
+    __truediv__, __rtruediv__ = _real("fdiv"), _real("fdiv", swapped=True)
+    __lt__, __le__, __gt__, __ge__ = map(_compared, ("<", "<=", ">", ">="))
+    equals = _compared("==")
 
     def __neg__(self) -> Real:
         return Real(self.unit, self.unit.builder.fneg(self.value))
@@ -140,28 +150,8 @@ class Real:
     def __abs__(self) -> Real:
         return self.unit.intrinsic("fabs", self)
 
-    def _compare(self, operator: str, other: Real | float) -> Truth:
-        # Unordered for != alone: a NaN differs from everything, and no other comparison with it holds.
-        emit = self.unit.builder.fcmp_unordered if operator == "!=" else self.unit.builder.fcmp_ordered
-        return Truth(self.unit, emit(operator, self.value, self.unit.real(other).value))
-
-    def __lt__(self, other: Real | float) -> Truth:
-        return self._compare("<", other)
-
-    def __le__(self, other: Real | float) -> Truth:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Real | float) -> Truth:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Real | float) -> Truth:
-        return self._compare(">=", other)
-
-    def equals(self, other: Real | float) -> Truth:
-        return self._compare("==", other)
-
     def is_nan(self) -> Truth:
-        return self._compare("!=", self)
+        return _compared("!=")(self, self)
 
     def bits(self) -> Whole:
         """The same bits as an integer."""
@@ -169,43 +159,23 @@ class Real:
 
 
 class Whole:
-    """An integer as wide as the format, of two's complement; arithmetic wraps."""
+    """An integer as wide as the format, of two's complement; arithmetic wraps, and shifts fill up with zeros."""
 
     def __init__(self, unit: Unit, value: Any) -> None:
         self.unit = unit
         self.value = value
 
-    def _binary(self, instruction: str, other: Whole | int) -> Whole:
-        emit = getattr(self.unit.builder, instruction)
-        return Whole(self.unit, emit(self.value, self.unit.whole(other).value))
+    def instruction(self, name: str, other: Whole | int) -> Whole:
+        """An instruction on this and another."""
+        return Whole(self.unit, getattr(self.unit.builder, name)(self.value, self.unit.whole(other).value))
 
-    def __add__(self, other: Whole | int) -> Whole:
-        return self._binary("add", other)
-
-    def __sub__(self, other: Whole | int) -> Whole:
-        return self._binary("sub", other)
-
-    def __mul__(self, other: Whole | int) -> Whole:
-        return self._binary("mul", other)
-
-    def __and__(self, other: Whole | int) -> Whole:
-        return self._binary("and_", other)
-
-    def __or__(self, other: Whole | int) -> Whole:
-        return self._binary("or_", other)
-
-    def __xor__(self, other: Whole | int) -> Whole:
-        return self._binary("xor", other)
-
-    def __lshift__(self, count: int) -> Whole:
-        return self._binary("shl", count)
-
-    def __rshift__(self, count: int) -> Whole:
-        return self._binary("lshr", count)
+    __add__, __sub__, __mul__ = _whole("add"), _whole("sub"), _whole("mul")
+    __and__, __or__, __xor__ = _whole("and_"), _whole("or_"), _whole("xor")
+    __lshift__, __rshift__ = _whole("shl"), _whole("lshr")
 
     def halved(self) -> Whole:
         """Half of it as a signed number, rounded down."""
-        return self._binary("ashr", 1)
+        return self.instruction("ashr", 1)
 
     def as_real(self) -> Real:
         """The real with these bits."""
@@ -219,14 +189,7 @@ class Truth:
         self.unit = unit
         self.value = value
 
-    def __and__(self, other: Truth) -> Truth:
-        return Truth(self.unit, self.unit.builder.and_(self.value, other.value))
-
-    def __or__(self, other: Truth) -> Truth:
-        return Truth(self.unit, self.unit.builder.or_(self.value, other.value))
-
-    def __xor__(self, other: Truth) -> Truth:
-        return Truth(self.unit, self.unit.builder.xor(self.value, other.value))
+    __and__, __or__, __xor__ = _truth("and_"), _truth("or_"), _truth("xor")
 
     def __invert__(self) -> Truth:
         return Truth(self.unit, self.unit.builder.not_(self.value))

@@ -19,11 +19,11 @@ BLOCKS = 8
 class Word(Whole):
     """A word of each block: an LLVM vector of 64-bit integers, or one integer while all are alike."""
 
-    def _binary(self, instruction: str, other: Whole | int) -> Word:
+    def instruction(self, name: str, other: Whole | int) -> Word:
         a, b = self.value, other.value if isinstance(other, Whole) else constant(self.value.type, other)
         if a.type != b.type:
             a, b = self.vector(a), self.vector(b)
-        return Word(self.unit, getattr(self.unit.builder, instruction)(a, b))
+        return Word(self.unit, getattr(self.unit.builder, name)(a, b))
 
     def vector(self, value: Any) -> Any:
         """The value in the lane of each block."""

@@ -74,8 +74,9 @@ def words() -> dict[str, Any]:
     found |= {"word": _peek("int64"), "number": _peek("float64"), "accumulate": _accumulate()}
     found |= {name: _extreme(intrinsic) for name, intrinsic in _EXTREMES.items()}
     for storage in cpu_storage.STORAGES:
-        found |= {f"load_{storage}": _load(storage), f"store_{storage}": _store(storage)}
-        found |= {f"load_bits_{storage}": _load_bits(storage), f"store_bits_{storage}": _store_bits(storage)}
+        for way, as_bits in (("", False), ("bits_", True)):
+            found[f"load_{way}{storage}"] = _load(storage, as_bits)
+            found[f"store_{way}{storage}"] = _store(storage, as_bits)
     return found
 
 
@@ -114,7 +115,7 @@ def _function(formula: Callable[..., Real | Truth], arity: int) -> Any:
         return types.boolean if formula is cpu_math.isfinite else given[0]
 
     def generate(builder: Any, given: Any, values: Any) -> Any:
-        unit = Unit(builder, SINGLE if given[0].bitwidth == 32 else DOUBLE)
+        unit = _unit(builder, given[0])
         return formula(*(Real(unit, v) for v in values)).value
 
     return _intrinsic(arity, signature, generate)
@@ -196,68 +197,57 @@ def _fetch_add() -> Any:
     return _intrinsic(2, lambda at, count: types.int64, generate)
 
 
-def _load(storage: str) -> Any:
-    """`load_<storage>(at, i, buffer)`: element i as float64 where it is stored so, else float32."""
+def _element(storage: str, as_bits: bool) -> Any:
+    """The LLVM type in which an element is moved."""
+    from llvmlite import ir
+
+    kind = cpu_storage.memory_type(storage)
+    return ir.IntType({"float64": 64, "float32": 32}.get(storage, 16)) if as_bits else kind
+
+
+def _load(storage: str, as_bits: bool) -> Any:
+    """`load_<storage>(at, i, buffer)`: element i as float64 where it is stored so, else float32.
+
+    `load_bits_<storage>(at, i, buffer)`: its bits as an int64.
+    """
+    from llvmlite import ir
     from numba import types
 
-    def signature(at: Any, index: Any, buffer: Any) -> Any:
-        return types.float64 if storage == "float64" else types.float32
+    result = types.int64 if as_bits else types.float64 if storage == "float64" else types.float32
 
     def generate(builder: Any, given: Any, values: Any) -> Any:
-        pointer = _pointer(builder, values[0], values[1], cpu_storage.memory_type(storage))
-        found = builder.load(pointer, align=1)
+        found = builder.load(_pointer(builder, values[0], values[1], _element(storage, as_bits)), align=1)
         _tell_apart(builder, found, given[2].literal_value)
-        return cpu_storage.widen(builder, found, storage)
+        return builder.zext(found, ir.IntType(64)) if as_bits else cpu_storage.widen(builder, found, storage)
 
-    return _intrinsic(3, signature, generate)
+    return _intrinsic(3, lambda at, index, buffer: result, generate)
 
 
-def _store(storage: str) -> Any:
-    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, as cpu_storage says."""
+def _store(storage: str, as_bits: bool) -> Any:
+    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, as cpu_storage says.
+
+    `store_bits_<storage>(at, i, buffer, bits)`: it becomes the low bits of an int64.
+    """
     from numba import types
 
     def signature(at: Any, index: Any, buffer: Any, value: Any) -> Any:
-        return types.void if isinstance(value, types.Float) else None
+        return types.void if as_bits or isinstance(value, types.Float) else None
 
     def generate(builder: Any, given: Any, values: Any) -> Any:
-        unit = Unit(builder, SINGLE if given[3].bitwidth == 32 else DOUBLE)
-        narrow = cpu_storage.narrow(Real(unit, values[3]), storage)
-        pointer = _pointer(builder, values[0], values[1], cpu_storage.memory_type(storage))
+        element = _element(storage, as_bits)
+        if as_bits:
+            narrow = builder.trunc(values[3], element)
+        else:
+            narrow = cpu_storage.narrow(Real(_unit(builder, given[3]), values[3]), storage)
+        pointer = _pointer(builder, values[0], values[1], element)
         _tell_apart(builder, builder.store(narrow, pointer, align=1), given[2].literal_value)
 
     return _intrinsic(4, signature, generate)
 
 
-def _bits_type(storage: str) -> Any:
-    from llvmlite import ir
-
-    return ir.IntType({"float64": 64, "float32": 32}.get(storage, 16))
-
-
-def _load_bits(storage: str) -> Any:
-    """`load_bits_<storage>(at, i, buffer)`: the bits of element i as an int64."""
-    from llvmlite import ir
-    from numba import types
-
-    def generate(builder: Any, given: Any, values: Any) -> Any:
-        found = builder.load(_pointer(builder, values[0], values[1], _bits_type(storage)), align=1)
-        _tell_apart(builder, found, given[2].literal_value)
-        return builder.zext(found, ir.IntType(64))
-
-    return _intrinsic(3, lambda at, index, buffer: types.int64, generate)
-
-
-def _store_bits(storage: str) -> Any:
-    """`store_bits_<storage>(at, i, buffer, bits)`: element i becomes the low bits."""
-    from numba import types
-
-    def generate(builder: Any, given: Any, values: Any) -> Any:
-        element = _bits_type(storage)
-        pointer = _pointer(builder, values[0], values[1], element)
-        stored = builder.store(builder.trunc(values[3], element), pointer, align=1)
-        _tell_apart(builder, stored, given[2].literal_value)
-
-    return _intrinsic(4, lambda at, index, buffer, bits: types.void, generate)
+def _unit(builder: Any, kind: Any) -> Unit:
+    """The instructions of one of Numba's types of floats."""
+    return Unit(builder, SINGLE if kind.bitwidth == 32 else DOUBLE)
 
 
 #: Buffers of one kernel that LLVM is told do not overlap; what is beyond is checked while it runs.
