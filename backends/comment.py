@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 
 from rulec.compiler.ir import Program, Stage
@@ -27,13 +28,24 @@ def about(program: Program) -> list[str]:
 def about_stage(program: Program, index: int) -> list[str]:
     """What a stage leaves, and what is worked out before it."""
     stage = program.stages[index]
-    stored = f"stores {', '.join(s.buffer for s in stage.stores)}"
-    reduced = f"reduces to {', '.join(f'{r.name} per {r.value.arg}' for r in stage.reduces)}"
-    left = "; ".join([stored] * bool(stage.stores) + [reduced] * bool(stage.reduces))
+    left = left_by(stage)
     if len(program.stages) == 1:
         return [f"One element: {left}."]
     before = [f"    {line}" for line in _worked_out(program, stage)]
     return [f"Stage {index} for one element: {left}.", *["", "Before it:", *before] * bool(before)]
+
+
+def docstring(text: str) -> list[str]:
+    """A text as a docstring of Python: several lines where it is long."""
+    first, *others = textwrap.wrap(text, 106)
+    return [f'"""{first}', *others, '"""'] if others else [f'"""{first}"""']
+
+
+def left_by(stage: Stage) -> str:
+    """What a stage stores and reduces to, in words."""
+    reduced = [r.name if r.name.endswith(f"_{r.value.arg}") else f"{r.name} per {r.value.arg}" for r in stage.reduces]
+    stored = [f"stores {', '.join(s.buffer for s in stage.stores)}"] * bool(stage.stores)
+    return "; ".join([*stored, *[f"reduces to {', '.join(reduced)}"] * bool(reduced)])
 
 
 def _worked_out(program: Program, stage: Stage) -> list[str]:

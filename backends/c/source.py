@@ -151,8 +151,8 @@ def _includes(code: str) -> str:
 def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
     """The type of what a stage is called with."""
     names = stages[0].write.names if stages else {}
-    lines = ", ".join(f"*const *{names.get(line, line)}" for line in address_lines(program))
-    wrapped = textwrap.fill(lines, WIDTH - 9, subsequent_indent=" " * 9)
+    lines = ", ".join(f"*const\0*{names.get(line, line)}" for line in address_lines(program))
+    wrapped = textwrap.fill(lines, WIDTH - 9, subsequent_indent=" " * 9).replace("\0", " ")
     return _BUCKET.replace("<columns>", str(len(program.columns))).replace("*const <lines>", wrapped)
 
 

@@ -14,6 +14,7 @@ from rulec.kernel.bucket.plan import CHUNK_COLUMNS, chunk_columns
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
+from ..comment import docstring, left_by
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter
 
@@ -59,14 +60,7 @@ def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
     """The body of the function that runs a stage, or a part of one, on one chunk."""
     given = [*(_SHAPE if shaped else [ELEMENTS]), *write.address_lines(), *write.scalar_lines()]
     lines = written(write.nest.levels(shaped), _Loops(write, shaped))
-    return [f'"""{_about(write.stage)} Buffers do not overlap."""', *given, *lines]
-
-
-def _about(stage: Stage) -> str:
-    """What a stage leaves, in a sentence."""
-    stored = f"stores {', '.join(s.buffer for s in stage.stores)}"
-    reduced = f"reduces to {', '.join(f'{r.name} per {r.value.arg}' for r in stage.reduces)}"
-    return f"One chunk: {'; '.join([stored] * bool(stage.stores) + [reduced] * bool(stage.reduces))}."
+    return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *given, *lines]
 
 
 class _Loops:

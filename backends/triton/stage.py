@@ -12,6 +12,7 @@ from rulec.kernel.nest import Nest
 from rulec.kernel.place import ELEMENT, ROW, address_lines
 from rulec.language.node import Op, is_boolean, walk
 
+from ..comment import left_by
 from .ops import constant, is_bare, operations
 from .plan import known_columns, moving_columns, wide_arrays
 from .words import WORDS
@@ -80,9 +81,7 @@ class StageSource:
 
     def about_lines(self) -> list[str]:
         """What the kernel does and what it is given, as its docstring."""
-        stores = [f"stores {', '.join(s.buffer for s in self.stage.stores)}"] * bool(self.stage.stores)
-        reduces = [f"reduces to {r.name} per {r.value.arg}" for r in self.stage.reduces]
-        done = textwrap.wrap(f"One chunk of one tensor: stage {self.index} {', '.join([*stores, *reduces])}.", 100)
+        done = textwrap.wrap(f"One chunk of one tensor: stage {self.index} {left_by(self.stage)}.", 100)
         return [
             '"""' + done[0], *done[1:], "",
             "`chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is",

@@ -1,12 +1,28 @@
-"""Names for what the compiler makes: the author's where there is one, else words for what it is."""
+"""Names for what the compiler makes: the author's where there is one, else short words for what it is or is for."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 
 from rulec.compiler.ir import Program
-from rulec.language.node import Node, Op, const
-from rulec.language.text import expression_text
+from rulec.language.node import Kind, Node, Op, walk
+
+#: The longest name that is made of words; beyond it, what a value is for says more.
+_LONGEST = 32
+
+_NUMBERS = {0.0: "zero", 1.0: "one", 2.0: "two"}
+#: Words between the names of two operands, and before those of one or two.
+_BETWEEN: Mapping[Op, str] = {
+    Op.ADD: "_plus_", Op.SUB: "_minus_", Op.MUL: "_", Op.DIV: "_over_", Op.MOD: "_mod_", Op.EQ: "_is_",
+    Op.NE: "_is_not_", Op.LT: "_below_", Op.LE: "_at_most_", Op.GT: "_above_", Op.GE: "_at_least_", Op.AND: "_and_",
+    Op.OR: "_or_",
+}  # fmt: skip
+_BEFORE: Mapping[Op, str] = {
+    Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "abs", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log", Op.FLOOR: "floor",
+    Op.NEG: "minus", Op.NOT: "not", Op.MINIMUM: "min", Op.MAXIMUM: "max",
+}  # fmt: skip
+_LEAVES = (Op.LOAD, Op.HYPER, Op.MODEL_HYPER, Op.FACT, Op.RESULT)
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
@@ -19,19 +35,103 @@ def free_name(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def column_name(program: Program, value: Node, index: int, taken: set[str]) -> str:
-    """The name of a column of the scalar table."""
-    name = program.labels.get(value, str(value.arg) if value.op in (Op.HYPER, Op.MODEL_HYPER, Op.RESULT) else "")
-    name = re.sub(r"\W", "_", name or _words(value))
-    return free_name(name if name and name not in taken else f"scalar_{index}", taken)
+def value_name(program: Program, value: Node, otherwise: str, taken: set[str]) -> str:
+    """The name of a value: the author's, the words of a short expression, what it is for, or `otherwise`."""
+    label = program.labels.get(value)
+    return free_name(label or words(program, value) or _purpose(program, value) or otherwise, taken)
 
 
-def _words(value: Node) -> str:
-    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, `sqrt(1 - beta2**t)` `sqrt_one_minus_beta2_t`."""
-    if value.op is Op.SQRT:
-        inner = _words(value.args[0])
-        return inner and f"sqrt_{inner}"
-    if value.op is not Op.SUB or value.args[0] is not const(1) or value.size > 5:
+def words(program: Program, value: Node) -> str:
+    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, a norm of p `norm_p`; nothing for a long one."""
+    text = _Words(program).of(value, top=True)
+    return text if len(text) <= _LONGEST and re.match(r"[^\W\d]", text) else ""
+
+
+class _Words:
+    """The words of a program's values; nothing for what has none."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def of(self, value: Node, top: bool = False) -> str:
+        """The words of a value; those of its expression where it is at the `top`."""
+        label = self.program.labels.get(value)
+        if label and not top:
+            return re.sub(r"\W", "_", label)
+        if value.op.kind is Kind.LEAF:
+            return self._leaf(value)
+        if value.op.kind is Kind.REDUCE:
+            return self._reduction(value)
+        operands = [self.of(a) for a in value.args]
+        if not all(operands) or len(value.args) > 2:
+            return ""
+        return self._operation(value, operands)
+
+    def _leaf(self, value: Node) -> str:
+        if value.op is Op.CONST:
+            number = float(value.arg)  # type: ignore[arg-type]
+            return _NUMBERS.get(number) or (str(int(number)) if number.is_integer() and 2 < number < 1000 else "")
+        if value.op is Op.STEP:
+            return "t" if value.arg is None else f"{value.arg}_t"
+        if value.op is Op.SCALAR:
+            return self.program.columns[int(value.arg)].name  # type: ignore[call-overload]
+        return re.sub(r"\W", "_", str(value.arg)) if value.op in _LEAVES else ""
+
+    def _reduction(self, value: Node) -> str:
+        operand, level = self.of(value.args[0]), str(value.arg)
+        if not operand:
+            return ""
+        return f"{value.op.symbol}_{operand}{'' if level == 'tensor' else f'_{level}'}"
+
+    def _operation(self, value: Node, operands: list[str]) -> str:
+        first = value.args[0]
+        if value.op is Op.SQRT and first.op is Op.SUM and (squared := _squared(first.args[0])) is not None:
+            inner = self.of(squared)
+            return inner and self._reduction(first).replace(f"sum_{inner}_squared", f"norm_{inner}")
+        if _squared(value) is not None:
+            return f"{operands[0]}_squared"
+        if value.op is Op.POW:
+            return f"{operands[0]}_{'t' if value.args[1].op is Op.STEP else f'to_{operands[1]}'}"
+        if value.op in _BETWEEN:
+            return _BETWEEN[value.op].join(operands)
+        return "_".join([_BEFORE[value.op], *operands]) if value.op in _BEFORE else ""
+
+
+def _squared(value: Node) -> Node | None:
+    """What a product of a value with itself squares."""
+    return value.args[0] if value.op is Op.MUL and value.args[0] is value.args[1] else None
+
+
+def _purpose(program: Program, value: Node) -> str:
+    """What a value is for, by the author's line that reads it: the `update_divisor` is what `update` divides by."""
+    parents = _parents(program)
+    if value not in parents:
         return ""
-    found = re.fullmatch(r"1 - (\w+)(\*\*t)?", expression_text(value))
-    return f"one_minus_{found[1]}{'_t' if found[2] else ''}" if found else ""
+    reader = line = parents[value]
+    while line not in program.labels:
+        if line not in parents:
+            return ""
+        line = parents[line]
+    if value.op.kind is Kind.REDUCE:
+        return f"{value.op.symbol}_for_{program.labels[line]}"
+    role = "divisor" if reader.op is Op.DIV and reader.args[1] is value else _ROLES.get(reader.op, "part")
+    return f"{program.labels[line]}_{role}"
+
+
+_ROLES: Mapping[Op, str] = {
+    Op.MUL: "factor", Op.ADD: "term", Op.SUB: "term", Op.WHERE: "choice", Op.MINIMUM: "bound", Op.MAXIMUM: "bound",
+}  # fmt: skip
+
+
+def _parents(program: Program) -> dict[Node, Node]:
+    """The first value that reads a value, for each that is read."""
+    found: dict[Node, Node] = {}
+    for reader in walk(_roots(program)):
+        for operand in reader.args:
+            found.setdefault(operand, reader)
+    return found
+
+
+def _roots(program: Program) -> list[Node]:
+    stores: Iterator[Node] = (s.value for stage in program.stages for s in stage.stores)
+    return [*stores, *([] if program.skip is None else [program.skip])]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
-from rulec.compiler.names import column_name
+from rulec.compiler.names import value_name
 from rulec.language.arithmetic import NUMPY
 from rulec.language.hyper import resolve_hyper
 from rulec.language.node import Kind, Node, Op, node, rewrite, walk
@@ -41,7 +41,7 @@ def hoist_scalars(program: Program) -> Program:
     wanted = _maximal(roots, hoisted)
     taken = {b.name for b in program.buffers}
     for index, value in enumerate(wanted):
-        columns[value] = Column(column_name(program, value, index, taken), value)
+        columns[value] = Column(value_name(program, value, f"scalar_{index}", taken), value)
     position = {value: node(Op.SCALAR, index) for index, value in enumerate(columns)}
     rewritten = _replace(roots, position)
     skip = None if program.skip is None else rewritten.pop()

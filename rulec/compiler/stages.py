@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, axes_of_level
 from rulec.compiler.ir import Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
-from rulec.compiler.names import column_name, free_name
+from rulec.compiler.names import value_name
 from rulec.language.node import Kind, Node, Op, node, walk
 
 #: What a kernel reduces to, for each level of the language: the rest is summed between the stages.
@@ -135,7 +135,7 @@ class _Splitter:
         made = node(value.op, self._inside(operand), own)
         found = next((r for r in self.reduces.get(stage, ()) if r.value is made), None)
         if found is None:
-            name = free_name(self.program.labels.get(value) or f"{value.op.symbol}_{level}", self.taken)
+            name = value_name(self.program, value, f"{value.op.symbol}_{level}", self.taken)
             found = Result(name, made, axes_of_level(own, self._axes(operand)))
             self.reduces.setdefault(stage, []).append(found)
         result = node(Op.RESULT, found.name)
@@ -157,7 +157,7 @@ class _Splitter:
         stores = self.spilled.setdefault(stage, [])
         found = next((s.buffer for s in stores if s.value is inside), None)
         if found is None:
-            found = free_name(self.program.labels.get(value) or "operand", self.taken)
+            found = value_name(self.program, value, "operand", self.taken)
             self.buffers.append(Buffer(found, "scratch", ELEMENT))
             stores.append(Store(found, inside))
         return node(Op.LOAD, found)
@@ -180,13 +180,13 @@ class _Splitter:
         outside = self.between[value]
         if outside not in self.late:
             self.late[outside] = len(self.program.scalars.columns) + len(self.columns)
-            name = column_name(self.program, value, len(self.columns), self.taken)
+            name = value_name(self.program, value, f"scalar_{len(self.columns)}", self.taken)
             self.columns.append(Column(name, outside))
         return node(Op.SCALAR, self.late[outside])
 
     def _vector(self, value: Node) -> Node:
         outside = self.between[value]
         if outside not in self.vectors:
-            name = free_name(self.program.labels.get(value) or value.op.name.lower(), self.taken)
+            name = value_name(self.program, value, value.op.name.lower(), self.taken)
             self.vectors[outside] = Result(name, outside, self._axes(value))
         return node(Op.RESULT, self.vectors[outside].name)

@@ -100,16 +100,16 @@ def test_gradients_are_negated_and_unscaled() -> None:
 
 
 def test_a_call_takes_what_it_is_given() -> None:
-    call = writer("lamb").call({"i": "i + lane", "sum_tensor": "&sum_tensor[lane]"})
+    call = writer("lamb").call({"i": "i + lane", "sum_p_squared": "&sum_p_squared[lane]"})
     assert call[1].startswith("    i + lane, p_at, g_at, m_at, v_at,")
-    assert call[-1] == "    &sum_tensor[lane], sum_tensor_2);"
+    assert call[-1] == "    &sum_p_squared[lane], sum_adamw_direction_squared);"
 
 
 def test_parameters_say_what_they_are_of() -> None:
     found = {p.name: (p.kind, p.type, p.place) for p in writer("adafactor", stage=1).parameters()}
     assert found["g_at"] == ("buffer", "const float *", "")
     assert (found["r_new"], found["c_new"]) == (("vector", "float", "row"), ("vector", "float", "col"))
-    assert found["sum_tensor_2"] == ("total", "double *", "")
+    assert found["sum_u_squared"] == ("total", "double *", "")
 
 
 def test_names_of_a_rule_hide_nothing_that_is_called() -> None:

@@ -175,9 +175,9 @@ def test_empty_tensors_reduce_to_what_leaves_others_alone() -> None:
         for found in written.reduced[reduction.name]:
             assert (np.asarray(found) == NOTHING[reduction.value.op]).all(), reduction.name
     shapes = {r.name: [np.shape(x) for x in written.reduced[r.name]] for r in bucket.program.stages[0].reduces}
-    assert shapes["sum_row"] == [(1, 0, 1), (1, 3, 1), (1, 1, 1)]
-    assert shapes["min_col"] == [(1, 1, 3), (1, 1, 0), (1, 1, 0)]
-    assert shapes["max_tensor"] == [(), (), ()]
+    assert shapes["sum_x_row"] == [(1, 0, 1), (1, 3, 1), (1, 1, 1)]
+    assert shapes["min_y_col"] == [(1, 1, 3), (1, 1, 0), (1, 1, 0)]
+    assert shapes["max_y"] == [(), (), ()]
 
 
 def test_nan_and_infinities_reach_every_reduction_without_a_warning() -> None:
@@ -207,7 +207,7 @@ def test_sums_are_those_of_float64() -> None:
     bucket = bucket_of(found, [(70_001,)])
     bucket.buffers[0]["g"][...] = 256
     bucket.buffers[0]["g"][-1] = 2.0**-20
-    (number,) = bucket.call(0).reduced["sum_tensor"]
+    (number,) = bucket.call(0).reduced["sum_g"]
     assert number == 256 * 70_000 + 2.0**-20
 
 
@@ -371,7 +371,7 @@ def test_the_source_of_stages_reads_like_the_rule() -> None:
     assert "3 stages" in source.splitlines()[0]
     for line in (
         "def stage_2(pointers, tensors, tensor, row, chunk, place):", "for matrix in range(first, last):",
-        "u = g / sqrt(maximum(s, float32(1e-30)))", "sum_row = accumulate(sum_row, x0)",
+        "u = g / sqrt(maximum(s, float32(1e-30)))", "sum_g_squared_row = accumulate(sum_g_squared_row, x0)",
     ):  # fmt: skip
         assert re.search(rf"^ *{re.escape(line)}$", source, re.MULTILINE), line
     assert max(map(len, source.splitlines())) <= 120

@@ -171,10 +171,10 @@ def stage_0(xp, real, p, g):
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    min_tensor = least(p)
+    min_p = least(p)
     r = xp.sum(g * g, axis=2, keepdims=True, dtype=xp.float64)
     c = greatest(g, axis=1)
-    return {"min_tensor": min_tensor, "r": r, "c": c}
+    return {"min_p": min_p, "r": r, "c": c}
 
 
 def stage_1(xp, real, p, g, r_2, c_2, lr, low_new):
@@ -202,7 +202,7 @@ def test_a_stage_sees_the_matrices_that_the_rule_sees() -> None:
     reduced = call(0, [g], rows).reduced
     assert reduced["r"][0].tolist() == [[[20.0], [35.0]]]
     assert reduced["c"][0].tolist() == [[[1.0, 3.0, 5.0]]]
-    assert (reduced["min_tensor"].tolist(), p.tolist()) == ([1.0], [[1.0, 1.0]] * 3)
+    assert (reduced["min_p"].tolist(), p.tolist()) == ([1.0], [[1.0, 1.0]] * 3)
     vectors = {"r_2": [np.array([4, 0.5], np.float32)], "c_2": [np.array([1, 2, 3], np.float32)]}
     call(1, [g], rows, vectors)
     # Rows of the matrices are columns in memory. In the first, where r > c: 1 - lr*low*g/r; elsewhere p*(1 - lr*low).

@@ -69,7 +69,7 @@ class ForgetsScratch(Replaced):
     """Leaves scratch as it was."""
 
     name = "forgets-scratch"
-    old, new = "operand[...] =", "unused ="
+    old, new = "m_new_plus_p[...] =", "unused ="
 
 
 class InMemory(BrokenBackend):

@@ -51,8 +51,8 @@ typedef struct {
     const int64_t *row_of;  // for each tensor its row of the table
     const double *table;    // 12 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *r_new, *const *c_new, *const *maximum_, *const *sum_row, *const
-         *sum_col, *const *sum_tensor, *const *sum_tensor_2;
+    void *const *p, *const *g, *const *r_new, *const *c_new, *const *s_divisor, *const *sum_g_squared_row,
+         *const *sum_g_squared_col, *const *sum_p_squared, *const *sum_u_squared;
 } Bucket;
 
 /* The larger; NaN where either is. */
@@ -74,17 +74,17 @@ static double sum_of(const double *lanes)
     return all;
 }
 
-/* Stage 0 for one element: reduces to sum_row per row, sum_col per col, sum_tensor per tensor. */
+/* Stage 0 for one element: reduces to sum_g_squared_row, sum_g_squared_col, sum_p_squared per tensor. */
 RULEC_FUNCTION void stage_0_element(
     int64_t i, const float *p_at, const float *g_at,
-    double *sum_row, double *sum_col, double *sum_tensor)
+    double *sum_g_squared_row, double *sum_g_squared_col, double *sum_p_squared)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float x0 = g * g;
-    *sum_row += x0;
-    *sum_col += x0;
-    *sum_tensor += p * p;
+    *sum_g_squared_row += x0;
+    *sum_g_squared_col += x0;
+    *sum_p_squared += p * p;
 }
 
 /* One chunk. The buffers of a tensor do not overlap. */
@@ -93,17 +93,17 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const Chunk *at = &bucket->chunk[chunk];
     const float *p_at = bucket->p[at->tensor];
     const float *g_at = bucket->g[at->tensor];
-    double *sum_row_at = (double *)bucket->sum_row[at->tensor] + at->row_slots;
-    double *sum_col_at = (double *)bucket->sum_col[at->tensor] + at->col_slots;
-    double *sum_tensor_at = bucket->sum_tensor[at->tensor];
+    double *sum_g_squared_row_at = (double *)bucket->sum_g_squared_row[at->tensor] + at->row_slots;
+    double *sum_g_squared_col_at = (double *)bucket->sum_g_squared_col[at->tensor] + at->col_slots;
+    double *sum_p_squared_at = bucket->sum_p_squared[at->tensor];
 
-    double sum_tensor[LANES] = {0};
+    double sum_p_squared[LANES] = {0};
     for (int64_t matrix = at->first; matrix < at->last; matrix++) {
         for (int64_t j = matrix * at->width + at->left; j < matrix * at->width + at->right; j++)
-            sum_col_at[j] = 0.0;
+            sum_g_squared_col_at[j] = 0.0;
         for (int64_t line = matrix * at->height + at->top; line < matrix * at->height + at->bottom; line++) {
             const int64_t back = (line - matrix) * at->width;  // from an element to its column
-            double sum_row[LANES] = {0};
+            double sum_g_squared_row[LANES] = {0};
             const int64_t stop = line * at->width + at->right;
             int64_t i = line * at->width + at->left;
             for (; i + LANES <= stop; i += LANES) {
@@ -111,15 +111,18 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
                 for (int lane = 0; lane < LANES; lane++) {
                     stage_0_element(
                         i + lane, p_at, g_at,
-                        &sum_row[lane], &sum_col_at[i + lane - back], &sum_tensor[lane]);
+                        &sum_g_squared_row[lane], &sum_g_squared_col_at[i + lane - back], &sum_p_squared[lane]);
                 }
             }
-            for (int lane = 0; i < stop; i++, lane++)
-                stage_0_element(i, p_at, g_at, &sum_row[lane], &sum_col_at[i - back], &sum_tensor[lane]);
-            sum_row_at[line] = sum_of(sum_row);
+            for (int lane = 0; i < stop; i++, lane++) {
+                stage_0_element(
+                    i, p_at, g_at,
+                    &sum_g_squared_row[lane], &sum_g_squared_col_at[i - back], &sum_p_squared[lane]);
+            }
+            sum_g_squared_row_at[line] = sum_of(sum_g_squared_row);
         }
     }
-    sum_tensor_at[chunk] = sum_of(sum_tensor);
+    sum_p_squared_at[chunk] = sum_of(sum_p_squared);
 }
 
 /* All chunks of a bucket. */
@@ -132,21 +135,21 @@ void stage_0(const Bucket *bucket)
     }
 }
 
-/* Stage 1 for one element: reduces to sum_tensor_2 per tensor.
+/* Stage 1 for one element: reduces to sum_u_squared per tensor.
  *
  * Before it:
- *     r_new = r + t**beta2_decay*(sum_row/cols - r)
- *     c_new = c + t**beta2_decay*(sum_col/rows - c)
- *     maximum = maximum(sum(r_new, per="matrix")/rows, eps1) */
+ *     r_new = r + t**beta2_decay*(sum_g_squared_row/cols - r)
+ *     c_new = c + t**beta2_decay*(sum_g_squared_col/rows - c)
+ *     s_divisor = maximum(sum(r_new, per="matrix")/rows, eps1) */
 RULEC_FUNCTION void stage_1_element(
-    int64_t i, const float *g_at, float r_new, float c_new, float maximum_,
-    float scalar_8,
-    double *sum_tensor_2)
+    int64_t i, const float *g_at, float r_new, float c_new, float s_divisor,
+    float eps1_squared,
+    double *sum_u_squared)
 {
     const float g = g_at[i];
-    const float s = r_new * c_new / maximum_;  // r_new*c_new/maximum
-    const float u = g / sqrtf(maximumf(s, scalar_8));  // g/sqrt(maximum(s, eps1*eps1))
-    *sum_tensor_2 += u * u;
+    const float s = r_new * c_new / s_divisor;
+    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    *sum_u_squared += u * u;
 }
 
 /* One chunk. The buffers of a tensor do not overlap. */
@@ -156,14 +159,14 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float *g_at = bucket->g[at->tensor];
     const float *r_new_at = bucket->r_new[at->tensor];
     const float *c_new_at = bucket->c_new[at->tensor];
-    const float *maximum__at = bucket->maximum_[at->tensor];
-    double *sum_tensor_2_at = bucket->sum_tensor_2[at->tensor];
+    const float *s_divisor_at = bucket->s_divisor[at->tensor];
+    double *sum_u_squared_at = bucket->sum_u_squared[at->tensor];
     const double *row = bucket->table + 12 * bucket->row_of[at->tensor];
-    const float scalar_8 = (float)row[8];  // eps1*eps1
+    const float eps1_squared = (float)row[8];  // eps1*eps1
 
-    double sum_tensor_2[LANES] = {0};
+    double sum_u_squared[LANES] = {0};
     for (int64_t matrix = at->first; matrix < at->last; matrix++) {
-        const float maximum_ = maximum__at[matrix];
+        const float s_divisor = s_divisor_at[matrix];
         for (int64_t line = matrix * at->height + at->top; line < matrix * at->height + at->bottom; line++) {
             const int64_t back = (line - matrix) * at->width;  // from an element to its column
             const float r_new = r_new_at[line];
@@ -173,16 +176,16 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
 #pragma omp simd
                 for (int lane = 0; lane < LANES; lane++) {
                     stage_1_element(
-                        i + lane, g_at, r_new, c_new_at[i + lane - back], maximum_,
-                        scalar_8,
-                        &sum_tensor_2[lane]);
+                        i + lane, g_at, r_new, c_new_at[i + lane - back], s_divisor,
+                        eps1_squared,
+                        &sum_u_squared[lane]);
                 }
             }
             for (int lane = 0; i < stop; i++, lane++)
-                stage_1_element(i, g_at, r_new, c_new_at[i - back], maximum_, scalar_8, &sum_tensor_2[lane]);
+                stage_1_element(i, g_at, r_new, c_new_at[i - back], s_divisor, eps1_squared, &sum_u_squared[lane]);
         }
     }
-    sum_tensor_2_at[chunk] = sum_of(sum_tensor_2);
+    sum_u_squared_at[chunk] = sum_of(sum_u_squared);
 }
 
 /* All chunks of a bucket. */
@@ -198,18 +201,18 @@ void stage_1(const Bucket *bucket)
 /* Stage 2 for one element: stores p.
  *
  * Before it:
- *     alpha = maximum(eps2, sqrt(sum_tensor/numel))*minimum(lr, 1/sqrt(t))
- *     scalar_1 = maximum(1, sqrt(sum_tensor_2/numel)/d) */
+ *     alpha = maximum(eps2, sqrt(sum_p_squared/numel))*minimum(lr, 1/sqrt(t))
+ *     p_new_divisor = maximum(1, sqrt(sum_u_squared/numel)/d) */
 RULEC_FUNCTION void stage_2_element(
-    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float maximum_,
-    float scalar_3, float scalar_8, float alpha, float scalar_1)
+    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float s_divisor,
+    float lr_weight_decay, float eps1_squared, float alpha, float p_new_divisor)
 {
     const float p = p_at[i];
     const float g = g_at[i];
-    const float p_new = p - scalar_3 * p;  // p - lr*weight_decay*p
-    const float s = r_new * c_new / maximum_;  // r_new*c_new/maximum
-    const float u = g / sqrtf(maximumf(s, scalar_8));  // g/sqrt(maximum(s, eps1*eps1))
-    const float p_new_ = p_new - alpha * u / scalar_1;
+    const float p_new = p - lr_weight_decay * p;  // p - lr*weight_decay*p
+    const float s = r_new * c_new / s_divisor;
+    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    const float p_new_ = p_new - alpha * u / p_new_divisor;
     p_at[i] = p_new_;
 }
 
@@ -221,23 +224,23 @@ static void stage_2_chunk(const Bucket *bucket, int64_t chunk)
     const float *g_at = bucket->g[at->tensor];
     const float *r_new_at = bucket->r_new[at->tensor];
     const float *c_new_at = bucket->c_new[at->tensor];
-    const float *maximum__at = bucket->maximum_[at->tensor];
+    const float *s_divisor_at = bucket->s_divisor[at->tensor];
     const double *row = bucket->table + 12 * bucket->row_of[at->tensor];
-    const float scalar_3 = (float)row[3];  // lr*weight_decay
-    const float scalar_8 = (float)row[8];  // eps1*eps1
+    const float lr_weight_decay = (float)row[3];  // lr*weight_decay
+    const float eps1_squared = (float)row[8];  // eps1*eps1
     const float alpha = (float)row[10];
-    const float scalar_1 = (float)row[11];
+    const float p_new_divisor = (float)row[11];
 
     for (int64_t matrix = at->first; matrix < at->last; matrix++) {
-        const float maximum_ = maximum__at[matrix];
+        const float s_divisor = s_divisor_at[matrix];
         for (int64_t line = matrix * at->height + at->top; line < matrix * at->height + at->bottom; line++) {
             const int64_t back = (line - matrix) * at->width;  // from an element to its column
             const float r_new = r_new_at[line];
 #pragma omp simd
             for (int64_t i = line * at->width + at->left; i < line * at->width + at->right; i++) {
                 stage_2_element(
-                    i, p_at, g_at, r_new, c_new_at[i - back], maximum_,
-                    scalar_3, scalar_8, alpha, scalar_1);
+                    i, p_at, g_at, r_new, c_new_at[i - back], s_divisor,
+                    lr_weight_decay, eps1_squared, alpha, p_new_divisor);
             }
         }
     }

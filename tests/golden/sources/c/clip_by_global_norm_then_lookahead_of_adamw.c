@@ -46,7 +46,7 @@ typedef struct {
     const int64_t *row_of;  // for each tensor its row of the table
     const double *table;    // 13 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *m, *const *v, *const *slow, *const *sum_model;
+    void *const *p, *const *g, *const *m, *const *v, *const *slow, *const *sum_g_squared_model;
 } Bucket;
 
 /* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
@@ -61,11 +61,11 @@ static double sum_of(const double *lanes)
     return all;
 }
 
-/* Stage 0 for one element: reduces to sum_model per tensor. */
-RULEC_FUNCTION void stage_0_element(int64_t i, const float *g_at, double *sum_model)
+/* Stage 0 for one element: reduces to sum_g_squared_model per tensor. */
+RULEC_FUNCTION void stage_0_element(int64_t i, const float *g_at, double *sum_g_squared_model)
 {
     const float g = g_at[i];
-    *sum_model += g * g;
+    *sum_g_squared_model += g * g;
 }
 
 /* One chunk. The buffers of a tensor do not overlap. */
@@ -73,19 +73,19 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
 {
     const Chunk *at = &bucket->chunk[chunk];
     const float *g_at = bucket->g[at->tensor];
-    double *sum_model_at = bucket->sum_model[at->tensor];
+    double *sum_g_squared_model_at = bucket->sum_g_squared_model[at->tensor];
 
-    double sum_model[LANES] = {0};
+    double sum_g_squared_model[LANES] = {0};
     const int64_t stop = at->last;
     int64_t i = at->first;
     for (; i + LANES <= stop; i += LANES) {
 #pragma omp simd
         for (int lane = 0; lane < LANES; lane++)
-            stage_0_element(i + lane, g_at, &sum_model[lane]);
+            stage_0_element(i + lane, g_at, &sum_g_squared_model[lane]);
     }
     for (int lane = 0; i < stop; i++, lane++)
-        stage_0_element(i, g_at, &sum_model[lane]);
-    sum_model_at[chunk] = sum_of(sum_model);
+        stage_0_element(i, g_at, &sum_g_squared_model[lane]);
+    sum_g_squared_model_at[chunk] = sum_of(sum_g_squared_model);
 }
 
 /* All chunks of a bucket. */
@@ -101,19 +101,20 @@ void stage_0(const Bucket *bucket)
 /* Stage 1 for one element: stores m, v, slow, p.
  *
  * Before it:
- *     scalar_0 = minimum(1, max_norm/(sqrt(sum(sum_model, per="model")) + 1e-06)) */
+ *     clip_by_global_norm_direction_factor = minimum(1, max_norm/(sqrt(sum(sum_g_squared_model, per="model")) +
+ *         1e-06)) */
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at, float *slow_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float alpha, bool scalar_11, float scalar_0)
+    float lr, float alpha, bool t_mod_k_is_zero, float clip_by_global_norm_direction_factor)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
     const float slow = slow_at[i];
-    const float clip_by_global_norm_direction = g * scalar_0;
+    const float clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor;
     // beta1*m + (1 - beta1)*clip_by_global_norm_direction
     const float m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction;
     const float v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction;
@@ -126,8 +127,8 @@ RULEC_FUNCTION void stage_1_element(
     const float slow_new = slow + alpha * (adamw_p - slow);
     m_at[i] = m_new;
     v_at[i] = v_new;
-    slow_at[i] = scalar_11 ? slow_new : slow;
-    p_at[i] = scalar_11 ? slow_new : adamw_p;
+    slow_at[i] = t_mod_k_is_zero ? slow_new : slow;
+    p_at[i] = t_mod_k_is_zero ? slow_new : adamw_p;
 }
 
 /* One chunk. The buffers of a tensor do not overlap. */
@@ -150,15 +151,15 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float weight_decay = (float)row[8];
     const float lr = (float)row[9];
     const float alpha = (float)row[10];
-    const bool scalar_11 = row[11] != 0;  // t%k == 0
-    const float scalar_0 = (float)row[12];
+    const bool t_mod_k_is_zero = row[11] != 0;  // t%k == 0
+    const float clip_by_global_norm_direction_factor = (float)row[12];
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++) {
         stage_1_element(
             i, p_at, g_at, m_at, v_at, slow_at,
             beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-            eps, weight_decay, lr, alpha, scalar_11, scalar_0);
+            eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor);
     }
 }
 

@@ -45,7 +45,8 @@ typedef struct {
     const int64_t *row_of;  // for each tensor its row of the table
     const double *table;    // 10 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *m, *const *v, *const *sum_tensor, *const *sum_tensor_2;
+    void *const *p, *const *g, *const *m, *const *v, *const *sum_p_squared,
+         *const *sum_adamw_direction_squared;
 } Bucket;
 
 /* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
@@ -60,12 +61,13 @@ static double sum_of(const double *lanes)
     return all;
 }
 
-/* Stage 0 for one element: stores m, v; reduces to sum_tensor per tensor, sum_tensor_2 per tensor. */
+/* Stage 0 for one element: stores m, v; reduces to sum_p_squared per tensor, sum_adamw_direction_squared per
+ * tensor. */
 RULEC_FUNCTION void stage_0_element(
     int64_t i, const float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    double *sum_tensor, double *sum_tensor_2)
+    double *sum_p_squared, double *sum_adamw_direction_squared)
 {
     const float p = p_at[i];
     const float g = g_at[i];
@@ -80,8 +82,8 @@ RULEC_FUNCTION void stage_0_element(
     const float adamw_direction = adam_direction + decay_direction;
     m_at[i] = m_new;
     v_at[i] = v_new;
-    *sum_tensor += p * p;
-    *sum_tensor_2 += adamw_direction * adamw_direction;
+    *sum_p_squared += p * p;
+    *sum_adamw_direction_squared += adamw_direction * adamw_direction;
 }
 
 /* One chunk. The buffers of a tensor do not overlap. */
@@ -92,8 +94,8 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const float *g_at = bucket->g[at->tensor];
     float *m_at = bucket->m[at->tensor];
     float *v_at = bucket->v[at->tensor];
-    double *sum_tensor_at = bucket->sum_tensor[at->tensor];
-    double *sum_tensor_2_at = bucket->sum_tensor_2[at->tensor];
+    double *sum_p_squared_at = bucket->sum_p_squared[at->tensor];
+    double *sum_adamw_direction_squared_at = bucket->sum_adamw_direction_squared[at->tensor];
     const double *row = bucket->table + 10 * bucket->row_of[at->tensor];
     const float beta1 = (float)row[0];
     const float one_minus_beta1 = (float)row[1];  // 1 - beta1
@@ -104,8 +106,8 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
 
-    double sum_tensor[LANES] = {0};
-    double sum_tensor_2[LANES] = {0};
+    double sum_p_squared[LANES] = {0};
+    double sum_adamw_direction_squared[LANES] = {0};
     const int64_t stop = at->last;
     int64_t i = at->first;
     for (; i + LANES <= stop; i += LANES) {
@@ -115,7 +117,7 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
                 i + lane, p_at, g_at, m_at, v_at,
                 beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
                 eps, weight_decay,
-                &sum_tensor[lane], &sum_tensor_2[lane]);
+                &sum_p_squared[lane], &sum_adamw_direction_squared[lane]);
         }
     }
     for (int lane = 0; i < stop; i++, lane++) {
@@ -123,10 +125,10 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
             i, p_at, g_at, m_at, v_at,
             beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
             eps, weight_decay,
-            &sum_tensor[lane], &sum_tensor_2[lane]);
+            &sum_p_squared[lane], &sum_adamw_direction_squared[lane]);
     }
-    sum_tensor_at[chunk] = sum_of(sum_tensor);
-    sum_tensor_2_at[chunk] = sum_of(sum_tensor_2);
+    sum_p_squared_at[chunk] = sum_of(sum_p_squared);
+    sum_adamw_direction_squared_at[chunk] = sum_of(sum_adamw_direction_squared);
 }
 
 /* All chunks of a bucket. */
@@ -142,11 +144,12 @@ void stage_0(const Bucket *bucket)
 /* Stage 1 for one element: stores p.
  *
  * Before it:
- *     scalar_0 = where(sqrt(sum_tensor) > 0 and sqrt(sum_tensor_2) > 0, sqrt(sum_tensor)/sqrt(sum_tensor_2), 1) */
+ *     trust_ratio_direction_factor = where(sqrt(sum_p_squared) > 0 and sqrt(sum_adamw_direction_squared) > 0,
+ *         sqrt(sum_p_squared)/sqrt(sum_adamw_direction_squared), 1) */
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *m_at, const float *v_at,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float scalar_0)
+    float lr, float trust_ratio_direction_factor)
 {
     const float p = p_at[i];
     const float m = m_at[i];
@@ -156,7 +159,7 @@ RULEC_FUNCTION void stage_1_element(
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
-    const float trust_ratio_direction = adamw_direction * scalar_0;
+    const float trust_ratio_direction = adamw_direction * trust_ratio_direction_factor;
     const float p_new = p - lr * trust_ratio_direction;
     p_at[i] = p_new;
 }
@@ -174,13 +177,14 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
-    const float scalar_0 = (float)row[9];
+    const float trust_ratio_direction_factor = (float)row[9];
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++) {
         stage_1_element(
             i, p_at, m_at, v_at,
-            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
+            trust_ratio_direction_factor);
     }
 }
 

@@ -1,4 +1,4 @@
-/* C99 for p:f32 g:f32 m:f32 operand:f32. Printed by rulec.
+/* C99 for p:f32 g:f32 m:f32 o_part:f32. Printed by rulec.
  *
  * Muon: Orthogonalized Nesterov momentum for matrices, and AdamW for all else.
  * Muon: An optimizer for hidden layers in neural networks (Jordan and others, 2024)
@@ -37,19 +37,19 @@ typedef struct {
     const int64_t *row_of;  // for each tensor its row of the table
     const double *table;    // 6 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *m, *const *operand, *const *o;
+    void *const *p, *const *g, *const *m, *const *o_part, *const *o;
 } Bucket;
 
-/* Stage 0 for one element: stores operand, m. */
+/* Stage 0 for one element: stores o_part, m. */
 RULEC_FUNCTION void stage_0_element(
-    int64_t i, const float *g_at, float *m_at, float *operand_at,
+    int64_t i, const float *g_at, float *m_at, float *o_part_at,
     float momentum, float one_minus_momentum)
 {
     const float g = g_at[i];
     const float m = m_at[i];
     const float x0 = one_minus_momentum * g;  // (1 - momentum)*g
     const float m_new = momentum * m + x0;
-    operand_at[i] = x0 + momentum * m_new;
+    o_part_at[i] = x0 + momentum * m_new;
     m_at[i] = m_new;
 }
 
@@ -59,14 +59,14 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const Chunk *at = &bucket->chunk[chunk];
     const float *g_at = bucket->g[at->tensor];
     float *m_at = bucket->m[at->tensor];
-    float *operand_at = bucket->operand[at->tensor];
+    float *o_part_at = bucket->o_part[at->tensor];
     const double *row = bucket->table + 6 * bucket->row_of[at->tensor];
     const float momentum = (float)row[0];
     const float one_minus_momentum = (float)row[1];  // 1 - momentum
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++)
-        stage_0_element(i, g_at, m_at, operand_at, momentum, one_minus_momentum);
+        stage_0_element(i, g_at, m_at, o_part_at, momentum, one_minus_momentum);
 }
 
 /* All chunks of a bucket. */
@@ -82,15 +82,15 @@ void stage_0(const Bucket *bucket)
 /* Stage 1 for one element: stores p.
  *
  * Before it:
- *     o = newton_schulz(operand, steps=ns_steps, dtype="bfloat16") */
+ *     o = newton_schulz(o_part, steps=ns_steps, dtype="bfloat16") */
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *o_at,
-    float scalar_3, float weight_decay, float lr)
+    float sqrt_max_one_rows_over_cols, float weight_decay, float lr)
 {
     const float p = p_at[i];
     const float o = o_at[i];
     // sqrt(maximum(1, rows/cols))*o + weight_decay*p
-    const float direction = scalar_3 * o + weight_decay * p;
+    const float direction = sqrt_max_one_rows_over_cols * o + weight_decay * p;
     const float p_new = p - lr * direction;
     p_at[i] = p_new;
 }
@@ -102,13 +102,13 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     float *p_at = bucket->p[at->tensor];
     const float *o_at = bucket->o[at->tensor];
     const double *row = bucket->table + 6 * bucket->row_of[at->tensor];
-    const float scalar_3 = (float)row[3];  // sqrt(maximum(1, rows/cols))
+    const float sqrt_max_one_rows_over_cols = (float)row[3];  // sqrt(maximum(1, rows/cols))
     const float weight_decay = (float)row[4];
     const float lr = (float)row[5];
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++)
-        stage_1_element(i, p_at, o_at, scalar_3, weight_decay, lr);
+        stage_1_element(i, p_at, o_at, sqrt_max_one_rows_over_cols, weight_decay, lr);
 }
 
 /* All chunks of a bucket. */

@@ -48,8 +48,9 @@ typedef struct {
 /* One element: stores m, v, p. */
 RULEC_FUNCTION void step_element(
     int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
-    double beta1, double one_minus_beta1, double beta2, double one_minus_beta2, double scalar_4,
-    double scalar_5, double sqrt_one_minus_beta2_t, double eps, double lr)
+    double beta1, double one_minus_beta1, double beta2, double one_minus_beta2,
+    double m_bar_factor, double m_bar_factor_2, double sqrt_one_minus_beta2_t, double eps,
+    double lr)
 {
     const double p = p_at[i];
     const double g = g_at[i];
@@ -57,7 +58,7 @@ RULEC_FUNCTION void step_element(
     const double v = v_at[i];
     const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
     const double v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
-    const double m_bar = scalar_4 * g + scalar_5 * m_new;
+    const double m_bar = m_bar_factor * g + m_bar_factor_2 * m_new;
     const double sigma = sqrt(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
     const double direction = m_bar / (sigma + eps);
     const double p_new = p - lr * direction;
@@ -79,8 +80,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     const double one_minus_beta1 = row[1];  // 1 - beta1
     const double beta2 = row[2];
     const double one_minus_beta2 = row[3];  // 1 - beta2
-    const double scalar_4 = row[4];
-    const double scalar_5 = row[5];
+    const double m_bar_factor = row[4];
+    const double m_bar_factor_2 = row[5];
     const double sqrt_one_minus_beta2_t = row[6];  // sqrt(1 - beta2**t)
     const double eps = row[7];
     const double lr = row[8];
@@ -89,8 +90,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     for (int64_t i = at->first; i < at->last; i++) {
         step_element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
-            eps, lr);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
+            sqrt_one_minus_beta2_t, eps, lr);
     }
 }
 

@@ -41,7 +41,8 @@ typedef struct {
     const int64_t *row_of;  // for each tensor its row of the table
     const double *table;    // 19 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *m, *const *v, *const *s, *const *x0, *const *sum_model, *const *total;
+    void *const *p, *const *g, *const *m, *const *v, *const *s, *const *x0, *const *sum_a_g_x0_minus_p_model,
+         *const *total;
 } Bucket;
 
 /* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
@@ -56,23 +57,23 @@ static double sum_of(const double *lanes)
     return all;
 }
 
-/* Stage 0 for one element: stores s; reduces to sum_model per tensor, total per tensor.
+/* Stage 0 for one element: stores s; reduces to sum_a_g_x0_minus_p_model per tensor, total per tensor.
  *
  * Before it:
- *     scalar_2 = a*d/d0
+ *     a_d_over_d0 = a*d/d0
  *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t) */
 RULEC_FUNCTION void stage_0_element(
     int64_t i, const float *p_at, const float *g_at, float *s_at, const float *x0_at,
-    float beta3, float scalar_2, float a,
-    double *sum_model, double *total)
+    float beta3, float a_d_over_d0, float a,
+    double *sum_a_g_x0_minus_p_model, double *total)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float s = s_at[i];
     const float x0 = x0_at[i];
-    const float s_new = beta3 * s + scalar_2 * g;
+    const float s_new = beta3 * s + a_d_over_d0 * g;
     s_at[i] = s_new;
-    *sum_model += a * g * (x0 - p);
+    *sum_a_g_x0_minus_p_model += a * g * (x0 - p);
     *total += fabsf(s_new);
 }
 
@@ -84,14 +85,14 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     const float *g_at = bucket->g[at->tensor];
     float *s_at = bucket->s[at->tensor];
     const float *x0_at = bucket->x0[at->tensor];
-    double *sum_model_at = bucket->sum_model[at->tensor];
+    double *sum_a_g_x0_minus_p_model_at = bucket->sum_a_g_x0_minus_p_model[at->tensor];
     double *total_at = bucket->total[at->tensor];
     const double *row = bucket->table + 19 * bucket->row_of[at->tensor];
     const float beta3 = (float)row[4];
-    const float scalar_2 = (float)row[16];
+    const float a_d_over_d0 = (float)row[16];
     const float a = (float)row[17];
 
-    double sum_model[LANES] = {0};
+    double sum_a_g_x0_minus_p_model[LANES] = {0};
     double total[LANES] = {0};
     const int64_t stop = at->last;
     int64_t i = at->first;
@@ -100,13 +101,17 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
         for (int lane = 0; lane < LANES; lane++) {
             stage_0_element(
                 i + lane, p_at, g_at, s_at, x0_at,
-                beta3, scalar_2, a,
-                &sum_model[lane], &total[lane]);
+                beta3, a_d_over_d0, a,
+                &sum_a_g_x0_minus_p_model[lane], &total[lane]);
         }
     }
-    for (int lane = 0; i < stop; i++, lane++)
-        stage_0_element(i, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, &sum_model[lane], &total[lane]);
-    sum_model_at[chunk] = sum_of(sum_model);
+    for (int lane = 0; i < stop; i++, lane++) {
+        stage_0_element(
+            i, p_at, g_at, s_at, x0_at,
+            beta3, a_d_over_d0, a,
+            &sum_a_g_x0_minus_p_model[lane], &total[lane]);
+    }
+    sum_a_g_x0_minus_p_model_at[chunk] = sum_of(sum_a_g_x0_minus_p_model);
     total_at[chunk] = sum_of(total);
 }
 
@@ -123,23 +128,23 @@ void stage_0(const Bucket *bucket)
 /* Stage 1 for one element: stores m, v, p.
  *
  * Before it:
- *     scalar_0 = (1 - beta1)*d
- *     scalar_1 = d
- *     scalar_4 = maximum(d, where(sum(total, per="model") > 0, d_coef*(beta3*num + d/d0*sum(sum_model,
- *         per="model"))/sum(total, per="model"), 0))*eps */
+ *     one_minus_beta1_d = (1 - beta1)*d
+ *     d_2 = d
+ *     d_new_eps = maximum(d, where(sum(total, per="model") > 0, d_coef*(beta3*num +
+ *         d/d0*sum(sum_a_g_x0_minus_p_model, per="model"))/sum(total, per="model"), 0))*eps */
 RULEC_FUNCTION void stage_1_element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
-    float beta1, float beta2, float one_minus_beta2, float weight_decay, float scalar_0,
-    float scalar_1, float a, float scalar_4)
+    float beta1, float beta2, float one_minus_beta2, float weight_decay, float one_minus_beta1_d,
+    float d_2, float a, float d_new_eps)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
-    const float m_new = beta1 * m + scalar_0 * g;
-    const float x1 = scalar_1 * g;
+    const float m_new = beta1 * m + one_minus_beta1_d * g;
+    const float x1 = d_2 * g;
     const float v_new = beta2 * v + one_minus_beta2 * x1 * x1;  // beta2*v + (1 - beta2)*x1*x1
-    const float p_new = p - a * (m_new / (sqrtf(v_new) + scalar_4) + weight_decay * p);
+    const float p_new = p - a * (m_new / (sqrtf(v_new) + d_new_eps) + weight_decay * p);
     m_at[i] = m_new;
     v_at[i] = v_new;
     p_at[i] = p_new;
@@ -158,16 +163,16 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];  // 1 - beta2
     const float weight_decay = (float)row[13];
-    const float scalar_0 = (float)row[14];
-    const float scalar_1 = (float)row[15];
+    const float one_minus_beta1_d = (float)row[14];
+    const float d_2 = (float)row[15];
     const float a = (float)row[17];
-    const float scalar_4 = (float)row[18];
+    const float d_new_eps = (float)row[18];
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++) {
         stage_1_element(
             i, p_at, g_at, m_at, v_at,
-            beta1, beta2, one_minus_beta2, weight_decay, scalar_0, scalar_1, a, scalar_4);
+            beta1, beta2, one_minus_beta2, weight_decay, one_minus_beta1_d, d_2, a, d_new_eps);
     }
 }
 

@@ -49,7 +49,7 @@ typedef struct {
 RULEC_FUNCTION void step_element(
     int64_t i, float *p_at, const float *g_at, float *z_at, float *v_at,
     float beta2, float one_minus_beta2, float sqrt_one_minus_beta2_t, float eps,
-    float weight_decay, float gamma, float scalar_6, float c, float scalar_8)
+    float weight_decay, float gamma, float one_minus_c, float c, float p_new_factor)
 {
     const float p = p_at[i];
     const float g = g_at[i];
@@ -59,7 +59,7 @@ RULEC_FUNCTION void step_element(
     // g/(sqrt(v_new)/sqrt(1 - beta2**t) + eps) + weight_decay*p
     const float d = g / (sqrtf(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p;
     const float z_new = z - gamma * d;  // z - lr*minimum(1, t/maximum(warmup_steps, 1))*d
-    const float p_new = scalar_6 * p + c * z + scalar_8 * d;
+    const float p_new = one_minus_c * p + c * z + p_new_factor * d;
     z_at[i] = z_new;
     v_at[i] = v_new;
     p_at[i] = p_new;
@@ -80,16 +80,16 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
     const float eps = (float)row[3];
     const float weight_decay = (float)row[4];
     const float gamma = (float)row[5];  // lr*minimum(1, t/maximum(warmup_steps, 1))
-    const float scalar_6 = (float)row[6];
+    const float one_minus_c = (float)row[6];
     const float c = (float)row[7];
-    const float scalar_8 = (float)row[8];
+    const float p_new_factor = (float)row[8];
 
 #pragma omp simd
     for (int64_t i = at->first; i < at->last; i++) {
         step_element(
             i, p_at, g_at, z_at, v_at,
-            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
-            scalar_8);
+            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
+            p_new_factor);
     }
 }
 

@@ -8,38 +8,40 @@ from rulec_backends.cpu.words import (
 
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: reduces to sum_row per row, sum_col per col, sum_tensor per tensor. Buffers do not overlap."""
+    """One chunk: reduces to sum_g_squared_row, sum_g_squared_col, sum_p_squared per tensor. Buffers do not
+    overlap.
+    """
     first, last = word(place, 1), word(place, 2)
     height, width = word(place, 3), word(place, 4)
     top, bottom = word(place, 5), word(place, 6)
     left, right = word(place, 7), word(place, 8)
     p_at = word(pointers, tensor)
     g_at = word(pointers, tensors + tensor)
-    sum_row_at = word(pointers, 5 * tensors + tensor) + 8 * word(place, 9)
-    sum_col_at = word(pointers, 6 * tensors + tensor) + 8 * word(place, 10)
-    sum_tensor_at = word(pointers, 7 * tensors + tensor)
-    sum_tensor = 0.0
+    sum_g_squared_row_at = word(pointers, 5 * tensors + tensor) + 8 * word(place, 9)
+    sum_g_squared_col_at = word(pointers, 6 * tensors + tensor) + 8 * word(place, 10)
+    sum_p_squared_at = word(pointers, 7 * tensors + tensor)
+    sum_p_squared = 0.0
     for matrix in range(first, last):
         for j in range(matrix * width + left, matrix * width + right):
-            store_float64(sum_col_at, j, 6, float64(0.0))
+            store_float64(sum_g_squared_col_at, j, 6, float64(0.0))
         for line in range(matrix * height + top, matrix * height + bottom):
             back = (line - matrix) * width
-            sum_row = 0.0
+            sum_g_squared_row = 0.0
             for i in range(line * width + left, line * width + right):
                 j = i - back
                 p = load_float32(p_at, i, 0)
                 g = load_float32(g_at, i, 1)
                 x0 = g * g
-                sum_row = accumulate(sum_row, x0)
-                sum_tensor = accumulate(sum_tensor, p * p)
-                store_float64(sum_col_at, j, 6, accumulate(load_float64(sum_col_at, j, 6), x0))
-            store_float64(sum_row_at, line, 5, sum_row)
-    store_float64(sum_tensor_at, chunk, 7, sum_tensor)
+                sum_g_squared_row = accumulate(sum_g_squared_row, x0)
+                sum_p_squared = accumulate(sum_p_squared, p * p)
+                store_float64(sum_g_squared_col_at, j, 6, accumulate(load_float64(sum_g_squared_col_at, j, 6), x0))
+            store_float64(sum_g_squared_row_at, line, 5, sum_g_squared_row)
+    store_float64(sum_p_squared_at, chunk, 7, sum_p_squared)
 
 
 @compiled
 def stage_1(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: reduces to sum_tensor_2 per tensor. Buffers do not overlap."""
+    """One chunk: reduces to sum_u_squared per tensor. Buffers do not overlap."""
     first, last = word(place, 1), word(place, 2)
     height, width = word(place, 3), word(place, 4)
     top, bottom = word(place, 5), word(place, 6)
@@ -47,12 +49,12 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     g_at = word(pointers, tensors + tensor)
     r_new_at = word(pointers, 2 * tensors + tensor)
     c_new_at = word(pointers, 3 * tensors + tensor)
-    maximum__at = word(pointers, 4 * tensors + tensor)
-    sum_tensor_2_at = word(pointers, 8 * tensors + tensor)
-    scalar_8 = float32(number(row, 8))
-    sum_tensor_2 = 0.0
+    s_divisor_at = word(pointers, 4 * tensors + tensor)
+    sum_u_squared_at = word(pointers, 8 * tensors + tensor)
+    eps1_squared = float32(number(row, 8))
+    sum_u_squared = 0.0
     for matrix in range(first, last):
-        maximum_ = load_float32(maximum__at, matrix, 4)
+        s_divisor = load_float32(s_divisor_at, matrix, 4)
         for line in range(matrix * height + top, matrix * height + bottom):
             back = (line - matrix) * width
             r_new = load_float32(r_new_at, line, 2)
@@ -60,10 +62,10 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
                 j = i - back
                 g = load_float32(g_at, i, 1)
                 c_new = load_float32(c_new_at, j, 3)
-                s = r_new * c_new / maximum_
-                u = g / sqrt(maximum(s, scalar_8))
-                sum_tensor_2 = accumulate(sum_tensor_2, u * u)
-    store_float64(sum_tensor_2_at, chunk, 8, sum_tensor_2)
+                s = r_new * c_new / s_divisor
+                u = g / sqrt(maximum(s, eps1_squared))
+                sum_u_squared = accumulate(sum_u_squared, u * u)
+    store_float64(sum_u_squared_at, chunk, 8, sum_u_squared)
 
 
 @compiled
@@ -77,13 +79,13 @@ def stage_2(pointers, tensors, tensor, row, chunk, place):
     g_at = word(pointers, tensors + tensor)
     r_new_at = word(pointers, 2 * tensors + tensor)
     c_new_at = word(pointers, 3 * tensors + tensor)
-    maximum__at = word(pointers, 4 * tensors + tensor)
-    scalar_3 = float32(number(row, 3))
-    scalar_8 = float32(number(row, 8))
+    s_divisor_at = word(pointers, 4 * tensors + tensor)
+    lr_weight_decay = float32(number(row, 3))
+    eps1_squared = float32(number(row, 8))
     alpha = float32(number(row, 10))
-    scalar_1 = float32(number(row, 11))
+    p_new_divisor = float32(number(row, 11))
     for matrix in range(first, last):
-        maximum_ = load_float32(maximum__at, matrix, 4)
+        s_divisor = load_float32(s_divisor_at, matrix, 4)
         for line in range(matrix * height + top, matrix * height + bottom):
             back = (line - matrix) * width
             r_new = load_float32(r_new_at, line, 2)
@@ -92,10 +94,10 @@ def stage_2(pointers, tensors, tensor, row, chunk, place):
                 p = load_float32(p_at, i, 0)
                 g = load_float32(g_at, i, 1)
                 c_new = load_float32(c_new_at, j, 3)
-                p_new = p - scalar_3 * p
-                s = r_new * c_new / maximum_
-                u = g / sqrt(maximum(s, scalar_8))
-                p_new_ = p_new - alpha * u / scalar_1
+                p_new = p - lr_weight_decay * p
+                s = r_new * c_new / s_divisor
+                u = g / sqrt(maximum(s, eps1_squared))
+                p_new_ = p_new - alpha * u / p_new_divisor
                 store_float32(p_at, i, 0, p_new_)
 
 

@@ -8,15 +8,15 @@ from rulec_backends.cpu.words import (
 
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: reduces to sum_model per tensor. Buffers do not overlap."""
+    """One chunk: reduces to sum_g_squared_model per tensor. Buffers do not overlap."""
     start, stop = word(place, 1), word(place, 2)
     g_at = word(pointers, tensors + tensor)
-    sum_model_at = word(pointers, 5 * tensors + tensor)
-    sum_model = 0.0
+    sum_g_squared_model_at = word(pointers, 5 * tensors + tensor)
+    sum_g_squared_model = 0.0
     for i in range(start, stop):
         g = load_float32(g_at, i, 1)
-        sum_model = accumulate(sum_model, g * g)
-    store_float64(sum_model_at, chunk, 5, sum_model)
+        sum_g_squared_model = accumulate(sum_g_squared_model, g * g)
+    store_float64(sum_g_squared_model_at, chunk, 5, sum_g_squared_model)
 
 
 @compiled
@@ -38,15 +38,15 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     weight_decay = float32(number(row, 8))
     lr = float32(number(row, 9))
     alpha = float32(number(row, 10))
-    scalar_11 = number(row, 11) != 0.0
-    scalar_0 = float32(number(row, 12))
+    t_mod_k_is_zero = number(row, 11) != 0.0
+    clip_by_global_norm_direction_factor = float32(number(row, 12))
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
         m = load_float32(m_at, i, 2)
         v = load_float32(v_at, i, 3)
         slow = load_float32(slow_at, i, 4)
-        clip_by_global_norm_direction = g * scalar_0
+        clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
         v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
         m_hat = m_new / one_minus_beta1_t
@@ -58,8 +58,8 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
         slow_new = slow + alpha * (adamw_p - slow)
         store_float32(m_at, i, 2, m_new)
         store_float32(v_at, i, 3, v_new)
-        store_float32(slow_at, i, 4, where(scalar_11, slow_new, slow))
-        store_float32(p_at, i, 0, where(scalar_11, slow_new, adamw_p))
+        store_float32(slow_at, i, 4, where(t_mod_k_is_zero, slow_new, slow))
+        store_float32(p_at, i, 0, where(t_mod_k_is_zero, slow_new, adamw_p))
 
 
 @compiled

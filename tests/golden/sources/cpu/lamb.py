@@ -7,14 +7,16 @@ from rulec_backends.cpu.words import (
 
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: stores m, v; reduces to sum_tensor per tensor, sum_tensor_2 per tensor. Buffers do not overlap."""
+    """One chunk: stores m, v; reduces to sum_p_squared per tensor, sum_adamw_direction_squared per tensor.
+    Buffers do not overlap.
+    """
     start, stop = word(place, 1), word(place, 2)
     p_at = word(pointers, tensor)
     g_at = word(pointers, tensors + tensor)
     m_at = word(pointers, 2 * tensors + tensor)
     v_at = word(pointers, 3 * tensors + tensor)
-    sum_tensor_at = word(pointers, 4 * tensors + tensor)
-    sum_tensor_2_at = word(pointers, 5 * tensors + tensor)
+    sum_p_squared_at = word(pointers, 4 * tensors + tensor)
+    sum_adamw_direction_squared_at = word(pointers, 5 * tensors + tensor)
     beta1 = float32(number(row, 0))
     one_minus_beta1 = float32(number(row, 1))
     beta2 = float32(number(row, 2))
@@ -23,8 +25,8 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     sqrt_one_minus_beta2_t = float32(number(row, 5))
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
-    sum_tensor = 0.0
-    sum_tensor_2 = 0.0
+    sum_p_squared = 0.0
+    sum_adamw_direction_squared = 0.0
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
@@ -39,10 +41,10 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
         adamw_direction = adam_direction + decay_direction
         store_float32(m_at, i, 2, m_new)
         store_float32(v_at, i, 3, v_new)
-        sum_tensor = accumulate(sum_tensor, p * p)
-        sum_tensor_2 = accumulate(sum_tensor_2, adamw_direction * adamw_direction)
-    store_float64(sum_tensor_at, chunk, 4, sum_tensor)
-    store_float64(sum_tensor_2_at, chunk, 5, sum_tensor_2)
+        sum_p_squared = accumulate(sum_p_squared, p * p)
+        sum_adamw_direction_squared = accumulate(sum_adamw_direction_squared, adamw_direction * adamw_direction)
+    store_float64(sum_p_squared_at, chunk, 4, sum_p_squared)
+    store_float64(sum_adamw_direction_squared_at, chunk, 5, sum_adamw_direction_squared)
 
 
 @compiled
@@ -57,7 +59,7 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
     lr = float32(number(row, 8))
-    scalar_0 = float32(number(row, 9))
+    trust_ratio_direction_factor = float32(number(row, 9))
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         m = load_float32(m_at, i, 2)
@@ -67,7 +69,7 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
         adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
-        trust_ratio_direction = adamw_direction * scalar_0
+        trust_ratio_direction = adamw_direction * trust_ratio_direction_factor
         p_new = p - lr * trust_ratio_direction
         store_float32(p_at, i, 0, p_new)
 

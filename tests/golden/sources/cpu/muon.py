@@ -1,4 +1,4 @@
-"""Muon: the cpu kernel for p:f32 g:f32 m:f32 operand:f32, 2 stages. Printed by rulec."""
+"""Muon: the cpu kernel for p:f32 g:f32 m:f32 o_part:f32, 2 stages. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, load_float32, number, store_float32, word,
@@ -7,11 +7,11 @@ from rulec_backends.cpu.words import (
 
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: stores operand, m. Buffers do not overlap."""
+    """One chunk: stores o_part, m. Buffers do not overlap."""
     start, stop = word(place, 1), word(place, 2)
     g_at = word(pointers, tensors + tensor)
     m_at = word(pointers, 2 * tensors + tensor)
-    operand_at = word(pointers, 3 * tensors + tensor)
+    o_part_at = word(pointers, 3 * tensors + tensor)
     momentum = float32(number(row, 0))
     one_minus_momentum = float32(number(row, 1))
     for i in range(start, stop):
@@ -19,7 +19,7 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
         m = load_float32(m_at, i, 2)
         x0 = one_minus_momentum * g
         m_new = momentum * m + x0
-        store_float32(operand_at, i, 3, x0 + momentum * m_new)
+        store_float32(o_part_at, i, 3, x0 + momentum * m_new)
         store_float32(m_at, i, 2, m_new)
 
 
@@ -29,13 +29,13 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     start, stop = word(place, 1), word(place, 2)
     p_at = word(pointers, tensor)
     o_at = word(pointers, 4 * tensors + tensor)
-    scalar_3 = float32(number(row, 3))
+    sqrt_max_one_rows_over_cols = float32(number(row, 3))
     weight_decay = float32(number(row, 4))
     lr = float32(number(row, 5))
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         o = load_float32(o_at, i, 4)
-        direction = scalar_3 * o + weight_decay * p
+        direction = sqrt_max_one_rows_over_cols * o + weight_decay * p
         p_new = p - lr * direction
         store_float32(p_at, i, 0, p_new)
 

@@ -16,8 +16,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
     one_minus_beta1 = float64(number(row, 1))
     beta2 = float64(number(row, 2))
     one_minus_beta2 = float64(number(row, 3))
-    scalar_4 = float64(number(row, 4))
-    scalar_5 = float64(number(row, 5))
+    m_bar_factor = float64(number(row, 4))
+    m_bar_factor_2 = float64(number(row, 5))
     sqrt_one_minus_beta2_t = float64(number(row, 6))
     eps = float64(number(row, 7))
     lr = float64(number(row, 8))
@@ -28,7 +28,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
         v = load_float64(v_at, i, 3)
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
-        m_bar = scalar_4 * g + scalar_5 * m_new
+        m_bar = m_bar_factor * g + m_bar_factor_2 * m_new
         sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
         direction = m_bar / (sigma + eps)
         p_new = p - lr * direction

@@ -8,29 +8,31 @@ from rulec_backends.cpu.words import (
 
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
-    """One chunk: stores s; reduces to sum_model per tensor, total per tensor. Buffers do not overlap."""
+    """One chunk: stores s; reduces to sum_a_g_x0_minus_p_model per tensor, total per tensor. Buffers do not
+    overlap.
+    """
     start, stop = word(place, 1), word(place, 2)
     p_at = word(pointers, tensor)
     g_at = word(pointers, tensors + tensor)
     s_at = word(pointers, 4 * tensors + tensor)
     x0_at = word(pointers, 5 * tensors + tensor)
-    sum_model_at = word(pointers, 6 * tensors + tensor)
+    sum_a_g_x0_minus_p_model_at = word(pointers, 6 * tensors + tensor)
     total_at = word(pointers, 7 * tensors + tensor)
     beta3 = float32(number(row, 4))
-    scalar_2 = float32(number(row, 16))
+    a_d_over_d0 = float32(number(row, 16))
     a = float32(number(row, 17))
-    sum_model = 0.0
+    sum_a_g_x0_minus_p_model = 0.0
     total = 0.0
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
         s = load_float32(s_at, i, 4)
         x0 = load_float32(x0_at, i, 5)
-        s_new = beta3 * s + scalar_2 * g
+        s_new = beta3 * s + a_d_over_d0 * g
         store_float32(s_at, i, 4, s_new)
-        sum_model = accumulate(sum_model, a * g * (x0 - p))
+        sum_a_g_x0_minus_p_model = accumulate(sum_a_g_x0_minus_p_model, a * g * (x0 - p))
         total = accumulate(total, magnitude(s_new))
-    store_float64(sum_model_at, chunk, 6, sum_model)
+    store_float64(sum_a_g_x0_minus_p_model_at, chunk, 6, sum_a_g_x0_minus_p_model)
     store_float64(total_at, chunk, 7, total)
 
 
@@ -46,19 +48,19 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     beta2 = float32(number(row, 2))
     one_minus_beta2 = float32(number(row, 3))
     weight_decay = float32(number(row, 13))
-    scalar_0 = float32(number(row, 14))
-    scalar_1 = float32(number(row, 15))
+    one_minus_beta1_d = float32(number(row, 14))
+    d_2 = float32(number(row, 15))
     a = float32(number(row, 17))
-    scalar_4 = float32(number(row, 18))
+    d_new_eps = float32(number(row, 18))
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
         m = load_float32(m_at, i, 2)
         v = load_float32(v_at, i, 3)
-        m_new = beta1 * m + scalar_0 * g
-        x1 = scalar_1 * g
+        m_new = beta1 * m + one_minus_beta1_d * g
+        x1 = d_2 * g
         v_new = beta2 * v + one_minus_beta2 * x1 * x1
-        p_new = p - a * (m_new / (sqrt(v_new) + scalar_4) + weight_decay * p)
+        p_new = p - a * (m_new / (sqrt(v_new) + d_new_eps) + weight_decay * p)
         store_float32(m_at, i, 2, m_new)
         store_float32(v_at, i, 3, v_new)
         store_float32(p_at, i, 0, p_new)

@@ -18,9 +18,9 @@ def elements(pointers, tensors, tensor, row, start, stop):
     eps = float32(number(row, 3))
     weight_decay = float32(number(row, 4))
     gamma = float32(number(row, 5))
-    scalar_6 = float32(number(row, 6))
+    one_minus_c = float32(number(row, 6))
     c = float32(number(row, 7))
-    scalar_8 = float32(number(row, 8))
+    p_new_factor = float32(number(row, 8))
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
@@ -29,7 +29,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
         v_new = beta2 * v + one_minus_beta2 * g * g
         d = g / (sqrt(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p
         z_new = z - gamma * d
-        p_new = scalar_6 * p + c * z + scalar_8 * d
+        p_new = one_minus_c * p + c * z + p_new_factor * d
         store_float32(z_at, i, 2, z_new)
         store_float32(v_at, i, 3, v_new)
         store_float32(p_at, i, 0, p_new)

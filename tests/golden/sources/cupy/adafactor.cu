@@ -124,18 +124,18 @@ template <int width> __device__ inline void leave_columns(
 __device__ inline void element_0(
     int64_t i, const float *p_at, const float *g_at,
     float unscale,
-    double *sum_row, double *sum_col, double *sum_tensor)
+    double *sum_g_squared_row, double *sum_g_squared_col, double *sum_p_squared)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float x0 = g * g;
-    *sum_row += x0;
-    *sum_col += x0;
-    *sum_tensor += p * p;
+    *sum_g_squared_row += x0;
+    *sum_g_squared_col += x0;
+    *sum_p_squared += p * p;
 }
 
-// A block takes one tile of one tensor: it totals sum_row per row; it totals sum_col per col; it totals
-// sum_tensor per tensor.
+// A block takes one tile of one tensor: it totals sum_g_squared_row per row; it totals sum_g_squared_col per
+// col; it totals sum_p_squared per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -149,16 +149,16 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float *const g_at = at<const float>(given[2]);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
-    double sum_tensor = 0;
-    double sum_col[4];
+    double sum_p_squared = 0;
+    double sum_g_squared_col[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-        sum_col[e] = 0;
+        sum_g_squared_col[e] = 0;
     // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
 #pragma unroll 1
     for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {
         const int64_t line = top + threadIdx.x / lanes;
-        double sum_row = 0;
+        double sum_g_squared_row = 0;
 #pragma unroll 1
         for (int64_t j = tile.left + 4 * lane; line < tile.bottom && j < tile.right; j += 4 * lanes) {
             const int64_t i = line * tile.width + j;
@@ -167,40 +167,40 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                 auto g = pack<4>(g_at + i);
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    element_0(e, p.at, g.at, unscale, &sum_row, &sum_col[e], &sum_tensor);
+                    element_0(e, p.at, g.at, unscale, &sum_g_squared_row, &sum_g_squared_col[e], &sum_p_squared);
             } else {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     if (j + e < tile.right)
-                        element_0(i + e, p_at, g_at, unscale, &sum_row, &sum_col[e], &sum_tensor);
+                        element_0(i + e, p_at, g_at, unscale, &sum_g_squared_row, &sum_g_squared_col[e], &sum_p_squared);
                 }
             }
         }
-        sum_row = over_lanes(SUM, sum_row, lanes);
+        sum_g_squared_row = over_lanes(SUM, sum_g_squared_row, lanes);
         if (lane == 0 && line < tile.bottom)
-            at<double>(bound[1])[tile.row_slots + line] = sum_row;
+            at<double>(bound[1])[tile.row_slots + line] = sum_g_squared_row;
     }
     leave_columns(
-        SUM, sum_col, lanes,
+        SUM, sum_g_squared_col, lanes,
         at<double>(bound[2]) + tile.col_slots + tile.matrix * tile.width + tile.left + 4 * lane,
         tile.right - (tile.left + 4 * lane));
-    sum_tensor = over_block(SUM, sum_tensor);
+    sum_p_squared = over_block(SUM, sum_p_squared);
     if (threadIdx.x == 0)
-        at<double>(bound[3])[tile.slot] = sum_tensor;
+        at<double>(bound[3])[tile.slot] = sum_p_squared;
 }
 
 __device__ inline void element_1(
-    int64_t i, const float *g_at, float r_new, float c_new, float maximum_,
-    float scalar_8, float unscale,
-    double *sum_tensor_2)
+    int64_t i, const float *g_at, float r_new, float c_new, float s_divisor,
+    float eps1_squared, float unscale,
+    double *sum_u_squared)
 {
     const float g = g_at[i] * unscale;
-    const float s = r_new * c_new / maximum_;  // r_new*c_new/maximum
-    const float u = g / sqrtf(maximumf(s, scalar_8));  // g/sqrt(maximum(s, eps1*eps1))
-    *sum_tensor_2 += u * u;
+    const float s = r_new * c_new / s_divisor;
+    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    *sum_u_squared += u * u;
 }
 
-// A block takes one tile of one tensor: it totals sum_tensor_2 per tensor.
+// A block takes one tile of one tensor: it totals sum_u_squared per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -213,12 +213,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float *const g_at = at<const float>(given[2]);
     const float *const r_new_at = at<const float>(given[3]);
     const float *const c_new_at = at<const float>(given[4]);
-    const float *const maximum__at = at<const float>(given[5]);
+    const float *const s_divisor_at = at<const float>(given[5]);
     const double *const row = table + 12 * place;
-    const float scalar_8 = (float)row[8];
+    const float eps1_squared = (float)row[8];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
-    double sum_tensor_2 = 0;
+    double sum_u_squared = 0;
     // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
 #pragma unroll 1
     for (int64_t top = tile.top; top < tile.bottom; top += blockDim.x / lanes) {
@@ -233,36 +233,36 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     element_1(
-                        e, g.at, r_new_at[line], c_new.at[e], maximum__at[tile.matrix],
-                        scalar_8, unscale,
-                        &sum_tensor_2);
+                        e, g.at, r_new_at[line], c_new.at[e], s_divisor_at[tile.matrix],
+                        eps1_squared, unscale,
+                        &sum_u_squared);
                 }
             } else {
 #pragma unroll 1
                 for (int e = 0; e < 4 && j + e < tile.right; ++e) {
                     element_1(
-                        i + e, g_at, r_new_at[line], c_new_at[column + e], maximum__at[tile.matrix],
-                        scalar_8, unscale,
-                        &sum_tensor_2);
+                        i + e, g_at, r_new_at[line], c_new_at[column + e], s_divisor_at[tile.matrix],
+                        eps1_squared, unscale,
+                        &sum_u_squared);
                 }
             }
         }
     }
-    sum_tensor_2 = over_block(SUM, sum_tensor_2);
+    sum_u_squared = over_block(SUM, sum_u_squared);
     if (threadIdx.x == 0)
-        at<double>(bound[4])[tile.slot] = sum_tensor_2;
+        at<double>(bound[4])[tile.slot] = sum_u_squared;
 }
 
 __device__ inline void element_2(
-    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float maximum_,
-    float scalar_3, float scalar_8, float alpha, float scalar_1, float unscale)
+    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float s_divisor,
+    float lr_weight_decay, float eps1_squared, float alpha, float p_new_divisor, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
-    const float p_new = p - scalar_3 * p;  // p - lr*weight_decay*p
-    const float s = r_new * c_new / maximum_;  // r_new*c_new/maximum
-    const float u = g / sqrtf(maximumf(s, scalar_8));  // g/sqrt(maximum(s, eps1*eps1))
-    const float p_new_ = p_new - alpha * u / scalar_1;
+    const float p_new = p - lr_weight_decay * p;  // p - lr*weight_decay*p
+    const float s = r_new * c_new / s_divisor;
+    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    const float p_new_ = p_new - alpha * u / p_new_divisor;
     p_at[i] = p_new_;
 }
 
@@ -282,12 +282,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
     const float *const g_at = at<const float>(given[2]);
     const float *const r_new_at = at<const float>(given[3]);
     const float *const c_new_at = at<const float>(given[4]);
-    const float *const maximum__at = at<const float>(given[5]);
+    const float *const s_divisor_at = at<const float>(given[5]);
     const double *const row = table + 12 * place;
-    const float scalar_3 = (float)row[3];
-    const float scalar_8 = (float)row[8];
+    const float lr_weight_decay = (float)row[3];
+    const float eps1_squared = (float)row[8];
     const float alpha = (float)row[10];
-    const float scalar_1 = (float)row[11];
+    const float p_new_divisor = (float)row[11];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
     // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
@@ -305,16 +305,16 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     element_2(
-                        e, p.at, g.at, r_new_at[line], c_new.at[e], maximum__at[tile.matrix],
-                        scalar_3, scalar_8, alpha, scalar_1, unscale);
+                        e, p.at, g.at, r_new_at[line], c_new.at[e], s_divisor_at[tile.matrix],
+                        lr_weight_decay, eps1_squared, alpha, p_new_divisor, unscale);
                 }
                 pack<4>(p_at + i) = p;
             } else {
 #pragma unroll 1
                 for (int e = 0; e < 4 && j + e < tile.right; ++e) {
                     element_2(
-                        i + e, p_at, g_at, r_new_at[line], c_new_at[column + e], maximum__at[tile.matrix],
-                        scalar_3, scalar_8, alpha, scalar_1, unscale);
+                        i + e, p_at, g_at, r_new_at[line], c_new_at[column + e], s_divisor_at[tile.matrix],
+                        lr_weight_decay, eps1_squared, alpha, p_new_divisor, unscale);
                 }
             }
         }
@@ -367,14 +367,14 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double d = hyper[4 * group_count + group];
     const double rho = pow(t, beta2_decay);
     double *const row = table + 12 * i;
-    row[0] = cols;  // scalar_0
+    row[0] = cols;
     row[1] = rho;
-    row[2] = rows;  // scalar_2
-    row[3] = lr * weight_decay;  // scalar_3
-    row[4] = numel;  // scalar_4
+    row[2] = rows;
+    row[3] = lr * weight_decay;  // lr_weight_decay
+    row[4] = numel;
     row[5] = eps2;
-    row[6] = minimum(lr, 1.0 / sqrt(t));  // scalar_6
+    row[6] = minimum(lr, 1.0 / sqrt(t));  // min_lr_one_over_sqrt_t
     row[7] = eps1;
-    row[8] = eps1 * eps1;  // scalar_8
+    row[8] = eps1 * eps1;  // eps1_squared
     row[9] = d;
 }

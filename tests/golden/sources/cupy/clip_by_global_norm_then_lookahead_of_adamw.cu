@@ -104,13 +104,16 @@ __device__ inline double over_block(int kind, double total)
     return total;
 }
 
-__device__ inline void element_0(int64_t i, const float *g_at, float unscale, double *sum_model)
+__device__ inline void element_0(
+    int64_t i, const float *g_at,
+    float unscale,
+    double *sum_g_squared_model)
 {
     const float g = g_at[i] * unscale;
-    *sum_model += g * g;
+    *sum_g_squared_model += g * g;
 }
 
-// A block takes one chunk of one tensor: it totals sum_model per tensor.
+// A block takes one chunk of one tensor: it totals sum_g_squared_model per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -122,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const g_at = at<const float>(given[2]);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
-    double sum_model = 0;
+    double sum_g_squared_model = 0;
     // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
@@ -130,30 +133,31 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
             auto g = pack<4>(g_at + i);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                element_0(e, g.at, unscale, &sum_model);
+                element_0(e, g.at, unscale, &sum_g_squared_model);
         } else {
 #pragma unroll 1
             for (int64_t e = i; e < i + 4 && e < chunk.stop; ++e)
-                element_0(e, g_at, unscale, &sum_model);
+                element_0(e, g_at, unscale, &sum_g_squared_model);
         }
     }
-    sum_model = over_block(SUM, sum_model);
+    sum_g_squared_model = over_block(SUM, sum_g_squared_model);
     if (threadIdx.x == 0)
-        at<double>(bound[4])[chunk.slot] = sum_model;
+        at<double>(bound[4])[chunk.slot] = sum_g_squared_model;
 }
 
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at, float *slow_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float alpha, bool scalar_11, float scalar_0, float unscale)
+    float lr, float alpha, bool t_mod_k_is_zero, float clip_by_global_norm_direction_factor,
+    float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float m = m_at[i];
     const float v = v_at[i];
     const float slow = slow_at[i];
-    const float clip_by_global_norm_direction = g * scalar_0;
+    const float clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor;
     // beta1*m + (1 - beta1)*clip_by_global_norm_direction
     const float m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction;
     const float v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction;
@@ -166,8 +170,8 @@ __device__ inline void element_1(
     const float slow_new = slow + alpha * (adamw_p - slow);
     m_at[i] = m_new;
     v_at[i] = v_new;
-    slow_at[i] = scalar_11 ? slow_new : slow;
-    p_at[i] = scalar_11 ? slow_new : adamw_p;
+    slow_at[i] = t_mod_k_is_zero ? slow_new : slow;
+    p_at[i] = t_mod_k_is_zero ? slow_new : adamw_p;
 }
 
 // A block takes one chunk of one tensor: it stores m, v, slow, p.
@@ -198,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float weight_decay = (float)row[8];
     const float lr = (float)row[9];
     const float alpha = (float)row[10];
-    const bool scalar_11 = row[11] != 0;
-    const float scalar_0 = (float)row[12];
+    const bool t_mod_k_is_zero = row[11] != 0;
+    const float clip_by_global_norm_direction_factor = (float)row[12];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
@@ -215,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
             element_1(
                 e, p.at, g.at, m.at, v.at, slow.at,
                 beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                eps, weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
+                eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(m_at + i) = m;
@@ -227,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         element_1(
             i, p_at, g_at, m_at, v_at, slow_at,
             beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-            eps, weight_decay, lr, alpha, scalar_11, scalar_0, unscale);
+            eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor, unscale);
     }
 }
 
@@ -285,5 +289,5 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[8] = weight_decay;
     row[9] = lr;
     row[10] = alpha;
-    row[11] = modulo(t, k) == 0.0;  // scalar_11
+    row[11] = modulo(t, k) == 0.0;  // t_mod_k_is_zero
 }

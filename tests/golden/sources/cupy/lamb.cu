@@ -100,7 +100,7 @@ __device__ inline void element_0(
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
     float unscale,
-    double *sum_tensor, double *sum_tensor_2)
+    double *sum_p_squared, double *sum_adamw_direction_squared)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -115,11 +115,12 @@ __device__ inline void element_0(
     const float adamw_direction = adam_direction + decay_direction;
     m_at[i] = m_new;
     v_at[i] = v_new;
-    *sum_tensor += p * p;
-    *sum_tensor_2 += adamw_direction * adamw_direction;
+    *sum_p_squared += p * p;
+    *sum_adamw_direction_squared += adamw_direction * adamw_direction;
 }
 
-// A block takes one chunk of one tensor: it stores m, v; it totals sum_tensor, sum_tensor_2 per tensor.
+// A block takes one chunk of one tensor: it stores m, v; it totals sum_p_squared, sum_adamw_direction_squared
+// per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -144,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
-    double sum_tensor = 0;
-    double sum_tensor_2 = 0;
+    double sum_p_squared = 0;
+    double sum_adamw_direction_squared = 0;
     // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < chunk.stop; i += 4 * blockDim.x) {
@@ -160,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                     e, p.at, g.at, m.at, v.at,
                     beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
                     eps, weight_decay, unscale,
-                    &sum_tensor, &sum_tensor_2);
+                    &sum_p_squared, &sum_adamw_direction_squared);
             }
             if (writes) {
                 pack<4>(m_at + i) = m;
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                     0, p_at + e, g_at + e, &m, &v,
                     beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
                     eps, weight_decay, unscale,
-                    &sum_tensor, &sum_tensor_2);
+                    &sum_p_squared, &sum_adamw_direction_squared);
                 if (writes) {
                     m_at[e] = m;
                     v_at[e] = v;
@@ -183,18 +184,18 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
             }
         }
     }
-    sum_tensor = over_block(SUM, sum_tensor);
+    sum_p_squared = over_block(SUM, sum_p_squared);
     if (threadIdx.x == 0)
-        at<double>(bound[3])[chunk.slot] = sum_tensor;
-    sum_tensor_2 = over_block(SUM, sum_tensor_2);
+        at<double>(bound[3])[chunk.slot] = sum_p_squared;
+    sum_adamw_direction_squared = over_block(SUM, sum_adamw_direction_squared);
     if (threadIdx.x == 0)
-        at<double>(bound[4])[chunk.slot] = sum_tensor_2;
+        at<double>(bound[4])[chunk.slot] = sum_adamw_direction_squared;
 }
 
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *m_at, const float *v_at,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float scalar_0)
+    float lr, float trust_ratio_direction_factor)
 {
     const float p = p_at[i];
     const float m = m_at[i];
@@ -204,7 +205,7 @@ __device__ inline void element_1(
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
-    const float trust_ratio_direction = adamw_direction * scalar_0;
+    const float trust_ratio_direction = adamw_direction * trust_ratio_direction_factor;
     const float p_new = p - lr * trust_ratio_direction;
     p_at[i] = p_new;
 }
@@ -230,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
-    const float scalar_0 = (float)row[9];
+    const float trust_ratio_direction_factor = (float)row[9];
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
@@ -242,7 +243,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         for (int e = 0; e < 4; ++e) {
             element_1(
                 e, p.at, m.at, v.at,
-                one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+                one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
+                trust_ratio_direction_factor);
         }
         pack<4>(p_at + i) = p;
     }
@@ -250,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element_1(
             i, p_at, m_at, v_at,
-            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0);
+            one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
+            trust_ratio_direction_factor);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Muon by the cupy backend: p:f32 g:f32 m:f32 operand:f32. Printed by rulec.
+/* Muon by the cupy backend: p:f32 g:f32 m:f32 o_part:f32. Printed by rulec.
  *
  * Muon: Orthogonalized Nesterov momentum for matrices, and AdamW for all else.
  * Muon: An optimizer for hidden layers in neural networks (Jordan and others, 2024)
@@ -45,18 +45,18 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 }
 
 __device__ inline void element_0(
-    int64_t i, const float *g_at, float *m_at, float *operand_at,
+    int64_t i, const float *g_at, float *m_at, float *o_part_at,
     float momentum, float one_minus_momentum, float unscale)
 {
     const float g = g_at[i] * unscale;
     const float m = m_at[i];
     const float x0 = one_minus_momentum * g;  // (1 - momentum)*g
     const float m_new = momentum * m + x0;
-    operand_at[i] = x0 + momentum * m_new;
+    o_part_at[i] = x0 + momentum * m_new;
     m_at[i] = m_new;
 }
 
-// A block takes one chunk of one tensor: it stores operand, m.
+// A block takes one chunk of one tensor: it stores o_part, m.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
         return;
     float *const m_at = at<float>(bound[1]);
     const float *const g_at = at<const float>(given[2]);
-    float *const operand_at = at<float>(given[3]);
+    float *const o_part_at = at<float>(given[3]);
     const double *const row = table + 6 * place;
     const float momentum = (float)row[0];
     const float one_minus_momentum = (float)row[1];
@@ -81,26 +81,26 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     for (int64_t i = chunk.start + 4 * threadIdx.x; i < packed; i += 4 * blockDim.x) {
         auto g = pack<4>(g_at + i);
         auto m = pack<4>(m_at + i);
-        Pack<float, 4> operand;
+        Pack<float, 4> o_part;
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            element_0(e, g.at, m.at, operand.at, momentum, one_minus_momentum, unscale);
+            element_0(e, g.at, m.at, o_part.at, momentum, one_minus_momentum, unscale);
         pack<4>(m_at + i) = m;
-        pack<4>(operand_at + i) = operand;
+        pack<4>(o_part_at + i) = o_part;
     }
 #pragma unroll 1
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x)
-        element_0(i, g_at, m_at, operand_at, momentum, one_minus_momentum, unscale);
+        element_0(i, g_at, m_at, o_part_at, momentum, one_minus_momentum, unscale);
 }
 
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *o_at,
-    float scalar_3, float weight_decay, float lr)
+    float sqrt_max_one_rows_over_cols, float weight_decay, float lr)
 {
     const float p = p_at[i];
     const float o = o_at[i];
     // sqrt(maximum(1, rows/cols))*o + weight_decay*p
-    const float direction = scalar_3 * o + weight_decay * p;
+    const float direction = sqrt_max_one_rows_over_cols * o + weight_decay * p;
     const float p_new = p - lr * direction;
     p_at[i] = p_new;
 }
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     float *const p_at = at<float>(bound[0]);
     const float *const o_at = at<const float>(given[4]);
     const double *const row = table + 6 * place;
-    const float scalar_3 = (float)row[3];
+    const float sqrt_max_one_rows_over_cols = (float)row[3];
     const float weight_decay = (float)row[4];
     const float lr = (float)row[5];
     // Packs where addresses allow them, then single elements.
@@ -131,12 +131,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         auto o = pack<4>(o_at + i);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            element_1(e, p.at, o.at, scalar_3, weight_decay, lr);
+            element_1(e, p.at, o.at, sqrt_max_one_rows_over_cols, weight_decay, lr);
         pack<4>(p_at + i) = p;
     }
 #pragma unroll 1
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x)
-        element_1(i, p_at, o_at, scalar_3, weight_decay, lr);
+        element_1(i, p_at, o_at, sqrt_max_one_rows_over_cols, weight_decay, lr);
 }
 
 // The scalar table, a row for each tensor; `narrow` where counts are floats.
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[0] = momentum;
     row[1] = 1.0 - momentum;  // one_minus_momentum
     row[2] = ns_steps;
-    row[3] = sqrt(maximum(1.0, rows / cols));  // scalar_3
+    row[3] = sqrt(maximum(1.0, rows / cols));  // sqrt_max_one_rows_over_cols
     row[4] = weight_decay;
     row[5] = lr;
 }

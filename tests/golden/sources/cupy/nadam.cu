@@ -44,8 +44,9 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 
 __device__ inline void element(
     int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
-    double beta1, double one_minus_beta1, double beta2, double one_minus_beta2, double scalar_4,
-    double scalar_5, double sqrt_one_minus_beta2_t, double eps, double lr, double unscale)
+    double beta1, double one_minus_beta1, double beta2, double one_minus_beta2,
+    double m_bar_factor, double m_bar_factor_2, double sqrt_one_minus_beta2_t, double eps,
+    double lr, double unscale)
 {
     const double p = p_at[i];
     const double g = g_at[i] * unscale;
@@ -53,7 +54,7 @@ __device__ inline void element(
     const double v = v_at[i];
     const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
     const double v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
-    const double m_bar = scalar_4 * g + scalar_5 * m_new;
+    const double m_bar = m_bar_factor * g + m_bar_factor_2 * m_new;
     const double sigma = sqrt(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
     const double direction = m_bar / (sigma + eps);
     const double p_new = p - lr * direction;
@@ -83,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double one_minus_beta1 = row[1];
     const double beta2 = row[2];
     const double one_minus_beta2 = row[3];
-    const double scalar_4 = row[4];
-    const double scalar_5 = row[5];
+    const double m_bar_factor = row[4];
+    const double m_bar_factor_2 = row[5];
     const double sqrt_one_minus_beta2_t = row[6];
     const double eps = row[7];
     const double lr = row[8];
@@ -101,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         for (int e = 0; e < 2; ++e) {
             element(
                 e, p.at, g.at, m.at, v.at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
-                eps, lr, unscale);
+                beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
+                sqrt_one_minus_beta2_t, eps, lr, unscale);
         }
         pack<2>(p_at + i) = p;
         pack<2>(m_at + i) = m;
@@ -112,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element(
             i, p_at, g_at, m_at, v_at,
-            beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t,
-            eps, lr, unscale);
+            beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
+            sqrt_one_minus_beta2_t, eps, lr, unscale);
     }
 }
 
@@ -142,8 +143,8 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[1] = 1.0 - beta1;  // one_minus_beta1
     row[2] = beta2;
     row[3] = 1.0 - beta2;  // one_minus_beta2
-    row[4] = (1.0 - mu) / (1.0 - mu_product_new_);  // scalar_4
-    row[5] = mu_next / (1.0 - mu_product_new_ * mu_next);  // scalar_5
+    row[4] = (1.0 - mu) / (1.0 - mu_product_new_);  // m_bar_factor
+    row[5] = mu_next / (1.0 - mu_product_new_ * mu_next);  // m_bar_factor_2
     row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[7] = eps;
     row[8] = lr;

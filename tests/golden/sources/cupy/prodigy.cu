@@ -93,20 +93,20 @@ __device__ inline double over_block(int kind, double total)
 
 __device__ inline void element_0(
     int64_t i, const float *p_at, const float *g_at, float *s_at, const float *x0_at,
-    float beta3, float scalar_2, float a, float unscale,
-    double *sum_model, double *total)
+    float beta3, float a_d_over_d0, float a, float unscale,
+    double *sum_a_g_x0_minus_p_model, double *total)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float s = s_at[i];
     const float x0 = x0_at[i];
-    const float s_new = beta3 * s + scalar_2 * g;
+    const float s_new = beta3 * s + a_d_over_d0 * g;
     s_at[i] = s_new;
-    *sum_model += a * g * (x0 - p);
+    *sum_a_g_x0_minus_p_model += a * g * (x0 - p);
     *total += fabsf(s_new);
 }
 
-// A block takes one chunk of one tensor: it stores s; it totals sum_model, total per tensor.
+// A block takes one chunk of one tensor: it stores s; it totals sum_a_g_x0_minus_p_model, total per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
     const bool *stays, const float *scale)
@@ -123,10 +123,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float *const g_at = at<const float>(given[2]);
     const double *const row = table + 19 * place;
     const float beta3 = (float)row[4];
-    const float scalar_2 = (float)row[16];
+    const float a_d_over_d0 = (float)row[16];
     const float a = (float)row[17];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
-    double sum_model = 0;
+    double sum_a_g_x0_minus_p_model = 0;
     double total = 0;
     // A thread takes the same elements in packs or one by one, so that its totals have the same bits.
 #pragma unroll 1
@@ -137,23 +137,30 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
             auto s = pack<4>(s_at + i);
             auto x0 = pack<4>(x0_at + i);
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                element_0(e, p.at, g.at, s.at, x0.at, beta3, scalar_2, a, unscale, &sum_model, &total);
+            for (int e = 0; e < 4; ++e) {
+                element_0(
+                    e, p.at, g.at, s.at, x0.at,
+                    beta3, a_d_over_d0, a, unscale,
+                    &sum_a_g_x0_minus_p_model, &total);
+            }
             if (writes)
                 pack<4>(s_at + i) = s;
         } else {
 #pragma unroll 1
             for (int64_t e = i; e < i + 4 && e < chunk.stop; ++e) {
                 auto s = s_at[e];
-                element_0(0, p_at + e, g_at + e, &s, x0_at + e, beta3, scalar_2, a, unscale, &sum_model, &total);
+                element_0(
+                    0, p_at + e, g_at + e, &s, x0_at + e,
+                    beta3, a_d_over_d0, a, unscale,
+                    &sum_a_g_x0_minus_p_model, &total);
                 if (writes)
                     s_at[e] = s;
             }
         }
     }
-    sum_model = over_block(SUM, sum_model);
+    sum_a_g_x0_minus_p_model = over_block(SUM, sum_a_g_x0_minus_p_model);
     if (threadIdx.x == 0)
-        at<double>(bound[5])[chunk.slot] = sum_model;
+        at<double>(bound[5])[chunk.slot] = sum_a_g_x0_minus_p_model;
     total = over_block(SUM, total);
     if (threadIdx.x == 0)
         at<double>(bound[6])[chunk.slot] = total;
@@ -161,17 +168,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
-    float beta1, float beta2, float one_minus_beta2, float weight_decay, float scalar_0,
-    float scalar_1, float a, float scalar_4, float unscale)
+    float beta1, float beta2, float one_minus_beta2, float weight_decay, float one_minus_beta1_d,
+    float d_2, float a, float d_new_eps, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float m = m_at[i];
     const float v = v_at[i];
-    const float m_new = beta1 * m + scalar_0 * g;
-    const float x1 = scalar_1 * g;
+    const float m_new = beta1 * m + one_minus_beta1_d * g;
+    const float x1 = d_2 * g;
     const float v_new = beta2 * v + one_minus_beta2 * x1 * x1;  // beta2*v + (1 - beta2)*x1*x1
-    const float p_new = p - a * (m_new / (sqrtf(v_new) + scalar_4) + weight_decay * p);
+    const float p_new = p - a * (m_new / (sqrtf(v_new) + d_new_eps) + weight_decay * p);
     m_at[i] = m_new;
     v_at[i] = v_new;
     p_at[i] = p_new;
@@ -198,10 +205,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float beta2 = (float)row[2];
     const float one_minus_beta2 = (float)row[3];
     const float weight_decay = (float)row[13];
-    const float scalar_0 = (float)row[14];
-    const float scalar_1 = (float)row[15];
+    const float one_minus_beta1_d = (float)row[14];
+    const float d_2 = (float)row[15];
     const float a = (float)row[17];
-    const float scalar_4 = (float)row[18];
+    const float d_new_eps = (float)row[18];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
@@ -215,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         for (int e = 0; e < 4; ++e) {
             element_1(
                 e, p.at, g.at, m.at, v.at,
-                beta1, beta2, one_minus_beta2, weight_decay, scalar_0, scalar_1, a, scalar_4, unscale);
+                beta1, beta2, one_minus_beta2, weight_decay, one_minus_beta1_d, d_2, a, d_new_eps, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(m_at + i) = m;
@@ -225,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element_1(
             i, p_at, g_at, m_at, v_at,
-            beta1, beta2, one_minus_beta2, weight_decay, scalar_0, scalar_1, a, scalar_4, unscale);
+            beta1, beta2, one_minus_beta2, weight_decay, one_minus_beta1_d, d_2, a, d_new_eps, unscale);
     }
 }
 
@@ -283,8 +290,8 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
     row[7] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
     row[8] = d0;
-    row[9] = beta3_;  // scalar_9
-    row[10] = d0_;  // scalar_10
+    row[9] = beta3_;  // beta3_2
+    row[10] = d0_;  // d0_2
     row[11] = d_coef;
     row[12] = eps;
     row[13] = weight_decay;

@@ -59,7 +59,8 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 __device__ inline void element(
     int64_t i, float *p_at, const float *g_at, float *z_at, float *v_at,
     float beta2, float one_minus_beta2, float sqrt_one_minus_beta2_t, float eps,
-    float weight_decay, float gamma, float scalar_6, float c, float scalar_8, float unscale)
+    float weight_decay, float gamma, float one_minus_c, float c, float p_new_factor,
+    float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -69,7 +70,7 @@ __device__ inline void element(
     // g/(sqrt(v_new)/sqrt(1 - beta2**t) + eps) + weight_decay*p
     const float d = g / (sqrtf(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p;
     const float z_new = z - gamma * d;  // z - lr*minimum(1, t/maximum(warmup_steps, 1))*d
-    const float p_new = scalar_6 * p + c * z + scalar_8 * d;
+    const float p_new = one_minus_c * p + c * z + p_new_factor * d;
     z_at[i] = z_new;
     v_at[i] = v_new;
     p_at[i] = p_new;
@@ -98,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float eps = (float)row[3];
     const float weight_decay = (float)row[4];
     const float gamma = (float)row[5];
-    const float scalar_6 = (float)row[6];
+    const float one_minus_c = (float)row[6];
     const float c = (float)row[7];
-    const float scalar_8 = (float)row[8];
+    const float p_new_factor = (float)row[8];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
@@ -114,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         for (int e = 0; e < 4; ++e) {
             element(
                 e, p.at, g.at, z.at, v.at,
-                beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
-                scalar_8, unscale);
+                beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
+                p_new_factor, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(z_at + i) = z;
@@ -125,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     for (int64_t i = packed + threadIdx.x; i < chunk.stop; i += blockDim.x) {
         element(
             i, p_at, g_at, z_at, v_at,
-            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c,
-            scalar_8, unscale);
+            beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
+            p_new_factor, unscale);
     }
 }
 
@@ -167,9 +168,9 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[3] = eps;
     row[4] = weight_decay;
     row[5] = gamma;
-    row[6] = x7;  // scalar_6
+    row[6] = x7;  // one_minus_c
     row[7] = c;
-    row[8] = gamma * (beta1 * x7 - 1.0);  // scalar_8
+    row[8] = gamma * (beta1 * x7 - 1.0);  // p_new_factor
     lr_max_new[i] = lr_max_new_;
     weight_sum_new[i] = weight_sum_new_;
 }

@@ -10,30 +10,30 @@ def stage_0(rows, cols, p, g):
     `rows` are the axes that hold the tensor's rows, `cols` those of its columns.
     """
     x0 = g * g
-    sum_row = jnp.sum(x0, axis=cols, keepdims=True, dtype=jnp.float64)
-    sum_col = jnp.sum(x0, axis=rows, keepdims=True, dtype=jnp.float64)
-    sum_tensor = jnp.sum(p * p, dtype=jnp.float64)
-    return {}, {'sum_row': sum_row, 'sum_col': sum_col, 'sum_tensor': sum_tensor}
+    sum_g_squared_row = jnp.sum(x0, axis=cols, keepdims=True, dtype=jnp.float64)
+    sum_g_squared_col = jnp.sum(x0, axis=rows, keepdims=True, dtype=jnp.float64)
+    sum_p_squared = jnp.sum(p * p, dtype=jnp.float64)
+    return {}, {'sum_g_squared_row': sum_g_squared_row, 'sum_g_squared_col': sum_g_squared_col, 'sum_p_squared': sum_p_squared}
 
 
-def stage_1(g, r_new, c_new, maximum, scalar_8):
+def stage_1(g, r_new, c_new, s_divisor, eps1_squared):
     """Stage 1 of 3 for one tensor, and reductions in float64.
 
     Arrays are of the tensor's shape or with 1 for some axes, scalars 0-d; computed in float32.
     """
-    s = r_new * c_new / maximum
-    u = g / jnp.sqrt(jnp.maximum(s, scalar_8))
-    sum_tensor_2 = jnp.sum(u * u, dtype=jnp.float64)
-    return {}, {'sum_tensor_2': sum_tensor_2}
+    s = r_new * c_new / s_divisor
+    u = g / jnp.sqrt(jnp.maximum(s, eps1_squared))
+    sum_u_squared = jnp.sum(u * u, dtype=jnp.float64)
+    return {}, {'sum_u_squared': sum_u_squared}
 
 
-def stage_2(p, g, r_new, c_new, maximum, scalar_3, scalar_8, alpha, scalar_1):
+def stage_2(p, g, r_new, c_new, s_divisor, lr_weight_decay, eps1_squared, alpha, p_new_divisor):
     """Stage 2 of 3 for one tensor.
 
     Arrays are of the tensor's shape or with 1 for some axes, scalars 0-d; computed in float32.
     """
-    p_new = p - scalar_3 * p
-    s = r_new * c_new / maximum
-    u = g / jnp.sqrt(jnp.maximum(s, scalar_8))
-    p_new_ = p_new - alpha * u / scalar_1
+    p_new = p - lr_weight_decay * p
+    s = r_new * c_new / s_divisor
+    u = g / jnp.sqrt(jnp.maximum(s, eps1_squared))
+    p_new_ = p_new - alpha * u / p_new_divisor
     return {'p': p_new_}

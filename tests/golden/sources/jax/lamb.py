@@ -18,12 +18,12 @@ def stage_0(
     adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
-    sum_tensor = jnp.sum(p * p, dtype=jnp.float64)
-    sum_tensor_2 = jnp.sum(adamw_direction * adamw_direction, dtype=jnp.float64)
-    return {'m': m_new, 'v': v_new}, {'sum_tensor': sum_tensor, 'sum_tensor_2': sum_tensor_2}
+    sum_p_squared = jnp.sum(p * p, dtype=jnp.float64)
+    sum_adamw_direction_squared = jnp.sum(adamw_direction * adamw_direction, dtype=jnp.float64)
+    return {'m': m_new, 'v': v_new}, {'sum_p_squared': sum_p_squared, 'sum_adamw_direction_squared': sum_adamw_direction_squared}
 
 
-def stage_1(p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0):
+def stage_1(p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, trust_ratio_direction_factor):
     """Stage 1 of 2 for one tensor.
 
     Arrays are of one shape, scalars 0-d; computed in float32.
@@ -33,6 +33,6 @@ def stage_1(p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_deca
     adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
-    trust_ratio_direction = adamw_direction * scalar_0
+    trust_ratio_direction = adamw_direction * trust_ratio_direction_factor
     p_new = p - lr * trust_ratio_direction
     return {'p': p_new}

@@ -4,12 +4,13 @@ import jax.numpy as jnp
 
 
 def step(
-    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4, scalar_5, sqrt_one_minus_beta2_t, eps, lr,
+    p, g, m, v, beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
+    sqrt_one_minus_beta2_t, eps, lr,
 ):
     """New values of one tensor's buffers, in float64. Arrays are of one shape, scalars 0-d."""
     m_new = beta1 * m + one_minus_beta1 * g
     v_new = beta2 * v + one_minus_beta2 * g * g
-    m_bar = scalar_4 * g + scalar_5 * m_new
+    m_bar = m_bar_factor * g + m_bar_factor_2 * m_new
     sigma = jnp.sqrt(v_new) / sqrt_one_minus_beta2_t
     direction = m_bar / (sigma + eps)
     p_new = p - lr * direction

@@ -3,10 +3,13 @@
 import jax.numpy as jnp
 
 
-def step(p, g, z, v, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, scalar_6, c, scalar_8):
+def step(
+    p, g, z, v, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
+    p_new_factor,
+):
     """New values of one tensor's buffers, in float32. Arrays are of one shape, scalars 0-d."""
     v_new = beta2 * v + one_minus_beta2 * g * g
     d = g / (jnp.sqrt(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p
     z_new = z - gamma * d
-    p_new = scalar_6 * p + c * z + scalar_8 * d
+    p_new = one_minus_c * p + c * z + p_new_factor * d
     return {'z': z_new, 'v': v_new, 'p': p_new}

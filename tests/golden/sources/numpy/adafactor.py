@@ -7,30 +7,30 @@ def stage_0(xp, real, p, g):
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
     x0 = g * g
-    sum_row = xp.sum(x0, axis=2, keepdims=True, dtype=xp.float64)
-    sum_col = xp.sum(x0, axis=1, keepdims=True, dtype=xp.float64)
-    sum_tensor = xp.sum(p * p, dtype=xp.float64)
-    return {"sum_row": sum_row, "sum_col": sum_col, "sum_tensor": sum_tensor}
+    sum_g_squared_row = xp.sum(x0, axis=2, keepdims=True, dtype=xp.float64)
+    sum_g_squared_col = xp.sum(x0, axis=1, keepdims=True, dtype=xp.float64)
+    sum_p_squared = xp.sum(p * p, dtype=xp.float64)
+    return {"sum_g_squared_row": sum_g_squared_row, "sum_g_squared_col": sum_g_squared_col, "sum_p_squared": sum_p_squared}
 
 
-def stage_1(xp, real, g, r_new, c_new, maximum, scalar_8):
+def stage_1(xp, real, g, r_new, c_new, s_divisor, eps1_squared):
     """Stage 1 of 3 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    s = r_new * c_new / maximum
-    u = g / xp.sqrt(xp.maximum(s, scalar_8))
-    sum_tensor_2 = xp.sum(u * u, dtype=xp.float64)
-    return {"sum_tensor_2": sum_tensor_2}
+    s = r_new * c_new / s_divisor
+    u = g / xp.sqrt(xp.maximum(s, eps1_squared))
+    sum_u_squared = xp.sum(u * u, dtype=xp.float64)
+    return {"sum_u_squared": sum_u_squared}
 
 
-def stage_2(xp, real, p, g, r_new, c_new, maximum, scalar_3, scalar_8, alpha, scalar_1):
+def stage_2(xp, real, p, g, r_new, c_new, s_divisor, lr_weight_decay, eps1_squared, alpha, p_new_divisor):
     """Stage 2 of 3 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    p_new = p - scalar_3 * p
-    s = r_new * c_new / maximum
-    u = g / xp.sqrt(xp.maximum(s, scalar_8))
-    p_new_ = p_new - alpha * u / scalar_1
+    p_new = p - lr_weight_decay * p
+    s = r_new * c_new / s_divisor
+    u = g / xp.sqrt(xp.maximum(s, eps1_squared))
+    p_new_ = p_new - alpha * u / p_new_divisor
     p[...] = p_new_

@@ -6,20 +6,20 @@ def stage_0(xp, real, g):
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    sum_model = xp.sum(g * g, dtype=xp.float64)
-    return {"sum_model": sum_model}
+    sum_g_squared_model = xp.sum(g * g, dtype=xp.float64)
+    return {"sum_g_squared_model": sum_g_squared_model}
 
 
 def stage_1(
     xp, real, p, g, m, v, slow, beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t,
-    sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0,
+    sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor,
 ):
     """Stage 1 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    scalar_11 = scalar_11 != 0
-    clip_by_global_norm_direction = g * scalar_0
+    t_mod_k_is_zero = t_mod_k_is_zero != 0
+    clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor
     m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
     v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
     m_hat = m_new / one_minus_beta1_t
@@ -29,8 +29,8 @@ def stage_1(
     adamw_direction = adam_direction + decay_direction
     adamw_p = p - lr * adamw_direction
     slow_new = slow + alpha * (adamw_p - slow)
-    slow_new_ = xp.where(scalar_11, slow_new, slow)
-    p_new = xp.where(scalar_11, slow_new, adamw_p)
+    slow_new_ = xp.where(t_mod_k_is_zero, slow_new, slow)
+    p_new = xp.where(t_mod_k_is_zero, slow_new, adamw_p)
     m[...] = m_new
     v[...] = v_new
     slow[...] = slow_new_

@@ -16,14 +16,17 @@ def stage_0(
     adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
-    sum_tensor = xp.sum(p * p, dtype=xp.float64)
-    sum_tensor_2 = xp.sum(adamw_direction * adamw_direction, dtype=xp.float64)
+    sum_p_squared = xp.sum(p * p, dtype=xp.float64)
+    sum_adamw_direction_squared = xp.sum(adamw_direction * adamw_direction, dtype=xp.float64)
     m[...] = m_new
     v[...] = v_new
-    return {"sum_tensor": sum_tensor, "sum_tensor_2": sum_tensor_2}
+    return {"sum_p_squared": sum_p_squared, "sum_adamw_direction_squared": sum_adamw_direction_squared}
 
 
-def stage_1(xp, real, p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, scalar_0):
+def stage_1(
+    xp, real, p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
+    trust_ratio_direction_factor,
+):
     """Stage 1 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
@@ -33,6 +36,6 @@ def stage_1(xp, real, p, m, v, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, w
     adam_direction = m_hat / (sigma + eps)
     decay_direction = weight_decay * p
     adamw_direction = adam_direction + decay_direction
-    trust_ratio_direction = adamw_direction * scalar_0
+    trust_ratio_direction = adamw_direction * trust_ratio_direction_factor
     p_new = p - lr * trust_ratio_direction
     p[...] = p_new

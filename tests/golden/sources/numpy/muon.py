@@ -1,23 +1,23 @@
-"""Muon by the numpy backend: p:f32 g:f32 m:f32 operand:f32. Printed by rulec."""
+"""Muon by the numpy backend: p:f32 g:f32 m:f32 o_part:f32. Printed by rulec."""
 
 
-def stage_0(xp, real, g, m, operand, momentum, one_minus_momentum):
+def stage_0(xp, real, g, m, o_part, momentum, one_minus_momentum):
     """Stage 0 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
     x0 = one_minus_momentum * g
     m_new = momentum * m + x0
-    operand_new = x0 + momentum * m_new
-    operand[...] = operand_new
+    o_part_new = x0 + momentum * m_new
+    o_part[...] = o_part_new
     m[...] = m_new
 
 
-def stage_1(xp, real, p, o, scalar_3, weight_decay, lr):
+def stage_1(xp, real, p, o, sqrt_max_one_rows_over_cols, weight_decay, lr):
     """Stage 1 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    direction = scalar_3 * o + weight_decay * p
+    direction = sqrt_max_one_rows_over_cols * o + weight_decay * p
     p_new = p - lr * direction
     p[...] = p_new

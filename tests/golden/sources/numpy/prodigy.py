@@ -1,27 +1,27 @@
 """Prodigy by the numpy backend: p:f32 g:f32 m:f32 v:f32 s:f32 x0:f32. Printed by rulec."""
 
 
-def stage_0(xp, real, p, g, s, x0, beta3, scalar_2, a):
+def stage_0(xp, real, p, g, s, x0, beta3, a_d_over_d0, a):
     """Stage 0 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    s_new = beta3 * s + scalar_2 * g
-    sum_model = xp.sum(a * g * (x0 - p), dtype=xp.float64)
+    s_new = beta3 * s + a_d_over_d0 * g
+    sum_a_g_x0_minus_p_model = xp.sum(a * g * (x0 - p), dtype=xp.float64)
     total = xp.sum(xp.abs(s_new), dtype=xp.float64)
     s[...] = s_new
-    return {"sum_model": sum_model, "total": total}
+    return {"sum_a_g_x0_minus_p_model": sum_a_g_x0_minus_p_model, "total": total}
 
 
-def stage_1(xp, real, p, g, m, v, beta1, beta2, one_minus_beta2, weight_decay, scalar_0, scalar_1, a, scalar_4):
+def stage_1(xp, real, p, g, m, v, beta1, beta2, one_minus_beta2, weight_decay, one_minus_beta1_d, d_2, a, d_new_eps):
     """Stage 1 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    m_new = beta1 * m + scalar_0 * g
-    x1 = scalar_1 * g
+    m_new = beta1 * m + one_minus_beta1_d * g
+    x1 = d_2 * g
     v_new = beta2 * v + one_minus_beta2 * x1 * x1
-    p_new = p - a * (m_new / (xp.sqrt(v_new) + scalar_4) + weight_decay * p)
+    p_new = p - a * (m_new / (xp.sqrt(v_new) + d_new_eps) + weight_decay * p)
     m[...] = m_new
     v[...] = v_new
     p[...] = p_new

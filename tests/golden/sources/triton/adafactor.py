@@ -24,7 +24,7 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_tiles(
-    matrix, left, top, bottom, batch, height, width, p_at, g_at, slots, sum_row_at, scale,
+    matrix, left, top, bottom, batch, height, width, p_at, g_at, slots, sum_g_squared_row_at, scale,
     ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
@@ -44,9 +44,9 @@ def stage_0_tiles(
     columns = plane * width.to(tl.int32) + along
     beside = None if ALL else (plane < batch - matrix) & (along < width - left)
     i = rows * width.to(tl.int32) + along
-    sum_row_at = slots + sum_row_at + left // COLUMNS * batch * height
-    sum_col = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
-    sum_tensor = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
+    sum_g_squared_row_at = slots + sum_g_squared_row_at + left // COLUMNS * batch * height
+    sum_g_squared_col = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
+    sum_p_squared = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
@@ -57,16 +57,16 @@ def stage_0_tiles(
         if scale is not None:
             g = g * unscale
         x0 = g * g
-        tl.store(sum_row_at + line + rows, tl.sum((x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64), 2, True), mask=below)
-        sum_col = sum_col + (x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64)
-        sum_tensor = sum_tensor + tl.sum((p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64), 2, True)
-    return tl.sum(sum_col, 1, True), tl.sum(sum_tensor)
+        tl.store(sum_g_squared_row_at + line + rows, tl.sum((x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64), 2, True), mask=below)
+        sum_g_squared_col = sum_g_squared_col + (x0 if ALL else tl.where(inside, x0, 0.0)).to(tl.float64)
+        sum_p_squared = sum_p_squared + tl.sum((p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64), 2, True)
+    return tl.sum(sum_g_squared_col, 1, True), tl.sum(sum_p_squared)
 
 
 @triton.jit
 def stage_0_chunk(
-    number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale,
-    MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_g_squared_row_at,
+    scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
@@ -77,28 +77,28 @@ def stage_0_chunk(
     aligned = ((p_at | g_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
-    sum_col_rest, sum_tensor_rest = stage_0_tiles(
-        matrix, left, middle, bottom, batch, height, width, p_at, g_at, slots, sum_row_at, scale, False,
-        MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
+    sum_g_squared_col_rest, sum_p_squared_rest = stage_0_tiles(
+        matrix, left, middle, bottom, batch, height, width, p_at, g_at, slots, sum_g_squared_row_at, scale,
+        False, MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
-        sum_col, sum_tensor = stage_0_tiles(
-            matrix, left, top, middle, batch, height, width, p_at, g_at, slots, sum_row_at, scale, True,
-            MATRICES, ROWS, COLUMNS, VECTOR,
+        sum_g_squared_col, sum_p_squared = stage_0_tiles(
+            matrix, left, top, middle, batch, height, width, p_at, g_at, slots, sum_g_squared_row_at, scale,
+            True, MATRICES, ROWS, COLUMNS, VECTOR,
         )
-    sum_col = sum_col + sum_col_rest if WIDE else sum_col_rest
-    sum_tensor = sum_tensor + sum_tensor_rest if WIDE else sum_tensor_rest
+    sum_g_squared_col = sum_g_squared_col + sum_g_squared_col_rest if WIDE else sum_g_squared_col_rest
+    sum_p_squared = sum_p_squared + sum_p_squared_rest if WIDE else sum_p_squared_rest
     plane, along = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]
     beside = (plane < batch - matrix) & (along < width - left)
     column = piece * batch * width + matrix * width + left + plane * width.to(tl.int32) + along
-    tl.store(slots + tl.load(known + 8) + column, sum_col, mask=beside)
-    tl.store(slots + tl.load(known + 9) + number, sum_tensor)
+    tl.store(slots + tl.load(known + 8) + column, sum_g_squared_col, mask=beside)
+    tl.store(slots + tl.load(known + 9) + number, sum_p_squared)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of one tensor: stage 0 reduces to sum_row per row, reduces to sum_col per col, reduces to
-    sum_tensor per tensor.
+    """One chunk of one tensor: stage 0 reduces to sum_g_squared_row, sum_g_squared_col, sum_p_squared per
+    tensor.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
     cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
@@ -111,36 +111,36 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
     lines, tile = tl.load(known + 3), tl.load(known + 6)
     across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
-    sum_row_at = tl.load(known + 7)
+    sum_g_squared_row_at = tl.load(known + 7)
     p_at = tl.load(known + 10)
     g_at = tl.load(moving + 1)
     if tile == 0:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1, 1,
-            BLOCK, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_g_squared_row_at,
+            scale, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1,
-            BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_g_squared_row_at,
+            scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale, 1,
-            BLOCK // 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_g_squared_row_at,
+            scale, 1, BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_0_chunk(
-            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_row_at, scale,
-            BLOCK // 64, 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, p_at, g_at, slots, sum_g_squared_row_at,
+            scale, BLOCK // 64, 8, 8, False, VECTOR,
         )
 
 
 @triton.jit
 def stage_1_tiles(
-    matrix, left, top, bottom, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
-    scale, ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
+    matrix, left, top, bottom, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
+    eps1_squared, scale, ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
     or those of its elements that are in the matrix, at any address.
@@ -148,7 +148,7 @@ def stage_1_tiles(
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
     c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    maximum_at = maximum_at.to(tl.pointer_type(tl.float32))
+    s_divisor_at = s_divisor_at.to(tl.pointer_type(tl.float32))
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     if ALL:
@@ -160,9 +160,9 @@ def stage_1_tiles(
     columns = plane * width.to(tl.int32) + along
     beside = None if ALL else (plane < batch - matrix) & (along < width - left)
     i = rows * width.to(tl.int32) + along
-    maximum = tl.load(maximum_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
+    s_divisor = tl.load(s_divisor_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
     c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
-    sum_tensor_2 = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
+    sum_u_squared = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
@@ -172,16 +172,16 @@ def stage_1_tiles(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        s = tl.div_rn(r_new * c_new, maximum)
-        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, scalar_8, propagate_nan=tl.PropagateNan.ALL)))
-        sum_tensor_2 = sum_tensor_2 + tl.sum((u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64), 2, True)
-    return tl.sum(sum_tensor_2)
+        s = tl.div_rn(r_new * c_new, s_divisor)
+        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, eps1_squared, propagate_nan=tl.PropagateNan.ALL)))
+        sum_u_squared = sum_u_squared + tl.sum((u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64), 2, True)
+    return tl.sum(sum_u_squared)
 
 
 @triton.jit
 def stage_1_chunk(
     number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-    maximum_at, scalar_8, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    s_divisor_at, eps1_squared, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     WIDE: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
@@ -192,22 +192,23 @@ def stage_1_chunk(
     aligned = ((g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
-    sum_tensor_2_rest = stage_1_tiles(
-        matrix, left, middle, bottom, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
-        scale, False, MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
+    sum_u_squared_rest = stage_1_tiles(
+        matrix, left, middle, bottom, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
+        eps1_squared, scale, False, MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS,
+        VECTOR,
     )
     if WIDE:
-        sum_tensor_2 = stage_1_tiles(
-            matrix, left, top, middle, batch, height, width, g_at, r_new_at, c_new_at, maximum_at, scalar_8,
-            scale, True, MATRICES, ROWS, COLUMNS, VECTOR,
+        sum_u_squared = stage_1_tiles(
+            matrix, left, top, middle, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
+            eps1_squared, scale, True, MATRICES, ROWS, COLUMNS, VECTOR,
         )
-    sum_tensor_2 = sum_tensor_2 + sum_tensor_2_rest if WIDE else sum_tensor_2_rest
-    tl.store(slots + tl.load(known + 7) + number, sum_tensor_2)
+    sum_u_squared = sum_u_squared + sum_u_squared_rest if WIDE else sum_u_squared_rest
+    tl.store(slots + tl.load(known + 7) + number, sum_u_squared)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of one tensor: stage 1 reduces to sum_tensor_2 per tensor.
+    """One chunk of one tensor: stage 1 reduces to sum_u_squared per tensor.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
     cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
@@ -224,35 +225,35 @@ def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     g_at = tl.load(moving + 1)
     r_new_at = tl.load(moving + 2)
     c_new_at = tl.load(moving + 3)
-    maximum_at = tl.load(moving + 4)
-    scalar_8 = tl.load(values + 8).to(tl.float32)
+    s_divisor_at = tl.load(moving + 4)
+    eps1_squared = tl.load(values + 8).to(tl.float32)
     if tile == 0:
         stage_1_chunk(
             number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            maximum_at, scalar_8, scale, 1, 1, BLOCK, True, VECTOR,
+            s_divisor_at, eps1_squared, scale, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_1_chunk(
             number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            maximum_at, scalar_8, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+            s_divisor_at, eps1_squared, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_1_chunk(
             number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            maximum_at, scalar_8, scale, 1, BLOCK // 8, 8, False, VECTOR,
+            s_divisor_at, eps1_squared, scale, 1, BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_1_chunk(
             number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            maximum_at, scalar_8, scale, BLOCK // 64, 8, 8, False, VECTOR,
+            s_divisor_at, eps1_squared, scale, BLOCK // 64, 8, 8, False, VECTOR,
         )
 
 
 @triton.jit
 def stage_2_tiles(
-    matrix, left, top, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
-    scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, ALL: tl.constexpr, MATRICES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    matrix, left, top, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+    lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, ALL: tl.constexpr,
+    MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
     or those of its elements that are in the matrix, at any address.
@@ -261,7 +262,7 @@ def stage_2_tiles(
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
     c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    maximum_at = maximum_at.to(tl.pointer_type(tl.float32))
+    s_divisor_at = s_divisor_at.to(tl.pointer_type(tl.float32))
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     if stays is not None:
@@ -275,7 +276,7 @@ def stage_2_tiles(
     columns = plane * width.to(tl.int32) + along
     beside = None if ALL else (plane < batch - matrix) & (along < width - left)
     i = rows * width.to(tl.int32) + along
-    maximum = tl.load(maximum_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
+    s_divisor = tl.load(s_divisor_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
     c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
@@ -287,19 +288,19 @@ def stage_2_tiles(
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        p_new = p - scalar_3 * p
-        s = tl.div_rn(r_new * c_new, maximum)
-        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, scalar_8, propagate_nan=tl.PropagateNan.ALL)))
-        p_new_ = p_new - tl.div_rn(alpha * u, scalar_1)
+        p_new = p - lr_weight_decay * p
+        s = tl.div_rn(r_new * c_new, s_divisor)
+        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, eps1_squared, propagate_nan=tl.PropagateNan.ALL)))
+        p_new_ = p_new - tl.div_rn(alpha * u, p_new_divisor)
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(p_at + start + i, p_new_, mask=writable)
 
 
 @triton.jit
 def stage_2_chunk(
-    number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
-    scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, MATRICES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+    lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, MATRICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
     left, piece, matrix = number % across, number // across % deep, number // (across * deep)
@@ -310,14 +311,15 @@ def stage_2_chunk(
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
     stage_2_tiles(
-        matrix, left, middle, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
-        scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, False, MATRICES,
+        matrix, left, middle, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+        lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, False, MATRICES,
         ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
         stage_2_tiles(
-            matrix, left, top, middle, batch, height, width, p_at, g_at, r_new_at, c_new_at, maximum_at,
-            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, True, MATRICES, ROWS, COLUMNS, VECTOR,
+            matrix, left, top, middle, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, True, MATRICES, ROWS,
+            COLUMNS, VECTOR,
         )
 
 
@@ -341,31 +343,33 @@ def stage_2(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, VEC
     g_at = tl.load(moving + 1)
     r_new_at = tl.load(moving + 2)
     c_new_at = tl.load(moving + 3)
-    maximum_at = tl.load(moving + 4)
-    scalar_3 = tl.load(values + 3).to(tl.float32)
-    scalar_8 = tl.load(values + 8).to(tl.float32)
+    s_divisor_at = tl.load(moving + 4)
+    lr_weight_decay = tl.load(values + 3).to(tl.float32)
+    eps1_squared = tl.load(values + 8).to(tl.float32)
     alpha = tl.load(values + 10).to(tl.float32)
-    scalar_1 = tl.load(values + 11).to(tl.float32)
+    p_new_divisor = tl.load(values + 11).to(tl.float32)
     if tile == 0:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
-            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, 1, BLOCK, True, VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
-            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True,
-            VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, BLOCK // (32 * VECTOR),
+            32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
-            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, 1, BLOCK // 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, BLOCK // 8, 8, False,
+            VECTOR,
         )
     else:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, maximum_at,
-            scalar_3, scalar_8, alpha, scalar_1, scale, stays, row, BLOCK // 64, 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
+            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, BLOCK // 64, 8, 8, False,
+            VECTOR,
         )
 
 

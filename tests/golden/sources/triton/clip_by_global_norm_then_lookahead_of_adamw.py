@@ -31,20 +31,20 @@ def stage_0_blocks(first, last, size, g_at, scale, ALL: tl.constexpr, BLOCK: tl.
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     i = tl.arange(0, BLOCK)
-    sum_model = tl.full((BLOCK,), 0.0, tl.float64)
+    sum_g_squared_model = tl.full((BLOCK,), 0.0, tl.float64)
     for block in range(first, last):
         start = block * BLOCK
         inside = None if ALL else i < size - start
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        sum_model = sum_model + (g * g if ALL else tl.where(inside, g * g, 0.0)).to(tl.float64)
-    return tl.sum(sum_model)
+        sum_g_squared_model = sum_g_squared_model + (g * g if ALL else tl.where(inside, g * g, 0.0)).to(tl.float64)
+    return tl.sum(sum_g_squared_model)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0 reduces to sum_model per tensor.
+    """One chunk of one tensor: stage 0 reduces to sum_g_squared_model per tensor.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
     cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
@@ -61,16 +61,16 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     aligned = (g_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
-    sum_model = stage_0_blocks(first, whole, size, g_at, scale, True, BLOCK)
-    sum_model_rest = stage_0_blocks(2 * whole, 2 * last, size, g_at, scale, False, BLOCK // 2)
-    tl.store(slots + tl.load(known + 2) + number, sum_model + sum_model_rest)
+    sum_g_squared_model = stage_0_blocks(first, whole, size, g_at, scale, True, BLOCK)
+    sum_g_squared_model_rest = stage_0_blocks(2 * whole, 2 * last, size, g_at, scale, False, BLOCK // 2)
+    tl.store(slots + tl.load(known + 2) + number, sum_g_squared_model + sum_g_squared_model_rest)
 
 
 @triton.jit
 def stage_1_blocks(
     first, last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-    one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
-    ALL: tl.constexpr, BLOCK: tl.constexpr,
+    one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, t_mod_k_is_zero,
+    clip_by_global_norm_direction_factor, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -93,7 +93,7 @@ def stage_1_blocks(
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
         slow = tl.load(slow_at + start + i, mask=inside)
-        clip_by_global_norm_direction = g * scalar_0
+        clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
         v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
@@ -105,8 +105,8 @@ def stage_1_blocks(
         slow_new = slow + alpha * (adamw_p - slow)
         tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
-        tl.store(slow_at + start + i, tl.where(scalar_11, slow_new, slow), mask=inside)
-        tl.store(p_at + start + i, tl.where(scalar_11, slow_new, adamw_p), mask=inside)
+        tl.store(slow_at + start + i, tl.where(t_mod_k_is_zero, slow_new, slow), mask=inside)
+        tl.store(p_at + start + i, tl.where(t_mod_k_is_zero, slow_new, adamw_p), mask=inside)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
@@ -139,8 +139,8 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     weight_decay = tl.load(values + 8).to(tl.float32)
     lr = tl.load(values + 9).to(tl.float32)
     alpha = tl.load(values + 10).to(tl.float32)
-    scalar_11 = tl.load(values + 11).to(tl.int32) != 0
-    scalar_0 = tl.load(values + 12).to(tl.float32)
+    t_mod_k_is_zero = tl.load(values + 11).to(tl.int32) != 0
+    clip_by_global_norm_direction_factor = tl.load(values + 12).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
@@ -149,13 +149,13 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11, scalar_0, scale,
-        True, BLOCK,
+        one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, t_mod_k_is_zero,
+        clip_by_global_norm_direction_factor, scale, True, BLOCK,
     )
     stage_1_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, slow_at, beta1, one_minus_beta1, beta2,
-        one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha, scalar_11,
-        scalar_0, scale, False, BLOCK // 2,
+        one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr, alpha,
+        t_mod_k_is_zero, clip_by_global_norm_direction_factor, scale, False, BLOCK // 2,
     )
 
 

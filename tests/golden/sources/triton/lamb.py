@@ -40,8 +40,8 @@ def stage_0_blocks(
     if stays is not None:
         write = tl.load(stays + row) == 0
     i = tl.arange(0, BLOCK)
-    sum_tensor = tl.full((BLOCK,), 0.0, tl.float64)
-    sum_tensor_2 = tl.full((BLOCK,), 0.0, tl.float64)
+    sum_p_squared = tl.full((BLOCK,), 0.0, tl.float64)
+    sum_adamw_direction_squared = tl.full((BLOCK,), 0.0, tl.float64)
     for block in range(first, last):
         start = block * BLOCK
         inside = None if ALL else i < size - start
@@ -61,15 +61,15 @@ def stage_0_blocks(
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(m_at + start + i, m_new, mask=writable)
         tl.store(v_at + start + i, v_new, mask=writable)
-        sum_tensor = sum_tensor + (p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64)
-        sum_tensor_2 = sum_tensor_2 + (adamw_direction * adamw_direction if ALL else tl.where(inside, adamw_direction * adamw_direction, 0.0)).to(tl.float64)
-    return tl.sum(sum_tensor), tl.sum(sum_tensor_2)
+        sum_p_squared = sum_p_squared + (p * p if ALL else tl.where(inside, p * p, 0.0)).to(tl.float64)
+        sum_adamw_direction_squared = sum_adamw_direction_squared + (adamw_direction * adamw_direction if ALL else tl.where(inside, adamw_direction * adamw_direction, 0.0)).to(tl.float64)
+    return tl.sum(sum_p_squared), tl.sum(sum_adamw_direction_squared)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0 stores m, v, reduces to sum_tensor per tensor, reduces to
-    sum_tensor_2 per tensor.
+    """One chunk of one tensor: stage 0 stores m, v; reduces to sum_p_squared per tensor,
+    sum_adamw_direction_squared per tensor.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
     cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
@@ -98,22 +98,22 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
-    sum_tensor, sum_tensor_2 = stage_0_blocks(
+    sum_p_squared, sum_adamw_direction_squared = stage_0_blocks(
         first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, scale, stays, row, True, BLOCK,
     )
-    sum_tensor_rest, sum_tensor_2_rest = stage_0_blocks(
+    sum_p_squared_rest, sum_adamw_direction_squared_rest = stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
         one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, scale, stays, row, False, BLOCK // 2,
     )
-    tl.store(slots + tl.load(known + 2) + number, sum_tensor + sum_tensor_rest)
-    tl.store(slots + tl.load(known + 3) + number, sum_tensor_2 + sum_tensor_2_rest)
+    tl.store(slots + tl.load(known + 2) + number, sum_p_squared + sum_p_squared_rest)
+    tl.store(slots + tl.load(known + 3) + number, sum_adamw_direction_squared + sum_adamw_direction_squared_rest)
 
 
 @triton.jit
 def stage_1_blocks(
     first, last, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay,
-    lr, scalar_0, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    lr, trust_ratio_direction_factor, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -133,7 +133,7 @@ def stage_1_blocks(
         adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
-        trust_ratio_direction = adamw_direction * scalar_0
+        trust_ratio_direction = adamw_direction * trust_ratio_direction_factor
         p_new = p - lr * trust_ratio_direction
         tl.store(p_at + start + i, p_new, mask=inside)
 
@@ -161,7 +161,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     eps = tl.load(values + 6).to(tl.float32)
     weight_decay = tl.load(values + 7).to(tl.float32)
     lr = tl.load(values + 8).to(tl.float32)
-    scalar_0 = tl.load(values + 9).to(tl.float32)
+    trust_ratio_direction_factor = tl.load(values + 9).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
@@ -170,11 +170,11 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
         first, whole, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay,
-        lr, scalar_0, True, BLOCK,
+        lr, trust_ratio_direction_factor, True, BLOCK,
     )
     stage_1_blocks(
         2 * whole, 2 * last, size, p_at, m_at, v_at, one_minus_beta1_t, sqrt_one_minus_beta2_t, eps,
-        weight_decay, lr, scalar_0, False, BLOCK // 2,
+        weight_decay, lr, trust_ratio_direction_factor, False, BLOCK // 2,
     )
 
 

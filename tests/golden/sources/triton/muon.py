@@ -1,4 +1,4 @@
-"""Muon by the triton backend: p:f32 g:f32 m:f32 operand:f32. Printed by rulec.
+"""Muon by the triton backend: p:f32 g:f32 m:f32 o_part:f32. Printed by rulec.
 
 Muon: Orthogonalized Nesterov momentum for matrices, and AdamW for all else.
 Muon: An optimizer for hidden layers in neural networks (Jordan and others, 2024)
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row,
+    first, last, size, g_at, m_at, o_part_at, momentum, one_minus_momentum, scale, stays, row,
     ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -24,7 +24,7 @@ def stage_0_blocks(
     """
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    operand_at = tl.multiple_of(operand_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    o_part_at = tl.multiple_of(o_part_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     if stays is not None:
@@ -40,13 +40,13 @@ def stage_0_blocks(
         x0 = one_minus_momentum * g
         m_new = momentum * m + x0
         writable = inside if stays is None else (write if ALL else inside & write)
-        tl.store(operand_at + start + i, x0 + momentum * m_new, mask=inside)
+        tl.store(o_part_at + start + i, x0 + momentum * m_new, mask=inside)
         tl.store(m_at + start + i, m_new, mask=writable)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale"])
 def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0 stores operand, m.
+    """One chunk of one tensor: stage 0 stores o_part, m.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
     cut, and has addresses; one of `moving` its row of `table`, and the addresses that come with each call.
@@ -61,26 +61,27 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     span = tl.load(known + 1)
     m_at = tl.load(known + 2)
     g_at = tl.load(moving + 1)
-    operand_at = tl.load(moving + 2)
+    o_part_at = tl.load(moving + 2)
     momentum = tl.load(values + 0).to(tl.float32)
     one_minus_momentum = tl.load(values + 1).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
-    aligned = (g_at | m_at | operand_at) % 16 == 0
+    aligned = (g_at | m_at | o_part_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row, True,
+        first, whole, size, g_at, m_at, o_part_at, momentum, one_minus_momentum, scale, stays, row, True,
         BLOCK,
     )
     stage_0_blocks(
-        2 * whole, 2 * last, size, g_at, m_at, operand_at, momentum, one_minus_momentum, scale, stays, row,
+        2 * whole, 2 * last, size, g_at, m_at, o_part_at, momentum, one_minus_momentum, scale, stays, row,
         False, BLOCK // 2,
     )
 
 
 @triton.jit
 def stage_1_blocks(
-    first, last, size, p_at, o_at, scalar_3, weight_decay, lr, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    first, last, size, p_at, o_at, sqrt_max_one_rows_over_cols, weight_decay, lr, ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -93,7 +94,7 @@ def stage_1_blocks(
         inside = None if ALL else i < size - start
         p = tl.load(p_at + start + i, mask=inside)
         o = tl.load(o_at + start + i, mask=inside)
-        direction = scalar_3 * o + weight_decay * p
+        direction = sqrt_max_one_rows_over_cols * o + weight_decay * p
         p_new = p - lr * direction
         tl.store(p_at + start + i, p_new, mask=inside)
 
@@ -115,7 +116,7 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     span = tl.load(known + 1)
     p_at = tl.load(known + 2)
     o_at = tl.load(moving + 1)
-    scalar_3 = tl.load(values + 3).to(tl.float32)
+    sqrt_max_one_rows_over_cols = tl.load(values + 3).to(tl.float32)
     weight_decay = tl.load(values + 4).to(tl.float32)
     lr = tl.load(values + 5).to(tl.float32)
     first = number.to(tl.int64) * span
@@ -124,8 +125,11 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
         last = tl.where(tl.load(stays + row) == 0, last, first)
     aligned = (p_at | o_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
-    stage_1_blocks(first, whole, size, p_at, o_at, scalar_3, weight_decay, lr, True, BLOCK)
-    stage_1_blocks(2 * whole, 2 * last, size, p_at, o_at, scalar_3, weight_decay, lr, False, BLOCK // 2)
+    stage_1_blocks(first, whole, size, p_at, o_at, sqrt_max_one_rows_over_cols, weight_decay, lr, True, BLOCK)
+    stage_1_blocks(
+        2 * whole, 2 * last, size, p_at, o_at, sqrt_max_one_rows_over_cols, weight_decay, lr, False,
+        BLOCK // 2,
+    )
 
 
 @triton.jit(

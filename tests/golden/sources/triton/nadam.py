@@ -21,8 +21,9 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
-    scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    first, last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+    m_bar_factor, m_bar_factor_2, sqrt_one_minus_beta2_t, eps, lr, scale, ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float64: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -45,7 +46,7 @@ def stage_0_blocks(
         v = tl.load(v_at + start + i, mask=inside)
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
-        m_bar = scalar_4 * g + scalar_5 * m_new
+        m_bar = m_bar_factor * g + m_bar_factor_2 * m_new
         sigma = tl.sqrt(v_new) / sqrt_one_minus_beta2_t
         direction = m_bar / (sigma + eps)
         p_new = p - lr * direction
@@ -77,8 +78,8 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     one_minus_beta1 = tl.load(values + 1).to(tl.float64)
     beta2 = tl.load(values + 2).to(tl.float64)
     one_minus_beta2 = tl.load(values + 3).to(tl.float64)
-    scalar_4 = tl.load(values + 4).to(tl.float64)
-    scalar_5 = tl.load(values + 5).to(tl.float64)
+    m_bar_factor = tl.load(values + 4).to(tl.float64)
+    m_bar_factor_2 = tl.load(values + 5).to(tl.float64)
     sqrt_one_minus_beta2_t = tl.load(values + 6).to(tl.float64)
     eps = tl.load(values + 7).to(tl.float64)
     lr = tl.load(values + 8).to(tl.float64)
@@ -89,12 +90,12 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
-        first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2, scalar_4,
-        scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, True, BLOCK,
+        first, whole, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
+        m_bar_factor, m_bar_factor_2, sqrt_one_minus_beta2_t, eps, lr, scale, True, BLOCK,
     )
     stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, one_minus_beta1, beta2, one_minus_beta2,
-        scalar_4, scalar_5, sqrt_one_minus_beta2_t, eps, lr, scale, False, BLOCK // 2,
+        m_bar_factor, m_bar_factor_2, sqrt_one_minus_beta2_t, eps, lr, scale, False, BLOCK // 2,
     )
 
 

@@ -20,8 +20,8 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, ALL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    first, last, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row,
+    ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -35,7 +35,7 @@ def stage_0_blocks(
     if stays is not None:
         write = tl.load(stays + row) == 0
     i = tl.arange(0, BLOCK)
-    sum_model = tl.full((BLOCK,), 0.0, tl.float64)
+    sum_a_g_x0_minus_p_model = tl.full((BLOCK,), 0.0, tl.float64)
     total = tl.full((BLOCK,), 0.0, tl.float64)
     for block in range(first, last):
         start = block * BLOCK
@@ -46,17 +46,17 @@ def stage_0_blocks(
             g = g * unscale
         s = tl.load(s_at + start + i, mask=inside)
         x0 = tl.load(x0_at + start + i, mask=inside)
-        s_new = beta3 * s + scalar_2 * g
+        s_new = beta3 * s + a_d_over_d0 * g
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(s_at + start + i, s_new, mask=writable)
-        sum_model = sum_model + (a * g * (x0 - p) if ALL else tl.where(inside, a * g * (x0 - p), 0.0)).to(tl.float64)
+        sum_a_g_x0_minus_p_model = sum_a_g_x0_minus_p_model + (a * g * (x0 - p) if ALL else tl.where(inside, a * g * (x0 - p), 0.0)).to(tl.float64)
         total = total + (tl.abs(s_new) if ALL else tl.where(inside, tl.abs(s_new), 0.0)).to(tl.float64)
-    return tl.sum(sum_model), tl.sum(total)
+    return tl.sum(sum_a_g_x0_minus_p_model), tl.sum(total)
 
 
 @triton.jit(do_not_specialize=["chunks", "known", "moving", "table", "stays", "scale", "slots"])
 def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constexpr):
-    """One chunk of one tensor: stage 0 stores s, reduces to sum_model per tensor, reduces to total per
+    """One chunk of one tensor: stage 0 stores s; reduces to sum_a_g_x0_minus_p_model per tensor, total per
     tensor.
 
     `chunks` has pairs of a tensor and one of its chunks. A line of `known` says how a tensor lies and is
@@ -75,27 +75,27 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     x0_at = tl.load(known + 6)
     g_at = tl.load(moving + 1)
     beta3 = tl.load(values + 4).to(tl.float32)
-    scalar_2 = tl.load(values + 16).to(tl.float32)
+    a_d_over_d0 = tl.load(values + 16).to(tl.float32)
     a = tl.load(values + 17).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     aligned = (p_at | g_at | s_at | x0_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
-    sum_model, total = stage_0_blocks(
-        first, whole, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, True, BLOCK,
+    sum_a_g_x0_minus_p_model, total = stage_0_blocks(
+        first, whole, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row, True, BLOCK,
     )
-    sum_model_rest, total_rest = stage_0_blocks(
-        2 * whole, 2 * last, size, p_at, g_at, s_at, x0_at, beta3, scalar_2, a, scale, stays, row, False,
+    sum_a_g_x0_minus_p_model_rest, total_rest = stage_0_blocks(
+        2 * whole, 2 * last, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row, False,
         BLOCK // 2,
     )
-    tl.store(slots + tl.load(known + 2) + number, sum_model + sum_model_rest)
+    tl.store(slots + tl.load(known + 2) + number, sum_a_g_x0_minus_p_model + sum_a_g_x0_minus_p_model_rest)
     tl.store(slots + tl.load(known + 3) + number, total + total_rest)
 
 
 @triton.jit
 def stage_1_blocks(
-    first, last, size, p_at, g_at, m_at, v_at, beta1, beta2, one_minus_beta2, weight_decay, scalar_0,
-    scalar_1, a, scalar_4, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    first, last, size, p_at, g_at, m_at, v_at, beta1, beta2, one_minus_beta2, weight_decay,
+    one_minus_beta1_d, d_2, a, d_new_eps, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -116,10 +116,10 @@ def stage_1_blocks(
             g = g * unscale
         m = tl.load(m_at + start + i, mask=inside)
         v = tl.load(v_at + start + i, mask=inside)
-        m_new = beta1 * m + scalar_0 * g
-        x1 = scalar_1 * g
+        m_new = beta1 * m + one_minus_beta1_d * g
+        x1 = d_2 * g
         v_new = beta2 * v + one_minus_beta2 * x1 * x1
-        p_new = p - a * (tl.div_rn(m_new, tl.sqrt_rn(v_new) + scalar_4) + weight_decay * p)
+        p_new = p - a * (tl.div_rn(m_new, tl.sqrt_rn(v_new) + d_new_eps) + weight_decay * p)
         tl.store(m_at + start + i, m_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(p_at + start + i, p_new, mask=inside)
@@ -148,10 +148,10 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     beta2 = tl.load(values + 2).to(tl.float32)
     one_minus_beta2 = tl.load(values + 3).to(tl.float32)
     weight_decay = tl.load(values + 13).to(tl.float32)
-    scalar_0 = tl.load(values + 14).to(tl.float32)
-    scalar_1 = tl.load(values + 15).to(tl.float32)
+    one_minus_beta1_d = tl.load(values + 14).to(tl.float32)
+    d_2 = tl.load(values + 15).to(tl.float32)
     a = tl.load(values + 17).to(tl.float32)
-    scalar_4 = tl.load(values + 18).to(tl.float32)
+    d_new_eps = tl.load(values + 18).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
@@ -159,12 +159,12 @@ def stage_1(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     aligned = (p_at | g_at | m_at | v_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_1_blocks(
-        first, whole, size, p_at, g_at, m_at, v_at, beta1, beta2, one_minus_beta2, weight_decay, scalar_0,
-        scalar_1, a, scalar_4, scale, True, BLOCK,
+        first, whole, size, p_at, g_at, m_at, v_at, beta1, beta2, one_minus_beta2, weight_decay,
+        one_minus_beta1_d, d_2, a, d_new_eps, scale, True, BLOCK,
     )
     stage_1_blocks(
         2 * whole, 2 * last, size, p_at, g_at, m_at, v_at, beta1, beta2, one_minus_beta2, weight_decay,
-        scalar_0, scalar_1, a, scalar_4, scale, False, BLOCK // 2,
+        one_minus_beta1_d, d_2, a, d_new_eps, scale, False, BLOCK // 2,
     )
 
 

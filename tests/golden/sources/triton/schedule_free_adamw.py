@@ -22,7 +22,7 @@ import triton.language as tl
 @triton.jit
 def stage_0_blocks(
     first, last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps,
-    weight_decay, gamma, scalar_6, c, scalar_8, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    weight_decay, gamma, one_minus_c, c, p_new_factor, scale, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -46,7 +46,7 @@ def stage_0_blocks(
         v_new = beta2 * v + one_minus_beta2 * g * g
         d = tl.div_rn(g, tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t) + eps) + weight_decay * p
         z_new = z - gamma * d
-        p_new = scalar_6 * p + c * z + scalar_8 * d
+        p_new = one_minus_c * p + c * z + p_new_factor * d
         tl.store(z_at + start + i, z_new, mask=inside)
         tl.store(v_at + start + i, v_new, mask=inside)
         tl.store(p_at + start + i, p_new, mask=inside)
@@ -77,9 +77,9 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     eps = tl.load(values + 3).to(tl.float32)
     weight_decay = tl.load(values + 4).to(tl.float32)
     gamma = tl.load(values + 5).to(tl.float32)
-    scalar_6 = tl.load(values + 6).to(tl.float32)
+    one_minus_c = tl.load(values + 6).to(tl.float32)
     c = tl.load(values + 7).to(tl.float32)
-    scalar_8 = tl.load(values + 8).to(tl.float32)
+    p_new_factor = tl.load(values + 8).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     if stays is not None:
@@ -88,11 +88,11 @@ def stage_0(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr):
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     stage_0_blocks(
         first, whole, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps,
-        weight_decay, gamma, scalar_6, c, scalar_8, scale, True, BLOCK,
+        weight_decay, gamma, one_minus_c, c, p_new_factor, scale, True, BLOCK,
     )
     stage_0_blocks(
         2 * whole, 2 * last, size, p_at, g_at, z_at, v_at, beta2, one_minus_beta2, sqrt_one_minus_beta2_t,
-        eps, weight_decay, gamma, scalar_6, c, scalar_8, scale, False, BLOCK // 2,
+        eps, weight_decay, gamma, one_minus_c, c, p_new_factor, scale, False, BLOCK // 2,
     )
 
 
