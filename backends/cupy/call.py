@@ -14,10 +14,11 @@ from rulec.compiler.view import MatrixView
 from rulec.kernel.bucket.call import BucketCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
+from rulec.kernel.bucket.uploads import Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
 from ..scalars import arguments, has_scalars, scalar_leaves
-from .memory import Memory, Ring, used
+from .memory import Gpu, Memory, used
 from .plan import GIVEN, bound_lines, given_lines
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
@@ -47,7 +48,8 @@ class CudaCall(BucketCall[Work]):
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
         given = given_lines(program)
         words = (len(GIVEN) + len(given) + len(program.columns)) * len(params)
-        self._ring = ring or Ring(len(program.stages), 8 * words)
+        self._ring = ring or Ring(Gpu())
+        uploads = Uploads(self._ring, words, spares=0 if ring else len(program.stages))
         self._line = len(GIVEN) + given.index("g")
         with used(memory) as stream:
             tensors = Tensors(self.backend, program, layout, [_count(p) for p in params], views)
@@ -57,7 +59,7 @@ class CudaCall(BucketCall[Work]):
             self._low = [np.bitwise_or.reduce(bound[:, w.bound], axis=1) if w else bound[:, 0] for w in self._works]
             self._bound = DeviceTable(bound, self._ring, stream)
             self._whole = {i: self._tables(w, self._everything, stream) for i, w in enumerate(self._works) if w}
-            self._given = GivenTable(len(params), len(given))
+            self._given = GivenTable(len(params), len(given), uploads)
             if ring is None:  # from here on these may be used in any stream
                 stream.synchronize()
         self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
@@ -88,9 +90,9 @@ class CudaCall(BucketCall[Work]):
             if chunks.count:
                 self._point(work, moving, scratch, fired)
                 self._given.fill(work, self._low[stage], rows)
-                table = self._given.send(rows, self._memory, self._ring, current)
+                at, table = self._given.send(rows, self._memory, current)
                 scale, stays = (0 if x is None else self._memory.address(x) for x in (rows.scale, rows.stays))
-                given = (chunks.at, self._bound.at, self._given.at, table, stays, scale)
+                given = (chunks.at, self._bound.at, at, table, stays, scale)
                 self._launch(work.kernel, chunks.count, given)
             if finish.count:
                 self._launch("finish", finish.count, (finish.at,))
@@ -112,13 +114,10 @@ class CudaCall(BucketCall[Work]):
         at: Any = slice(None) if fired is None else list(fired)
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
-            words[at, len(GIVEN) + line.line] = self._addresses_of(arrays)
+            words[at, len(GIVEN) + line.line] = self._addresses(arrays)
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
-        return self._addresses_of(moving)
-
-    def _addresses_of(self, arrays: Sequence[Any]) -> Whole:
-        return np.fromiter(map(self._memory.address, arrays), np.int64, len(arrays))
+        return np.fromiter(map(self._memory.address, moving), np.int64, len(moving))
 
     def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:
         self._functions(kernel)((blocks,), (self._threads,), arguments)

@@ -156,65 +156,45 @@ def used(memory: Memory, chosen: Any = None) -> Iterator[Any]:
             yield stream
 
 
-class Ring:
-    """Pinned memory through which small tables go to a device in order, without waiting for it.
+class Gpu:
+    """What tables go to the current device through."""
 
-    A piece is used again when what was copied from it has arrived; one that a graph copies from at every replay, never.
-    No memory may be allocated and no event looked at while a graph is captured, so there are `spares` of so many bytes.
-    """
+    def pinned(self, words: int) -> _Piece:
+        """Memory of the host that the device copies from."""
+        return _Piece(words)
 
-    PIECES = 16
-
-    def __init__(self, spares: int, size: int) -> None:
-        self._pieces: list[_Piece] = []
-        self._kept: list[_Piece] = []
-        self._next = 0
-        self._spares, self._size = spares, size
-        self._spare: list[_Piece] = []
-
-    def copy(self, target: int, content: np.ndarray[Any, Any], stream: Any) -> bool:
-        """Copies a contiguous array to an address on the current device; false where a graph captures the copy."""
+    def memory(self, words: int) -> Any:
+        """An array of 64-bit words."""
         import cupy
 
-        captured = bool(stream.is_capturing())
-        piece = self._for_good(content.nbytes) if captured else self._free(content.nbytes)
-        piece.bytes[: content.nbytes] = content.reshape(-1).view(np.uint8)
-        kind = cupy.cuda.runtime.memcpyHostToDevice
-        cupy.cuda.runtime.memcpyAsync(target, piece.pinned.ptr, content.nbytes, kind, stream.ptr)
-        if not captured:
-            piece.copied.record(stream)
-            while len(self._spare) < self._spares:
-                self._spare.append(_Piece(self._size))
-        return not captured
-
-    def _for_good(self, size: int) -> _Piece:
-        """A piece that nothing else will ever be copied from."""
-        fits = self._spare and self._spare[-1].bytes.size >= size
-        self._kept.append(self._spare.pop() if fits else _Piece(size))
-        return self._kept[-1]
-
-    def _free(self, size: int) -> _Piece:
-        """The piece that was used longest ago, once nothing is copied from it any more."""
-        place, self._next = self._next, (self._next + 1) % self.PIECES
-        if place == len(self._pieces):
-            self._pieces.append(_Piece(size))
-        self._pieces[place].copied.synchronize()
-        if self._pieces[place].bytes.size < size:
-            self._pieces[place] = _Piece(size)
-        return self._pieces[place]
+        return cupy.empty(max(1, words), np.int64)
 
 
 class _Piece:
     """Pinned memory, and the event that says when what was copied from it last has arrived."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, words: int) -> None:
         import cupy
 
-        self.pinned = cupy.cuda.alloc_pinned_memory(size)
-        self.bytes = np.frombuffer(self.pinned, np.uint8, size)
-        self.copied = cupy.cuda.Event(disable_timing=True)
+        self._memory = cupy.cuda.alloc_pinned_memory(8 * words)
+        self.words: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(self._memory, np.int64, words)
+        self._copied = cupy.cuda.Event(disable_timing=True)
+
+    def ready(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Its words, once nothing is copied from them any more."""
+        self._copied.synchronize()
+        return self.words
+
+    def copy(self, target: Any, count: int, stream: Any, captured: bool) -> None:
+        """Begins a copy to an array on the current device."""
+        import cupy
+
+        kind = cupy.cuda.runtime.memcpyHostToDevice
+        cupy.cuda.runtime.memcpyAsync(int(target.data.ptr), self._memory.ptr, 8 * count, kind, stream.ptr)
+        if not captured:
+            self._copied.record(stream)
 
     def __del__(self) -> None:
         # CuPy would lend the memory to others while it is still being read.
         with suppress(Exception):
-            self.copied.synchronize()
+            self._copied.synchronize()

@@ -6,15 +6,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
+from rulec.kernel.bucket.uploads import Ring, Uploads
 
 from ..noise import Table, sum_dtype
 from ..noise_call import RecordsCall
 from .call import CudaCall, Functions
-from .memory import Memory, Ring, used
+from .memory import Gpu, Memory, used
 from .work import Work
 
 
@@ -27,20 +26,14 @@ class CudaNoiseCall(RecordsCall[Work], CudaCall):
     ) -> None:  # fmt: skip
         super().__init__(program, layout, functions, threads, memory, params, states, (), ring)
         self._offset, self._dtype = offset, sum_dtype(layout)
-        self._records: Any = None
+        self._records = Uploads(self._ring, 0, spares=0 if ring else 1)
 
     def _sent(self, table: Table, stream: Any) -> int:
-        import cupy
-
         with used(self._memory, stream) as current:
-            if self._records is None or self._records.size < table.size:
-                self._records = cupy.empty(table.size, np.int64)
-            at = int(self._records.data.ptr)
-            self._ring.copy(at, table, current)
-        return at
+            return int(self._records.put(table, current, current.ptr, bool(current.is_capturing())).data.ptr)
 
 
 @functools.cache
 def shared_ring(device: int) -> Ring:
     """The ring of calls that are made once: one that goes away would wait for what is copied from its own."""
-    return Ring(0, 0)
+    return Ring(Gpu())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,11 @@ from rulec.errors import InternalError
 from rulec.kernel.bucket.call import BucketCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
+from rulec.kernel.bucket.uploads import Ring
 from rulec.kernel.place import bound_arrays
 
 from ..scalars import has_scalars
+from .memory import TorchDevice, current, floats, is_capturing, truth_bytes
 from .scalars import LANES, scalar_arguments
 from .work import StageWork
 
@@ -42,9 +43,12 @@ class TritonCall(BucketCall[StageWork]):
         tensors = Tensors(self.backend, program, layout, [p.numel() for p in params], views)
         bound = bound_arrays(program, params, states)
         addresses = {name: [*map(self._address, arrays)] for name, arrays in bound.items()}
-        with self._on(None):
+        self._ring = Ring(TorchDevice(self._device))
+        with current(self._device, None):
             self._works = [
-                self.work_kind(tensors, i, kernels, addresses, self._device) if stage.roots and params else None
+                self.work_kind(tensors, i, kernels, addresses, self._device, self._ring)
+                if stage.roots and params
+                else None
                 for i, stage in enumerate(program.stages)
             ]
 
@@ -53,13 +57,12 @@ class TritonCall(BucketCall[StageWork]):
         fired: tuple[int, ...] | None, stream: Any,
     ) -> Mapping[str, Any]:  # fmt: skip
         words = self._words(work, moving, rows, scratch, fired)
-        with self._on(stream):
-            capturing = self._capturing()
-            given = work.uploads.put(words, capturing)
-            lines = len(self._params) * (1 + work.columns)
-            table = rows.table if not isinstance(rows.table, np.ndarray) else _floats(given[lines:])
+        with current(self._device, stream):
+            capturing = is_capturing(self._device)
+            given = work.uploads.put(words, stream, stream, capturing)
+            table = floats(given[work.given.count :]) if type(rows.table) is np.ndarray else rows.table
             launch = work.launch(fired, capturing)
-            work.run(launch, given, table, _bytes(rows.stays), rows.scale)
+            work.run(launch, given, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
@@ -71,7 +74,7 @@ class TritonCall(BucketCall[StageWork]):
         if not has_scalars(program):
             return torch.zeros((count, len(program.columns)), dtype=torch.float64, device=self._device), {}
         given = [argument.array(known) for argument in scalar_arguments(program)]
-        with self._on(None):
+        with current(self._device, None):
             table = torch.empty((count, len(program.columns)), dtype=torch.float64, device=self._device)
             new = torch.empty((len(stores), count), dtype=torch.float64, device=self._device)
             self._kernels["scalars"][(-(-count // LANES),)](
@@ -84,62 +87,18 @@ class TritonCall(BucketCall[StageWork]):
         self, work: StageWork, moving: Sequence[Any], rows: Rows, scratch: Scratch, fired: tuple[int, ...] | None
     ) -> Whole:
         """The table `moving`, and behind it the scalar table, where it is NumPy's."""
-        count, columns = len(self._params), 1 + work.columns
-        lines = count * columns
-        host = isinstance(rows.table, np.ndarray)
-        length = lines + (rows.table.size if host else 0)
-        if len(work.words) != length:
-            work.words = np.zeros(length, np.int64)
-        table = work.words[:lines].reshape(count, columns)
+        table = work.given.words
         table[:, 0] = rows.index
         if work.reads_gradients:
             table[:, 1] = self._read_gradients(moving, fired)
         at = slice(None) if fired is None else list(fired)
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
-            table[at, 1 + line.line] = self._on_device(arrays)
-        if host:
-            work.words[lines:] = rows.table.reshape(-1).view(np.int64)
-        return work.words
+            table[at, 1 + line.line] = self._addresses(arrays)
+        return work.given.with_scalars(rows.table)
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
-        return self._on_device(moving)
-
-    def _on_device(self, arrays: Sequence[Any]) -> list[int]:
-        """The addresses of such tensors; InternalError where the first lies elsewhere."""
-        if arrays and arrays[0].device != self._device:
-            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {arrays[0].device}")
-        return [*map(self._address, arrays)]
-
-    def _on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the bucket's device, and the stream where one is given, are current."""
-        import torch
-
-        if self._device.type == "cpu":
-            return np.errstate(all="ignore")
-        if stream is not None:
-            return torch.cuda.stream(stream)
-        if torch.cuda.current_device() == self._device.index:
-            return contextlib.nullcontext()
-        return torch.cuda.device(self._device)
-
-    def _capturing(self) -> bool:
-        """Whether a CUDA graph is being captured."""
-        if self._device.type == "cpu":
-            return False
-        import torch
-
-        return torch.cuda.is_current_stream_capturing()
-
-
-def _floats(words: Any) -> Any:
-    import torch
-
-    return words.view(torch.float64)
-
-
-def _bytes(truth: Any) -> Any:
-    """Truth as bytes, which is how kernels load it."""
-    import torch
-
-    return None if truth is None else truth.view(torch.uint8)
+        """InternalError where the first lies elsewhere."""
+        if moving and moving[0].device != self._device:
+            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
+        return [*map(self._address, moving)]

@@ -12,7 +12,7 @@ from ..noise import Table, sum_dtype
 from ..noise_call import RecordsCall
 from .blocks import INTERPRETER, Block
 from .call import TritonCall
-from .memory import Uploads
+from .memory import current, is_capturing, uploads
 from .work import StageWork
 
 #: Elements of a block: of popcount noise each thread makes one block of words, the fewest that leave none idle.
@@ -44,8 +44,8 @@ class TritonNoiseCall(RecordsCall[StageWork], TritonCall):
     ) -> None:  # fmt: skip
         super().__init__(program, layout, kernels, params, states, ())
         self._offset, self._dtype = offset, sum_dtype(layout)
-        self._records = Uploads(0, self._device)
+        self._records = uploads(self._device, 0, self._ring)
 
     def _sent(self, table: Table, stream: Any) -> int:
-        with self._on(stream):
-            return self._address(self._records.put(table, self._capturing()))
+        with current(self._device, stream):
+            return self._address(self._records.put(table, stream, stream, is_capturing(self._device)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 from rulec.kernel.place import used_buffers
 
-from .memory import Uploads
+from .memory import current, floats, is_capturing, truth_bytes, uploads
 from .work import compiler_errors, refusal
 
 
@@ -106,7 +105,7 @@ class ProductCall:
         self._device = params[0].device
         program = kernel.program
         self._fixed = [b for b in used_buffers(program, program.stages[0]) if b != "g"]
-        self._uploads = Uploads(8 * len(program.columns), self._device)
+        self._uploads = uploads(self._device, 8 * len(program.columns))
         own, self._processors = _machine(self._device, kernel.factors)
         self._tiles = tiles or own
 
@@ -116,22 +115,19 @@ class ProductCall:
     ) -> Written:  # fmt: skip
         """Updates every parameter of the bucket, or `tensors` of it, in place: `moving` are their gradients."""
         positions = range(len(self._params)) if tensors is None else tensors
-        with self._on(stream):
-            table = self._table(rows.table)
-            stays = None if rows.stays is None else _bytes(rows.stays)
+        with current(self._device, stream):
+            table = self._table(rows.table, stream)
+            stays = truth_bytes(rows.stays)
             for position, product in zip(positions, map(_side_by_side, moving), strict=True):
                 self._launch(position, product, [table, int(rows.index[position]), stays, rows.scale])
         return Written(self._params, self._states)
 
-    def _table(self, table: Any) -> Any:
+    def _table(self, table: Any, stream: Any) -> Any:
         """The scalar table on the device."""
-        import torch
-
         if not isinstance(table, np.ndarray):
             return table
         words = np.ascontiguousarray(table).reshape(-1).view(np.int64)
-        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        return self._uploads.put(words, capturing).view(torch.float64)
+        return floats(self._uploads.put(words, stream, stream, is_capturing(self._device)))
 
     def _launch(self, position: int, product: Product, tables: Sequence[Any]) -> None:
         param, states = self._params[position], self._states[position]
@@ -160,14 +156,6 @@ class ProductCall:
             "EMULATED": self._device.type == "cpu", "num_warps": tile.warps, "num_stages": tile.stages,
             "enable_fp_fusion": False,
         }  # fmt: skip
-
-    def _on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the bucket's device, and the stream where one is given, are current."""
-        import torch
-
-        if self._device.type == "cpu":
-            return np.errstate(all="ignore")
-        return torch.cuda.device(self._device) if stream is None else torch.cuda.stream(stream)
 
 
 def _side_by_side(product: Product) -> Product:
@@ -210,9 +198,3 @@ def _precision(device: Any) -> str:
 
     exact = device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
     return "ieee" if exact else "tf32"
-
-
-def _bytes(truth: Any) -> Any:
-    import torch
-
-    return truth.view(torch.uint8)

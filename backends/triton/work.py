@@ -13,12 +13,13 @@ from rulec.errors import BackendUnavailable
 from rulec.kernel.bucket.cut import Cut, Whole
 from rulec.kernel.bucket.slots import Places, chosen, regions
 from rulec.kernel.bucket.tensors import Tensors
+from rulec.kernel.bucket.uploads import Given, Ring
 from rulec.kernel.place import COL, is_shaped, place
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .cut import Blocks, Tiles
 from .finish import jobs
-from .memory import Uploads
+from .memory import uploads
 from .plan import (
     FINISHED,
     known_columns,
@@ -48,14 +49,15 @@ class StageWork:
     """One stage over a bucket."""
 
     def __init__(
-        self, tensors: Tensors, index: int, kernels: Mapping[str, Any], addresses: Mapping[str, Any], device: Any
-    ) -> None:
+        self, tensors: Tensors, index: int, kernels: Mapping[str, Any], addresses: Mapping[str, Any], device: Any,
+        ring: Ring,
+    ) -> None:  # fmt: skip
         """`addresses` are those of parameters and states, by name, for each tensor."""
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         self._name = program.name
         self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
         columns = moving_columns(program, stage)
-        self.columns, self.reads_gradients = len(columns), "g" in columns
+        self.reads_gradients = "g" in columns
         self.moving = tensors.moving(stage, columns)
         self.device = device
         self._shaped = is_shaped(program, stage, layout)
@@ -71,9 +73,9 @@ class StageWork:
         self.known, _ = self._uploaded(known)
         self.slots, self._results = self._allocated(self._places.slots), self._allocated(self._places.results)
         self._views = self._places.views(self._results)
-        self.uploads = Uploads(len(tensors.sizes) * (1 + self.columns) + 8 * len(program.columns), device)
+        self.given = Given(len(tensors.sizes), 1 + len(columns))
+        self.uploads = uploads(device, self.given.count + 8 * len(program.columns), ring)
         self.options = self._options(self.emulates(stage, layout))
-        self.words: Whole = np.zeros(0, np.int64)
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))

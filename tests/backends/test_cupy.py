@@ -20,6 +20,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
+from rulec.kernel.bucket.uploads import Ring
 from rulec.testing import IEEE, CupyKind, check_backend
 from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
 from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_on_device, check_rule
@@ -147,13 +148,13 @@ class Bound:
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the copies to the device."""
     found: list[int] = []
-    copy = cupy_memory.Ring.copy
+    copy = Ring.copy
 
-    def noted(ring: Any, target: int, content: Array, stream: Any) -> bool:
-        found.append(content.nbytes)
-        return copy(ring, target, content, stream)
+    def noted(ring: Ring, target: Any, table: Array, *options: Any) -> None:
+        found.append(table.nbytes)
+        copy(ring, target, table, *options)
 
-    monkeypatch.setattr(cupy_memory.Ring, "copy", noted)
+    monkeypatch.setattr(Ring, "copy", noted)
     return found
 
 

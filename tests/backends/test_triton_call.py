@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from rulec.errors import InternalError, RulecError
 from rulec.kernel.bucket.cut import Cut, lying
 from rulec.kernel.bucket.slots import Places, regions
 from rulec_backends.triton import blocks as triton_blocks
-from rulec_backends.triton import memory as triton_memory
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Tiles
 from rulec_backends.triton.finish import jobs
-from rulec_backends.triton.memory import SPARE, TURNS, Uploads
+from rulec_backends.triton.memory import uploads
 from rulec_backends.triton.plan import FINISHED, tile_shapes
 from tests.backends.triton_process import in_a_process, in_the_interpreter
 
@@ -169,99 +167,15 @@ def test_a_table_without_an_end_is_refused() -> None:
 # Tables that are copied while a step runs
 
 
-class Copies:
-    """Stands for buffers and events of a GPU: which buffer was copied from, and which was waited for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.copied: list[int] = []
-        self.waited: list[int] = []
-        copies, made = self, [0]
-
-        class Slot:
-            def __init__(self, words: int, device: Any) -> None:
-                self.numbers, self.number, self.used = np.zeros(words, np.int64), made[0], False
-                made[0] += 1
-
-            @property
-            def memory(self) -> Any:
-                copies.copied.append(self.number)
-                return self.numbers
-
-            def ready(self) -> Any:
-                if self.used:
-                    copies.waited.append(self.number)
-                return self.numbers
-
-            def copy_to(self, target: Any) -> None:
-                self.used = True
-                target.copy_(self.memory[: len(target)])
-
-        class Memory(np.ndarray[Any, Any]):
-            def copy_(self, other: Any, non_blocking: bool = True) -> None:
-                self[:] = other
-
-        monkeypatch.setattr(triton_memory, "Slot", Slot)
-        monkeypatch.setattr(Uploads, "_allocated", lambda self, words: np.zeros(words, np.int64).view(Memory))
-        self.uploads = Uploads(3, SimpleNamespace(type="cuda"))
-
-
-def words(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.array(values, np.int64)
-
-
-def test_a_table_that_did_not_change_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = Copies(monkeypatch)
-    first = copies.uploads.put(words(1, 2, 3), False)
-    assert first.tolist() == [1, 2, 3]
-    given = words(1, 2, 3)
-    assert copies.uploads.put(given, False) is first
-    given[:] = 0  # the table that was given may be filled anew: what counts is what was copied
-    assert copies.uploads.put(words(1, 2, 3), False) is first
-    assert len(copies.copied) == 1
-    assert copies.uploads.put(words(1, 2, 4), False).tolist() == [1, 2, 4]
-    assert len(copies.copied) == 2
-
-
-def test_buffers_are_used_in_turns_and_waited_for_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = Copies(monkeypatch)
-    for i in range(TURNS):
-        copies.uploads.put(words(i, 0, 0), False)
-    assert copies.waited == []
-    assert len(set(copies.copied)) == TURNS
-    copies.uploads.put(words(99, 0, 0), False)
-    assert copies.waited == [copies.copied[0]]
-
-
-def test_what_a_graph_reads_is_never_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = Copies(monkeypatch)
-    copies.uploads.put(words(1, 2, 3), False)
-    captured = [copies.uploads.put(words(1, 2, 3), True), copies.uploads.put(words(7, 8, 9), True)]
-    reserved = copies.copied[1:]
-    for i in range(3 * TURNS):
-        copies.uploads.put(words(i, i, i), False)
-    assert copies.waited  # the ring went round
-    assert not set(reserved) & set(copies.copied[3:])
-    assert [table.tolist() for table in captured] == [[1, 2, 3], [7, 8, 9]]
-    assert len(set(reserved)) == 2
-    assert len(copies.uploads._spare) == SPARE
-
-
-def test_a_longer_table_gets_longer_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = Copies(monkeypatch)
-    copies.uploads.put(words(1, 2, 3), False)
-    assert copies.uploads.put(words(*range(50)), False).tolist() == list(range(50))
-    assert copies.uploads.put(words(*range(60)), True).tolist() == list(range(60))
-    assert copies.uploads.put(words(4, 5), False).tolist() == [4, 5]
-
-
 def test_tables_on_the_cpu_are_plain_memory() -> None:
     import torch
 
-    uploads = Uploads(2, torch.device("cpu"))
-    assert uploads.put(words(1, 2), False).tolist() == [1, 2]
-    assert uploads.put(words(3, 4), False).tolist() == [3, 4]
-    kept = uploads.put(words(5, 6), True)
-    uploads.put(words(7, 8), False)
+    device = torch.device("cpu")
+    one = uploads(device, 2)
+    for table in ([1, 2], [3, 4]):
+        assert one.put(np.array(table), None, None, False).tolist() == table
+    kept = one.put(np.array([5, 6]), None, None, True)
+    one.put(np.array([7, 8]), None, None, False)
     assert kept.tolist() == [5, 6]
 
 
@@ -281,10 +195,10 @@ rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(2, np.int64))
 
 def test_a_step_with_the_same_addresses_and_scalars_copies_nothing() -> None:
     program = f"""{CALL}
-from rulec_backends.triton.memory import Slot
+from rulec.kernel.bucket.uploads import Ring
 copied = []
-plain = Slot.copy_to
-Slot.copy_to = lambda self, target: (copied.append(len(target)), plain(self, target))
+plain = Ring.copy
+Ring.copy = lambda self, target, table, *options: (copied.append(len(table)), plain(self, target, table, *options))
 grads = [torch.ones(5), torch.ones(3)]
 call(0, grads, rows)
 call(0, grads, Rows(rows.table.copy(), rows.index))
