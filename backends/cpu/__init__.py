@@ -124,7 +124,7 @@ def _file_name(name: str) -> str:
 
 #: The modules that define the words of a source and make machine code of them; what others say is in the source.
 _WORDS = (
-    "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "binary_words", "noise_words",
+    "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "noise_words",
     "noise_record", "normal", "philox",
 )  # fmt: skip
 

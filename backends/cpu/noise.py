@@ -27,10 +27,7 @@ def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
     It must be dense in memory, in the order of which its elements are counted; TensorError where it is not, or is of
     another dtype than float32, float64, bfloat16 and float16.
     """
-    dtype = _dtype(out)
-    if dtype not in ITEM_SIZE:
-        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
-    _run(_filling(noise.values, dtype), out, records([noise], offset, "float64")[None])
+    _run(_kernel(noise, out), out, records([noise], offset, "float64")[None])
 
 
 def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
@@ -38,10 +35,7 @@ def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) ->
 
     `noise` has one weight, which is every line's. The matrix is contiguous.
     """
-    dtype = _dtype(out)
-    if dtype not in ITEM_SIZE:
-        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
-    _run(_filling(noise.values, dtype), out, _records(noise, pairs, offset))
+    _run(_kernel(noise, out), out, _records(noise, pairs, offset))
 
 
 def fill_words(
@@ -63,6 +57,14 @@ def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
     found = np.repeat(one[None], len(pairs), axis=0)
     found[:, len(RECORD)] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
     return found
+
+
+def _kernel(noise: Noise, out: Any) -> Machine:
+    """What fills such an array."""
+    dtype = _dtype(out)
+    if dtype not in ITEM_SIZE:
+        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
+    return _filling(noise.values, dtype)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
-from . import binary_words, noise_words
+from . import noise_words
 from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
 
@@ -110,7 +110,7 @@ def _imports(text: str) -> str:
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
-    modules = {"binary_words": binary_words.NAMES, "noise_words": noise_words.NAMES, "words": NAMES}
+    modules = {"noise_words": noise_words.NAMES, "words": NAMES}
     return "\n".join(lines + [_import(module, used & names) for module, names in modules.items() if used & names])
 
 

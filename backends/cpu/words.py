@@ -46,7 +46,7 @@ _EXTREMES = {"lowest": "minimum", "highest": "maximum"}
 #: Every word, so that printing needs no Numba.
 NAMES = (
     frozenset(FUNCTIONS)
-    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add", "accumulate", *_EXTREMES}
+    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add", "popcount", "accumulate", *_EXTREMES}
     | {f"{way}_{storage}" for way in ("load", "store", "load_bits", "store_bits") for storage in cpu_storage.STORAGES}
 )
 
@@ -69,7 +69,7 @@ def words() -> dict[str, Any]:
     # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
     compiled = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
     found = {"compiled": compiled, "float32": float32, "float64": float64}
-    found |= {"where": _where(), "fetch_add": _fetch_add()}
+    found |= {"where": _where(), "fetch_add": _fetch_add(), "popcount": _popcount()}
     found |= {name: _function(formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()}
     found |= {"word": _peek("int64"), "number": _peek("float64"), "accumulate": _accumulate()}
     found |= {name: _extreme(intrinsic) for name, intrinsic in _EXTREMES.items()}
@@ -195,6 +195,19 @@ def _fetch_add() -> Any:
         return builder.atomic_rmw("add", pointer, values[1], "seq_cst")
 
     return _intrinsic(2, lambda at, count: types.int64, generate)
+
+
+def _popcount() -> Any:
+    """`popcount(word)`: how many bits of an int64 are set; one instruction, of vectors too, where the processor can."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        kind = ir.IntType(64)
+        function = builder.module.declare_intrinsic("llvm.ctpop", [kind], ir.FunctionType(kind, [kind]))
+        return builder.call(function, [values[0]])
+
+    return _intrinsic(1, lambda word: types.int64 if word == types.int64 else None, generate)
 
 
 def _element(storage: str, as_bits: bool) -> Any:

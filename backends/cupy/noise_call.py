@@ -1,4 +1,4 @@
-"""Launches of kernels that make noise: its records on the device, and random words."""
+"""Launches of kernels that make noise: its records on the device."""
 
 from __future__ import annotations
 

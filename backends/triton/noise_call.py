@@ -1,4 +1,4 @@
-"""Calls of kernels that make noise: its records on the device, and random words."""
+"""Calls of kernels that make noise: its records on the device."""
 
 from __future__ import annotations
 
