@@ -146,11 +146,8 @@ class _NoisyStage(StageSource):
         }  # fmt: skip
         return "\n".join([filled("\n".join([_TYPES, _WORDS, _SUM]), marks), super().text()])
 
-    def _pointer(self, name: str) -> str:
-        return "const Noise *" if name == "g" else super()._pointer(name)
-
-    def _addresses(self) -> list[str]:
-        return [line.replace(f"*{self.write.at['g']} =", "*noise =") for line in super()._addresses()]
+    def _variable(self, name: str, kind: str) -> str:
+        return "const Noise *noise" if name == "g" else super()._variable(name, kind)
 
     def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
         """A loop over tiles of a gradient."""

@@ -211,12 +211,12 @@ class StageSource:
         return ["const Chunk *at = &bucket->chunk[chunk];", *self._addresses(), *self._scalars()]
 
     def _addresses(self) -> list[str]:
-        write, found = self.write, []
-        for name in address_lines(self.program):
-            kind = self._pointer(name)
-            if kind:
-                found.append(f"{kind}{write.at[name]} = {self._address(name)};")
-        return found
+        kinds = {name: self._pointer(name) for name in address_lines(self.program)}
+        return [f"{self._variable(name, kind)} = {self._address(name)};" for name, kind in kinds.items() if kind]
+
+    def _variable(self, name: str, kind: str) -> str:
+        """The declaration of an address."""
+        return f"{kind}{self.write.at[name]}"
 
     def _pointer(self, name: str) -> str:
         """The type of an address that the stage uses; nothing for the others."""

@@ -178,19 +178,15 @@ class _NoisyKernel(StageKernel):
 
     # The kernel
 
-    def _addresses(self) -> list[str]:
-        """The addresses of arrays, and the noise that lies where the gradient's would."""
-        mark = f"{self.writer.at['g']} = "
-        found, word = super()._addresses(), self._word("g")
-        place = next(i for i, line in enumerate(found) if mark in line)
-        noise = [f"Noise noise = *at<const Noise>({word});", f"noise.directions += {word};  // they lie behind it"]
-        return [*found[:place], *noise, *found[place + 1 :]]
+    def _address(self, name: str, kind: str) -> list[str]:
+        """The address of an array, or the noise that lies where the gradient would."""
+        if name != "g":
+            return super()._address(name, kind)
+        word = self._word("g")
+        return [f"Noise noise = *at<const Noise>({word});", f"noise.directions += {word};  // they lie behind it"]
 
-    def _load(self, p: Parameter, start: str) -> str:
-        return "" if p.of == "g" else super()._load(p, start)
-
-    def _packed(self, i: str, columns: str = "") -> list[str]:
-        return [line for line in super()._packed(i, columns) if line]
+    def _load(self, p: Parameter, start: str) -> list[str]:
+        return [] if p.of == "g" else super()._load(p, start)
 
     def _side_by_side(self) -> list[str]:
         """All lanes of a warp take part in its noise, also those whose elements lie behind the chunk's end."""

@@ -87,10 +87,12 @@ class StageKernel:
         kinds = {p.of: p.type for p in self.parameters if p.kind == "buffer"}
         kinds |= dict.fromkeys(self.stage.reads, f"const {self.writer.real} *")
         order = [*self.bound, *self.given]
-        return [
-            f"{kind}const {self.writer.at[name]} = at<{kind.removesuffix(' *')}>({self._word(name)});"
-            for name, kind in sorted(kinds.items(), key=lambda item: order.index(item[0]))
-        ]
+        known = sorted(kinds.items(), key=lambda item: order.index(item[0]))
+        return [line for name, kind in known for line in self._address(name, kind)]
+
+    def _address(self, name: str, kind: str) -> list[str]:
+        """The statements that have what lies at an address, of the type `kind`."""
+        return [f"{kind}const {self.writer.at[name]} = at<{kind.removesuffix(' *')}>({self._word(name)});"]
 
     def _slots(self, reduction: Result) -> str:
         """Where a reduction's slots begin: read where they are used, for it is once, and registers are few."""
@@ -130,7 +132,7 @@ class StageKernel:
         loads, given = [], {"i": "e"}
         for p in arrays:
             start = columns if p.place == COL else i
-            loads.append(self._load(p, start))
+            loads += self._load(p, start)
             given[p.name] = f"{names[p.of]}.at"
             if p.place == COL:
                 given[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
@@ -138,12 +140,12 @@ class StageKernel:
         stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.nest.buffers if b in stored]
         return [*loads, "#pragma unroll", *loop, *self._written(stores)]
 
-    def _load(self, p: Parameter, start: str) -> str:
+    def _load(self, p: Parameter, start: str) -> list[str]:
         """The statement that has a pack of an array's elements from `start` on, or room for them."""
         name = self.writer.names[p.of]
         if p.kind == "buffer" and p.of not in self.writer.printer.loads():
-            return f"Pack<{p.type.removesuffix(' *')}, {self.wide}> {name};"
-        return f"auto {name} = pack<{self.wide}>({self.writer.at[p.of]} + {start});"
+            return [f"Pack<{p.type.removesuffix(' *')}, {self.wide}> {name};"]
+        return [f"auto {name} = pack<{self.wide}>({self.writer.at[p.of]} + {start});"]
 
     def _written(self, stores: list[str]) -> list[str]:
         """Stores, but where a tensor that is totalled is to be left as it is."""

@@ -12,6 +12,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.place import moving_lines
 
+from .ops import rounded
 from .stage import StageSource, call, indented
 from .words import file_text, words_used
 
@@ -126,8 +127,9 @@ class EpilogueStage(StageSource):
 
     # The update
 
-    def _load(self, buffer: str) -> str:
-        return super()._load(buffer) if buffer != "g" else f"{'-' * self.layout.maximize}gradient"
+    def gradient(self) -> str:
+        """The tile of the product."""
+        return "gradient"
 
     def _tile(self) -> list[str]:
         arguments = [*self._place, *self._own, *self._switches(*_SHAPE, "ALL", typed=True)]
@@ -147,7 +149,7 @@ class EpilogueStage(StageSource):
         typed = self._switches(*_SHAPE, "PARTS", "ALL", typed=True)
         half = self._switches("HIGH", "WIDE // 2", "PARTS // 2", "ALL")
         right = ["other", "top", "left + WIDE // 2", *self._place[3:]]
-        whole = [f"gradient = {self._rounded()}"]
+        whole = [f"gradient = {self.rounded()}"]
         whole += call("update_tile", [*self._place, *self._own, *self._switches(*_SHAPE, "ALL")])
         halved = ["one, other = halves(gradient, HIGH, WIDE)"]
         halved += call("update_parts", ["one", *self._place[1:], *self._own, *half])
@@ -159,9 +161,9 @@ class EpilogueStage(StageSource):
         ]  # fmt: skip
         return ["@triton.jit", *call("def update_parts", [*self._place, *self._own, *typed], ":"), *indented(body)]
 
-    def _rounded(self) -> str:
+    def rounded(self) -> str:
         """The product in the compute dtype, rounded to the gradient's dtype where that is narrower than its own."""
-        return f"{_rounded('gradient', self.layout.dtype('g'), self.factors)}.to(tl.{self.compute})"
+        return f"{rounded('gradient', self.layout.dtype('g'), self.factors)}.to(tl.{self.compute})"
 
     # The kernel
 
@@ -173,7 +175,7 @@ class EpilogueStage(StageSource):
         body = [
             *self._about(), *_PLACE,
             *call("gradient = tile_of_product", factors),
-            f"gradient = {_rounded('gradient', self.factors, 'float32')}",
+            f"gradient = {rounded('gradient', self.factors, 'float32')}",
             *[f"values = table + {columns} * row"] * bool(self.scalars), *self.scalar_lines(),
             *call("update_parts", [*self._place, *self._own, *self._switches(*_SHAPE, "PARTS", "ALL")]),
         ]  # fmt: skip
@@ -200,11 +202,3 @@ _PLACE = [
     "high = tl.minimum(deep - first, TALL)",
     "top, left = (first + number % high) * HIGH, number // high * WIDE",
 ]
-
-
-def _rounded(value: str, dtype: str, before: str) -> str:
-    """A value of the dtype `before` rounded to another; as it is where that is no narrower."""
-    if dtype in ("float32", before):
-        return value
-    wide = value if before == "float32" else f"{value}.to(tl.float32)"
-    return f"to_bfloat16({wide}, EMULATED)" if dtype == "bfloat16" else f"{wide}.to(tl.float16)"

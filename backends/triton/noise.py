@@ -9,6 +9,7 @@ from ..noise import require_estimate, sum_dtype
 from ..scalars import has_scalars
 from .flat import FlatStage
 from .noise_words import noise_words
+from .ops import rounded
 from .scalars import ScalarSource
 from .words import file_text, words_used
 
@@ -27,6 +28,7 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
 class NoisyStage(FlatStage):
     """The one stage of a rule whose gradient is a sum of noise."""
 
+    gradient_in_memory = False
     own_names = frozenset(
         {"philox", "set_bits", "less_four", "in_order", "log_of_normal", "normals", "normals_64", "sum_of_noise"}
     )
@@ -35,20 +37,7 @@ class NoisyStage(FlatStage):
         super().__init__(program, layout, 0)
         self.emulates = self.emulates or layout.dtype("g") == "bfloat16"
 
-    def pointer_lines(self) -> list[str]:
-        """Addresses as pointers; that of noise stays as it is."""
-        return [line for line in super().pointer_lines() if not line.startswith(f"{self.at['g']} =")]
-
-    def _load(self, buffer: str) -> str:
-        return self._noise() if buffer == "g" else super()._load(buffer)
-
-    def _noise(self) -> str:
+    def gradient(self) -> str:
         """The noise of a block, rounded to the gradient's dtype."""
-        dtype, text = self.layout.dtype("g"), f"sum_of_noise({self.at['g']}, start, BLOCK)"
-        if dtype == "bfloat16":
-            text = f"to_bfloat16({text}, EMULATED)"
-        elif dtype == "float16":
-            text += ".to(tl.float16)"
-        if dtype != self.compute:
-            text += f".to(tl.{self.compute})"
-        return f"-{text}" if self.layout.maximize else text
+        noise, dtype = f"sum_of_noise({self.at['g']}, start, BLOCK)", self.layout.dtype("g")
+        return self.computed(rounded(noise, dtype, sum_dtype(self.layout)), dtype)

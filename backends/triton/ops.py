@@ -70,3 +70,11 @@ def constant(value: float, compute: str) -> str:
     if normal and (compute == "float32" or single == value):
         return repr(value)
     return f"tl.full((), {value!r}, tl.{compute})"
+
+
+def rounded(value: str, dtype: str, before: str) -> str:
+    """A value of the dtype `before` rounded to another; as it is where that is no narrower."""
+    if dtype in ("float32", before):
+        return value
+    wide = value if before == "float32" else f"{value}.to(tl.float32)"
+    return f"to_bfloat16({wide}, EMULATED)" if dtype == "bfloat16" else f"{wide}.to(tl.float16)"

@@ -45,11 +45,13 @@ class StageSource:
     """The names of a stage's values, addresses and reductions, and the lines that load, compute, store and reduce.
 
     `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots. `works_on`
-    says that a tensor that stays as it is is worked on all the same, and its stores left out. `own_names` are what
-    else the functions of such a stage use.
+    says that a tensor that stays as it is is worked on all the same, and its stores left out; `gradient_in_memory` that
+    the gradient is read where its address says, and not made as `gradient` says. `own_names` are what else the
+    functions of such a stage use.
     """
 
     works_on = False
+    gradient_in_memory = True
     own_names: frozenset[str] = frozenset()
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
@@ -123,7 +125,8 @@ class StageSource:
     def pointer_lines(self) -> list[str]:
         """Addresses as pointers, where ALL aligned ones to what is read side by side."""
         wide = wide_arrays(self.program, self.stage, self.layout)
-        casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in self.arrays}
+        arrays = [a for a in self.arrays if a != "g" or self.gradient_in_memory]
+        casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in arrays}
         found = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
         return [f"{self.at[a]} = {text}" for a, text in found.items()]
 
@@ -151,10 +154,20 @@ class StageSource:
         return found
 
     def _load(self, buffer: str) -> str:
-        text = f"tl.load({self.at[buffer]} + start + i, mask=inside)"
-        if self.layout.dtype(buffer) != self.compute:
-            text += f".to(tl.{self.compute})"
-        return f"-{text}" if self.layout.maximize and buffer == "g" else text
+        if buffer != "g":
+            return self._read(buffer)
+        return f"-{self.gradient()}" if self.layout.maximize else self.gradient()
+
+    def gradient(self) -> str:
+        """The elements of the gradient in the compute dtype: from memory, where no stage says otherwise."""
+        return self._read("g")
+
+    def _read(self, buffer: str) -> str:
+        return self.computed(f"tl.load({self.at[buffer]} + start + i, mask=inside)", self.layout.dtype(buffer))
+
+    def computed(self, text: str, dtype: str) -> str:
+        """Elements of a dtype in that of arithmetic."""
+        return text if dtype == self.compute else f"{text}.to(tl.{self.compute})"
 
     def vector_lines(self, where: str, index: str, mask: str) -> list[str]:
         """Each vector that has its values at this place, under its name."""
