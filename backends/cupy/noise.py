@@ -199,11 +199,9 @@ class _NoisyKernel(StageKernel):
             *indented([
                 f"const auto {name} = sum_of_noise(noise, start);",
                 f"const int64_t i = start + {wide} * (threadIdx.x % 32);",
-                f"if (wide && i + {wide} <= chunk.stop) {{",
-                *indented(self._packed("i")),
-                "} else {",
-                *indented(["#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", self._one_of_pack())]),
-                "}",
+                *self._pack_or("i", "chunk.stop", self._packed("i"), [
+                    "#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", self._one_of_pack()),
+                ]),
             ]),
             "}",
         ]  # fmt: skip

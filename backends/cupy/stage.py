@@ -208,18 +208,17 @@ class StageKernel:
             "// A thread takes the same elements in packs or one by one, so that its totals have the same bits.",
             "#pragma unroll 1",
             f"for (int64_t i = chunk.start + {wide} * threadIdx.x; i < chunk.stop; i += {wide} * blockDim.x) {{",
-            *indented([
-                f"if (wide && i + {wide} <= chunk.stop) {{",
-                *indented(self._packed("i")),
-                "} else {",
-                *indented([
-                    "#pragma unroll 1",
-                    *block(f"for (int64_t e = i; e < i + {wide} && e < chunk.stop; ++e)", self._single("e")),
-                ]),
-                "}",
-            ]),
+            *indented(self._pack_or("i", "chunk.stop", self._packed("i"), [
+                "#pragma unroll 1",
+                *block(f"for (int64_t e = i; e < i + {wide} && e < chunk.stop; ++e)", self._single("e")),
+            ])),
             "}",
         ]  # fmt: skip
+
+    def _pack_or(self, at: str, end: str, packed: list[str], others: list[str]) -> list[str]:
+        """The statements for a whole pack of elements from `at` on, else those for what there is of it."""
+        head = f"if (wide && {at} + {self.wide} <= {end}) {{"
+        return [head, *indented(packed), "} else {", *indented(others), "}"]
 
     def _leave(self, part: str) -> list[str]:
         """The totals of a tensor, joined over the block."""
@@ -270,16 +269,11 @@ class StageKernel:
         ]  # fmt: skip
 
     def _columns(self) -> list[str]:
-        wide = self.wide
         has_columns = any(p.place == COL for p in self.parameters)
         return [
             "const int64_t i = line * tile.width + j;",
             *["const int64_t column = tile.matrix * tile.width + j;"] * has_columns,
-            f"if (wide && j + {wide} <= tile.right) {{",
-            *indented(self._packed("i", "column")),
-            "} else {",
-            *indented(self._one_by_one()),
-            "}",
+            *self._pack_or("j", "tile.right", self._packed("i", "column"), self._one_by_one()),
         ]  # fmt: skip
 
     def _one_by_one(self) -> list[str]:
