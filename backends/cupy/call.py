@@ -18,7 +18,7 @@ from rulec.kernel.bucket.uploads import Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
 from ..scalars import arguments, has_scalars, scalar_leaves
-from .memory import Gpu, Memory, used
+from .memory import Memory, used
 from .plan import GIVEN, bound_lines, given_lines
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
@@ -48,7 +48,7 @@ class CudaCall(BucketCall[Work]):
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
         given = given_lines(program)
         words = (len(GIVEN) + len(given) + len(program.columns)) * len(params)
-        self._ring = ring or Ring(Gpu())
+        self._ring = ring or Ring(memory)
         uploads = Uploads(self._ring, words, spares=0 if ring else len(program.stages))
         self._line = len(GIVEN) + given.index("g")
         with used(memory) as stream:

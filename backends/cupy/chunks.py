@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts, rows_of
+from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
 
 from .plan import CHUNK, THREADS, TILE
 
@@ -37,9 +36,9 @@ class Flat:
 
     moved: int
 
-    def cut(self, sizes: Sequence[int]) -> Cut:
-        """Tensors of so many elements, in chunks."""
-        return Cut(rows_of(sizes), 1, 1, [chunk_length(size, self.moved) for size in sizes])
+    def cut(self, tensors: Lying) -> Cut:
+        """Single rows in chunks."""
+        return Cut(tensors, 1, 1, [chunk_length(size, self.moved) for size in tensors.width.tolist()])
 
     def table(self, cut: Cut) -> Whole:
         """The `CHUNK` words of each chunk."""

@@ -5,81 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rulec.errors import TensorError
 
 
-class Memory(Protocol):
-    """Arrays of one library on one device; `address` says where the first element of one is."""
-
-    device: int
-    address: Callable[[Any], int]
-
-    def empty(self, count: int) -> Any:
-        """An uninitialised float64 array."""
-        ...
-
-    def zeros(self, rows: int, columns: int) -> Any:
-        """A float64 array of zeros."""
-        ...
-
-    def stream(self, chosen: Any) -> Any:
-        """CuPy's name for a stream, by default the one that the library uses now; to be used on the device alone."""
-        ...
-
-
-class CupyMemory:
-    """CuPy arrays."""
+class Memory:
+    """Arrays of CuPy on one device; `address` says where the first element of one is."""
 
     def __init__(self, device: int) -> None:
         self.device = device
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
 
     def empty(self, count: int) -> Any:
-        """A CuPy array."""
+        """An uninitialised float64 array."""
         import cupy
 
         return cupy.empty(count, np.float64)
 
     def zeros(self, rows: int, columns: int) -> Any:
-        """A CuPy array."""
+        """A float64 array of zeros."""
         import cupy
 
         return cupy.zeros((rows, columns), np.float64)
 
     def stream(self, chosen: Any) -> Any:
-        """The stream chosen, or CuPy's current one."""
+        """CuPy's name for a stream, by default the one that the library uses now; to be used on the device alone."""
         import cupy
 
         return cupy.cuda.get_current_stream() if chosen is None else _named(chosen)
 
+    def memory(self, words: int) -> Any:
+        """What tables are copied to: an array of CuPy's, of 64-bit words."""
+        import cupy
 
-class TorchMemory:
+        return cupy.empty(max(1, words), np.int64)
+
+    def pinned(self, words: int) -> _Piece:
+        """Memory of the host that the device copies from."""
+        return _Piece(words)
+
+
+class TorchMemory(Memory):
     """PyTorch's CUDA tensors."""
 
     def __init__(self, device: int) -> None:
         import torch
 
-        self.device = device
-        self.address: Callable[[Any], int] = torch.Tensor.data_ptr
+        super().__init__(device)
+        self.address = torch.Tensor.data_ptr
 
     def empty(self, count: int) -> Any:
-        """A tensor."""
         import torch
 
         return torch.empty(count, dtype=torch.float64, device=f"cuda:{self.device}")
 
     def zeros(self, rows: int, columns: int) -> Any:
-        """A tensor."""
         import torch
 
         return torch.zeros((rows, columns), dtype=torch.float64, device=f"cuda:{self.device}")
 
     def stream(self, chosen: Any) -> Any:
-        """The stream chosen, or torch's current one."""
         import torch
 
         return _named(torch.cuda.current_stream(self.device) if chosen is None else chosen)
@@ -116,8 +104,7 @@ def memory_of(arrays: Sequence[Any], what: str) -> Memory:
         devices = " and ".join(f"GPU {device}" for device in sorted(device for _, device in found))
         raise TensorError(f"{what} lie on {devices}: give those of each GPU to an optimizer of their own")
     library, device = found.pop()
-    memory: Memory = TorchMemory(device) if library == "torch" else CupyMemory(device)
-    return memory
+    return TorchMemory(device) if library == "torch" else Memory(device)
 
 
 def _where(array: Any, what: str) -> tuple[str, int]:
@@ -154,20 +141,6 @@ def used(memory: Memory, chosen: Any = None) -> Iterator[Any]:
         stream = memory.stream(chosen)
         with stream:
             yield stream
-
-
-class Gpu:
-    """What tables go to the current device through."""
-
-    def pinned(self, words: int) -> _Piece:
-        """Memory of the host that the device copies from."""
-        return _Piece(words)
-
-    def memory(self, words: int) -> Any:
-        """An array of 64-bit words."""
-        import cupy
-
-        return cupy.empty(max(1, words), np.int64)
 
 
 class _Piece:

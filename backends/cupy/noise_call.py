@@ -13,7 +13,7 @@ from rulec.kernel.bucket.uploads import Ring, Uploads
 from ..noise import Table, sum_dtype
 from ..noise_call import RecordsCall
 from .call import CudaCall, Functions
-from .memory import Gpu, Memory, used
+from .memory import Memory, used
 from .work import Work
 
 
@@ -36,4 +36,4 @@ class CudaNoiseCall(RecordsCall[Work], CudaCall):
 @functools.cache
 def shared_ring(device: int) -> Ring:
     """The ring of calls that are made once: one that goes away would wait for what is copied from its own."""
-    return Ring(Gpu())
+    return Ring(Memory(device))

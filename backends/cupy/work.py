@@ -70,11 +70,10 @@ class Planner:
 
     def _cut(self, nest: Nest, pack: int) -> tuple[Cut, Whole]:
         """How a stage is cut, and the words of its blocks; stages that are cut alike share them."""
-        lying, sizes = self._tensors.lying, self._tensors.sizes
         columns = bool(nest.totals(COL))
         how = Tiles(pack, columns, nest.sees(COL) or nest.sees(MATRIX)) if nest.shaped else Flat(_moved(nest))
         if how not in self._cuts:
-            cut = how.cut(lying) if isinstance(how, Tiles) else how.cut(sizes)
+            cut = how.cut(self._tensors.seen(nest.shaped))
             self._cuts[how] = cut, how.table(cut)
         return self._cuts[how]
 

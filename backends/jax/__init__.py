@@ -20,6 +20,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
+from rulec.kernel.bucket.slots import of_all
 
 from ..array_print import print_file
 from ..printed import run_source
@@ -215,18 +216,10 @@ class JaxCall:
                         self._states[i][buffer] = value
                     else:
                         scratch[buffer][place] = value  # type: ignore[index]
-        return Written(list(self._params), [dict(s) for s in self._states], _reduced(kernel.functions[stage], reduced))
+        arrays = [{name: np.asarray(value) for name, value in each.items()} for each in reduced]
+        totals = of_all(kernel.functions[stage].stage, arrays)
+        return Written(list(self._params), [dict(s) for s in self._states], totals)
 
     def _own(self, i: int, stage: int) -> dict[str, Any]:
         """The states of a tensor that a stage takes."""
         return {b: x for b, x in self._states[i].items() if b in self._kernel.functions[stage].buffers}
-
-
-def _reduced(function: JaxFunction, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The reductions of a stage: numbers per tensor in one array, rows and columns as they are."""
-    made: dict[str, Any] = {}
-    for reduction in function.stage.reduces:
-        values = [np.asarray(each[reduction.name]) for each in found]
-        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
-        made[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
-    return made

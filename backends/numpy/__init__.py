@@ -20,6 +20,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
+from rulec.kernel.bucket.slots import of_all
 
 from ..array_print import print_file
 from ..printed import run_source
@@ -110,7 +111,7 @@ class NumpyCall:
                 given = {name: arrays[place] for name, arrays in (scratch or {}).items()}
                 arrays = self._arrays(function, self._tensors[tensor], {"g": gradient, **given})
                 results.append(step(self._namespace, self._real, *arrays, *scalars[row]) or {})
-        return Written(self._params, self._states, _reduced(function, results))
+        return Written(self._params, self._states, of_all(function.stage, results))
 
     def _arrays(self, function: NumpyFunction, tensor: TensorViews, given: Mapping[str, Any]) -> list[Any]:
         """What the function of a stage takes: bound arrays, those `given` for this call, and vectors."""
@@ -118,16 +119,6 @@ class NumpyCall:
         found = [tensor.given(given[b], viewed) if b in given else tensor.bound(b, viewed) for b in function.buffers]
         axes = (self._kernel.program.result(name).axes for name in function.vectors)
         return found + [tensor.vector(given[v], a, viewed) for v, a in zip(function.vectors, axes, strict=True)]
-
-
-def _reduced(function: NumpyFunction, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The reductions of a stage: numbers per tensor in one array, rows and columns as they are."""
-    found: dict[str, Any] = {}
-    for reduction in function.stage.reduces:
-        values = [result[reduction.name] for result in results]
-        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
-        found[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
-    return found
 
 
 def _namespace(array: Any, rule: str) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts, rows_of
+from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
 
 #: Chunks of one tensor, at most: where there are more blocks, a program takes several, one after the other, and the
 #: table of chunks stays small.
@@ -29,9 +28,8 @@ class Blocks:
     block: int
     reduces: bool
 
-    def cut(self, sizes: Sequence[int]) -> Cut:
-        """Tensors of so many elements, in chunks."""
-        tensors = rows_of(sizes)
+    def cut(self, tensors: Lying) -> Cut:
+        """Single rows in chunks."""
         return Cut(tensors, 1, 1, self.block * _together(parts(tensors.width, self.block), self.reduces))
 
     def known(self, cut: Cut) -> list[Whole]:

@@ -10,7 +10,6 @@ import numpy as np
 from rulec.compiler.ir import Stage
 from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnavailable
-from rulec.kernel.bucket.cut import Cut, Whole
 from rulec.kernel.bucket.slots import Places, chosen, regions
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.bucket.uploads import Given, Ring
@@ -63,7 +62,9 @@ class StageWork:
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
         self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
-        self.cut, shape = self._cut(tensors, stage)
+        how = self._how(stage, layout)
+        self.cut = how.cut(tensors.seen(self._shaped))
+        shape = how.known(self.cut)
         self._places = Places(regions(stage, layout, self.cut, tensors.lying))
         starts = {r.name: first for r, first in zip(self._places.regions, self._places.first, strict=True)}
         fixed = known_columns(program, stage, layout)[len(shape) :]
@@ -98,16 +99,12 @@ class StageWork:
         """The block of a stage that sees elements alike, of which each moves so many bytes."""
         return block_for(moved, device)
 
-    def _cut(self, tensors: Tensors, stage: Stage) -> tuple[Cut, list[Whole]]:
-        """How tensors are cut, and what `known` begins with."""
+    def _how(self, stage: Stage, layout: Layout) -> Blocks | Tiles:
+        """How tensors are cut."""
         if not self._shaped:
-            blocks = Blocks(self._block.elements, bool(stage.reduces))
-            cut = blocks.cut(tensors.sizes)
-            return cut, blocks.known(cut)
-        columns = any(place(r.axes, tensors.layout) == COL for r in stage.reduces)
-        tiles = Tiles(tile_shapes(self._block.elements, self._vector), columns, bool(stage.reduces))
-        cut = tiles.cut(tensors.lying)
-        return cut, tiles.known(cut)
+            return Blocks(self._block.elements, bool(stage.reduces))
+        columns = any(place(r.axes, layout) == COL for r in stage.reduces)
+        return Tiles(tile_shapes(self._block.elements, self._vector), columns, bool(stage.reduces))
 
     def _options(self, emulates: bool) -> dict[str, Any]:
         """The constants that the kernel is compiled for."""

@@ -356,7 +356,7 @@ def test_a_stream_of_torch_is_named_to_cupy() -> None:
     class Foreign:
         cuda_stream = 1234
 
-    found = cupy_memory.CupyMemory(0).stream(Foreign())
+    found = cupy_memory.Memory(0).stream(Foreign())
     assert isinstance(found, cuda_stand_in.Stream)
     assert found.ptr == 1234
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole
+from rulec.kernel.bucket.cut import Cut, Lying, Whole, rows_of
 from rulec_backends.cupy.chunks import CHUNKS, LARGE, Flat, Tiles, chunk_length
 from rulec_backends.cupy.plan import CHUNK, THREADS, TILE
 
@@ -33,7 +33,7 @@ def tiles(shape: tuple[int, int, int], how: Tiles) -> tuple[Cut, Whole]:
 
 def chunks(sizes: Sequence[int], moved: int) -> tuple[Cut, Whole]:
     """Tensors of so many elements in chunks, and their words."""
-    cut = Flat(moved).cut(sizes)
+    cut = Flat(moved).cut(rows_of(sizes))
     return cut, Flat(moved).table(cut)
 
 

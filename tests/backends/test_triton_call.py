@@ -14,7 +14,7 @@ from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
-from rulec.kernel.bucket.cut import Cut, lying
+from rulec.kernel.bucket.cut import Cut, lying, rows_of
 from rulec.kernel.bucket.slots import Places, regions
 from rulec_backends.triton import blocks as triton_blocks
 from rulec_backends.triton.blocks import Block
@@ -32,7 +32,7 @@ def test_every_element_is_in_one_chunk(reduces: bool) -> None:
     block = 1024
     sizes = [0, 1, block - 1, block, block + 1, 100 * block + 7, 2**31 + 17]
     blocks = Blocks(block, reduces)
-    cut = blocks.cut(sizes)
+    cut = blocks.cut(rows_of(sizes))
     known, spans = blocks.known(cut)
     assert known.tolist() == sizes
     for size, span, count in zip(sizes, spans, cut.counts, strict=True):
@@ -46,7 +46,7 @@ def test_every_element_is_in_one_chunk(reduces: bool) -> None:
 
 
 def test_chunks_of_one_huge_tensor_are_few() -> None:
-    assert Blocks(1024, False).cut([2**31 + 17]).counts[0] <= 2**16
+    assert Blocks(1024, False).cut(rows_of([2**31 + 17])).counts[0] <= 2**16
 
 
 def tiled(*shapes: tuple[int, ...], columns: bool = True) -> tuple[Cut, list[list[int]]]:

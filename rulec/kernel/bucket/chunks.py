@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from .cut import Cut, Lying, Whole, parts, rows_of
-from .plan import CHUNK_COLUMNS, FLAT_COLUMNS
+from .plan import FLAT_COLUMNS
 
 #: How many sets of tensors that are updated together a bucket remembers the spans of.
 _KNOWN = 1024
@@ -34,9 +35,9 @@ class Policy:
     #: Chunks one above the other in one matrix, at most, for the same reason.
     most_pieces: int = 128
 
-    def flat(self, sizes: Sequence[int]) -> Cut:
-        """Tensors of so many elements, cut where rows and columns do not matter."""
-        return Cut(rows_of(sizes), 1, 1, self.chunk)
+    def flat(self, tensors: Lying) -> Cut:
+        """Single rows, cut where rows and columns do not matter."""
+        return Cut(tensors, 1, 1, self.chunk)
 
     def cut(self, tensors: Lying, tall: bool) -> Cut:
         """Matrices in chunks of several of them, or of a part of one; `tall` for a stage that reduces columns."""
@@ -57,25 +58,19 @@ class Chunks:
     The chunks of tensor i are `first[i]` to `first[i + 1]`; `lengths` are their elements.
     """
 
-    def __init__(self, cut: Cut, table: Whole, policy: Policy) -> None:
-        self.cut, self.table, self._policy = cut, table, policy
+    def __init__(self, cut: Cut, columns: Sequence[str], policy: Policy) -> None:
+        self.cut, self.table, self._policy = cut, cut.table(columns), policy
         words = cut.words
         boxes = [(words["first"], words["last"]), (words["top"], words["bottom"]), (words["left"], words["right"])]
         self.lengths = np.prod([stop - start for start, stop in boxes], axis=0, dtype=np.int64).tolist()
         self.first: list[int] = cut.first.tolist()
-        self._known: dict[tuple[int, ...], Whole] = {}
+        self._known = lru_cache(_KNOWN)(self._joined)
 
     def spans(self, tensors: Iterable[int]) -> Whole:
         """Rows (first chunk, last chunk + 1) over the chunks of these tensors."""
-        chosen = tuple(tensors)
-        found = self._known.get(chosen)
-        if found is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            found = self._known[chosen] = self._joined(chosen)
-        return found
+        return self._known(tuple(tensors))
 
-    def _joined(self, tensors: Sequence[int]) -> Whole:
+    def _joined(self, tensors: tuple[int, ...]) -> Whole:
         chunks = [chunk for tensor in tensors for chunk in range(self.first[tensor], self.first[tensor + 1])]
         # Of these tensors alone: one that is updated by itself is work for all threads, too.
         total = sum(self.lengths[chunk] for chunk in chunks)
@@ -90,15 +85,9 @@ class Chunks:
         return np.array(spans, np.int64).reshape(-1, 2)
 
 
-def flat_chunks(sizes: Sequence[int], policy: Policy, columns: int = 3) -> Chunks:
-    """Chunks of tensors of so many elements, as rows (tensor, start, stop) in a table of so many columns."""
-    cut = policy.flat(sizes)
-    return Chunks(cut, cut.table([*FLAT_COLUMNS, *[""] * (columns - len(FLAT_COLUMNS))]), policy)
-
-
-def matrix_chunks(cut: Cut, policy: Policy) -> Chunks:
-    """Chunks of tensors seen as matrices, as rows of `CHUNK_COLUMNS`."""
-    return Chunks(cut, cut.table(CHUNK_COLUMNS), policy)
+def flat_chunks(sizes: Sequence[int], policy: Policy) -> Chunks:
+    """Chunks of tensors of so many elements, as rows (tensor, start, stop)."""
+    return Chunks(policy.flat(rows_of(sizes)), FLAT_COLUMNS, policy)
 
 
 def _even(length: Whole, most: Whole | int, multiple: int) -> Whole:

@@ -131,6 +131,17 @@ def slots_of(region: Region) -> TensorSlots | LineSlots:
     return TensorSlots(region) if region.shapes is None else LineSlots(region, region.shapes)
 
 
+def of_all(stage: Stage, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reductions of a stage by name, from those of each tensor: numbers of tensors in one array, others as they
+    are."""
+    reduced: dict[str, Any] = {}
+    for reduction in stage.reduces:
+        values = [each[reduction.name] for each in found]
+        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+        reduced[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
+    return reduced
+
+
 class Places:
     """Where the slots and results of all regions of a stage lie in one array each, on a device.
 

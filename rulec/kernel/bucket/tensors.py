@@ -17,8 +17,7 @@ from .cut import Lying, lying, rows_of
 class Tensors:
     """Tensors of so many elements, seen as these matrices, under a program that a `backend` runs.
 
-    They are `lying` as single rows where the program sees no matrices. InternalError where it does, and a view is
-    missing or is not of the layout.
+    InternalError where the program sees matrices, and a view is missing or is not of the layout.
     """
 
     def __init__(
@@ -29,7 +28,13 @@ class Tensors:
         if shaped and len(views) != len(sizes):
             raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
         self._views = views if shaped else ()
-        self.lying: Lying = lying(views, layout.transposed) if shaped else rows_of(sizes)
+        self._flat = rows_of(sizes)
+        #: As matrices, where the program sees any.
+        self.lying = lying(views, layout.transposed) if shaped else self._flat
+
+    def seen(self, shaped: bool) -> Lying:
+        """The tensors as a stage sees them: matrices, or elements alike."""
+        return self.lying if shaped else self._flat
 
     def moving(self, stage: Stage, lines: Sequence[str]) -> list[Moving]:
         """What comes with each call of a stage beside gradients; `lines` names those of the table of addresses."""

@@ -11,9 +11,9 @@ from rulec.compiler.view import MatrixView
 from rulec.kernel.moving import Moving
 from rulec.kernel.place import COL, address_lines, is_shaped, place
 
-from .chunks import Chunks, Policy, flat_chunks, matrix_chunks
+from .chunks import Chunks, Policy
 from .cut import Cut, Whole
-from .plan import chunk_columns
+from .plan import CHUNK_COLUMNS, FLAT_COLUMNS, chunk_columns
 from .slots import LineSlots, TensorSlots, regions, slots_of
 from .tensors import Tensors
 
@@ -44,7 +44,8 @@ class Planner:
     ) -> None:  # fmt: skip
         self._tensors = Tensors(backend, program, layout, sizes, views)
         self.lines = address_lines(program)
-        self._policy, self._only_flat, self._columns = policy, flat, chunk_columns(program, layout)
+        self._policy, self._only_flat = policy, flat
+        self._flat_columns = [*FLAT_COLUMNS, *[""] * (chunk_columns(program, layout) - len(FLAT_COLUMNS))]
         self._known: dict[str, tuple[Chunks, Cut]] = {}
 
     def work(self, stage: Stage) -> Work:
@@ -62,8 +63,11 @@ class Planner:
         shaped = is_shaped(tensors.program, stage, tensors.layout)
         kind = ("tall" if tall else "wide") if shaped else "flat"
         if kind not in self._known:
-            cut = policy.cut(tensors.lying, tall) if shaped else policy.flat(tensors.sizes)
-            flat = self._only_flat or not shaped
-            chunks = flat_chunks(tensors.sizes, policy, self._columns) if flat else matrix_chunks(cut, policy)
+            flat = policy.flat(tensors.seen(False))
+            cut = policy.cut(tensors.seen(True), tall) if shaped else flat
+            if shaped and not self._only_flat:
+                chunks = Chunks(cut, CHUNK_COLUMNS, policy)
+            else:
+                chunks = Chunks(flat, self._flat_columns, policy)
             self._known[kind] = chunks, cut
         return self._known[kind]
