@@ -70,7 +70,9 @@ def main() -> None:
     """Prints it."""
     for name, value in figures().items():
         if isinstance(value, Mapping):
-            print(f"{name}: {sum(value.values())}", *(f"  {key:12} {count:6}" for key, count in value.items()), sep="\n")
+            print(
+                f"{name}: {sum(value.values())}", *(f"  {key:12} {count:6}" for key, count in value.items()), sep="\n"
+            )
         elif isinstance(value, list):
             print(f"{name}:", *(f"  {item}" for item in value), sep="\n")
         else:
