@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer
+from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
-from rulec.runtime.engine import default_hyper
+from rulec.runtime.engine import EPS, default_hyper
 from rulec.standalone.cases import Case, Family, family
 from rulec.standalone.refusal import CannotBuild
 
+from .print import literal
 from .standalone_matrix import WRITTEN
 from .standalone_numbers import LOOPS
-from .standalone_step import hyper_names
 from .standalone_words import RESERVED, TYPES
 
 #: What functions return, and what it means.
@@ -27,6 +30,34 @@ STATUSES = (
 )
 
 
+#: What can be called, in order: what a function `<name>_<word>` returns, and what it is for.
+FUNCTIONS = {
+    "defaults": ("hyper", "The defaults, for languages that cannot read the macro."),
+    "state_bytes": ("bytes", "The bytes of the state block of a tensor; 0 where there is no such tensor."),
+    "init": (
+        "status",
+        "Begins: the first values of the states, and no steps. A hyper of NULL stands for the defaults.",
+    ),
+    "step": ("status", "One step: updates param and state. A hyper of NULL stands for the defaults."),
+    "to_evaluation": ("status", "Moves param to where the model is to be evaluated, between steps."),
+    "to_training": ("status", "Moves param back to where it is trained, before the next step."),
+    "steps": ("steps", "The steps so far; -1 where the block was not initialised."),
+    "message": ("text", "What a status means."),
+}
+
+
+class Parameter(NamedTuple):
+    """What a function takes: an array is `written`, or only read.
+
+    `kind` is "elements" (an array like the parameter), "state", "int", "count", "extents", "double" or "hyper"; and
+    "view", which functions inside the source take for extents.
+    """
+
+    name: str
+    kind: str
+    written: bool = False
+
+
 class CFile:
     """A rule under the name `name` for tensors of one dtype: what all the printed files agree on."""
 
@@ -35,7 +66,8 @@ class CFile:
         self.dtype, self.real = dtype, TYPES[dtype]
         self.family: Family = family(rule, dtype, state_dtype, "C", WRITTEN)
         self.state_dtype = state_dtype or dtype
-        self.hyper = hyper_names(self.family)
+        self.hyper = self._hyper_names()
+        self.states = self._state_names()
         self.inputs = list(self.family.rule.inputs.items())
         taken = {*RESERVED, "magic", "steps", "bytes"}
         for key in self.family.rule.inputs:
@@ -50,28 +82,47 @@ class CFile:
         return self.family.shaped
 
     @property
-    def extents(self) -> list[str]:
+    def extents(self) -> list[Parameter]:
         """The parameters that say how large a tensor is."""
-        return ["int ndim", "const int64_t *shape"] if self.shaped else ["int64_t count"]
+        if self.shaped:
+            return [Parameter("ndim", "int"), Parameter("shape", "extents")]
+        return [Parameter("count", "count")]
 
     @property
-    def given(self) -> list[str]:
-        """The parameters for the inputs of the rule."""
-        kinds = {"like p": f"const {self.real} *", "scalar": "double "}
-        return [f"{kinds[kind]}{key}" for key, kind in self.inputs]
+    def words(self) -> list[str]:
+        """What can be called of this rule: those of `FUNCTIONS` that it has."""
+        return [word for word in FUNCTIONS if self.rule.evaluate is not None or not word.startswith("to_")]
 
-    @property
-    def step_parameters(self) -> list[str]:
-        """The parameters of a step."""
-        return [
-            f"{self.real} *param", f"const {self.real} *grad", "void *state", *self.extents, *self.given,
-            f"const {self.name}_hyper *hyper",
-        ]  # fmt: skip
+    def parameters(self, word: str) -> list[Parameter]:
+        """What a function takes."""
+        inputs = [Parameter(key, "elements" if kind == "like p" else "double") for key, kind in self.inputs]
+        param, state = Parameter("param", "elements", True), Parameter("state", "state", True)
+        grad, hyper = Parameter("grad", "elements"), Parameter("hyper", "hyper")
+        others = {
+            "defaults": [], "state_bytes": self.extents, "steps": [state._replace(written=False)],
+            "init": [state, param._replace(written=False), *self.extents, hyper],
+            "step": [param, grad, state, *self.extents, *inputs, hyper], "message": [Parameter("status", "int")],
+        }  # fmt: skip
+        return others.get(word, [param, state, *self.extents, hyper])
 
-    @property
-    def init_parameters(self) -> list[str]:
-        """The parameters of the initialisation."""
-        return ["void *state", f"const {self.real} *param", *self.extents, f"const {self.name}_hyper *hyper"]
+    def inside(self, word: str) -> list[Parameter]:
+        """What the function inside takes that does what the one of this word is called for."""
+        view = Parameter("view", "view")
+        return [view if p.kind == "extents" else p for p in self.parameters(word) if p.kind != "int"]
+
+    def head(self, word: str) -> tuple[str, list[str]]:
+        """How a function's declaration begins, and what it takes, in C."""
+        kinds = {"hyper": f"{self.name}_hyper ", "bytes": "size_t ", "status": "int ", "steps": "int64_t ",
+                 "text": "const char *"}  # fmt: skip
+        return f"{kinds[FUNCTIONS[word][0]]}{self.name}_{word}", [self.declared(p) for p in self.parameters(word)]
+
+    def declared(self, parameter: Parameter) -> str:
+        """A parameter in C."""
+        kinds = {"elements": f"{self.real} *", "state": "void *", "int": "int ", "count": "int64_t ",
+                 "extents": "const int64_t *", "double": "double ", "hyper": f"const {self.name}_hyper *",
+                 "view": f"const {self.name}_view *"}  # fmt: skip
+        read = "const " * (parameter.kind in ("elements", "state") and not parameter.written)
+        return f"{read}{kinds[parameter.kind]}{parameter.name}"
 
     @property
     def defaults(self) -> list[tuple[str, float]]:
@@ -79,7 +130,35 @@ class CFile:
         values = default_hyper(self.family.rule, {}, self.dtype)
         return [(field, values[key]) for key, field in self.hyper.items()]
 
+    def known(self, value: Node, view: str = "") -> str:
+        """A hyper-parameter, `t`, or a fact as a double; `view` stands before the extents of a tensor."""
+        own = str(value.arg)
+        if value.op is Op.STEP:
+            return "t"
+        if value.op is Op.FACT:
+            extent = f"(double){view}{'count' if own == 'numel' else own}"
+            return literal(EPS[self.dtype]) if own == "machine_eps" else extent
+        static = self.family.static
+        return literal(static[own]) if own in static else f"hyper->{self.hyper[own]}"
+
+    def _hyper_names(self) -> dict[str, str]:
+        """The field of each hyper-parameter that is no static one; Fortran takes capitals for small letters."""
+        taken = set(RESERVED)
+        found: dict[str, str] = {}
+        for key in (k for k, h in self.family.rule.hyper.items() if not h.static):
+            name = unique_name(key, taken)
+            while name.lower() in {other.lower() for other in found.values()}:
+                name += "_"
+            found[key] = name
+        return found
+
     # States
+
+    def _state_names(self) -> dict[str, str]:
+        """The name of each state in the head of a block, or of its place."""
+        taken = {"magic", "steps", "bytes", *RESERVED}
+        states = dict.fromkeys(b.name for case in self.family.cases for b in case.program.states)
+        return {state: unique_name(state, taken) for state in states}
 
     def numbers(self) -> list[str]:
         """The states that are one number, in any case, in order."""
@@ -111,11 +190,6 @@ class CFile:
 def is_vector(buffer: Buffer) -> bool:
     """Whether a state is more than one number."""
     return bool({"b", "i", "j"} & set(buffer.axes.letters))
-
-
-def move_parameters(file: CFile) -> list[str]:
-    """The parameters of the functions that move a parameter to its evaluation point and back."""
-    return [f"{file.real} *param", "void *state", *file.extents, f"const {file.name}_hyper *hyper"]
 
 
 def files(rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
 
 from rulec.standalone.prose import margin, title
 
-from .standalone import CFile
+from .standalone import FUNCTIONS, CFile, Parameter
 
 
 def _told(file: CFile) -> list[str]:
@@ -29,11 +28,11 @@ def fortran_text(file: CFile) -> str:
         *(["A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)]."] if file.shaped else []),
     ]  # fmt: skip
     hyper = [f"real(c_double) :: {field} = {_real(value)}" for field, value in file.defaults]
-    functions = [line for part in _fortran_functions(file) for line in part]
+    functions = [line for word in _callable(file) for line in _function(file, word)]
     lines = [
         *margin(told, "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding", "  implicit none",
         "  private",
-        f"  public :: {', '.join([f'{file.name}_hyper', *_names(file)])}", "",
+        f"  public :: {', '.join([f'{file.name}_hyper', *(f'{file.name}_{word}' for word in _callable(file))])}", "",
         f"  type, bind(c) :: {file.name}_hyper",
         *(f"    {x}" for x in hyper or ["real(c_double) :: none = 0.0_c_double"]),
         "  end type", "", "  interface", *(f"    {x}" for x in functions), "  end interface",
@@ -42,13 +41,19 @@ def fortran_text(file: CFile) -> str:
     return "\n".join(x for line in lines for x in _continued(line)) + "\n"
 
 
-#: What the elements of arrays are in Fortran, by their type in C.
-_KINDS = {"float": "real(c_float)", "double": "real(c_double)", "uint16_t": "integer(c_int16_t)"}
+#: What the elements of arrays are in Fortran, and in Julia, by their type in C.
+_REALS = {
+    "float": ("real(c_float)", "Cfloat"), "double": ("real(c_double)", "Cdouble"),
+    "uint16_t": ("integer(c_int16_t)", "UInt16"),
+}  # fmt: skip
+
+#: What functions return in Fortran.
+_RESULTS = {"bytes": "integer(c_size_t)", "status": "integer(c_int)", "steps": "integer(c_int64_t)"}
 
 
-def _names(file: CFile) -> list[str]:
-    moves = ["to_evaluation", "to_training"] if file.rule.evaluate is not None else []
-    return [f"{file.name}_{word}" for word in ("state_bytes", "init", "step", *moves, "steps")]
+def _callable(file: CFile) -> list[str]:
+    """What other languages call."""
+    return [word for word in file.words if FUNCTIONS[word][0] in _RESULTS]
 
 
 def _real(value: float) -> str:
@@ -58,48 +63,28 @@ def _real(value: float) -> str:
     return f"{text}_c_double" if "." in text or "e" in text else f"{text}.0_c_double"
 
 
-def _fortran_functions(file: CFile) -> list[list[str]]:
-    extents = ["ndim", "shape"] if file.shaped else ["count"]
-    given = [key for key, _ in file.inputs]
-    size = ["integer(c_int), value :: ndim", "integer(c_int64_t), intent(in) :: shape(*)"] if file.shaped else [
-        "integer(c_int64_t), value :: count"
-    ]  # fmt: skip
-    hyper = [f"type({file.name}_hyper), intent(in) :: hyper"]
-
-    def array(name: str, intent: str) -> str:
-        kind = "integer(c_int8_t)" if name == "state" else _KINDS[file.real]
-        return f"{kind}, intent({intent}) :: {name}(*)"
-
-    inputs = [array(key, "in") if kind == "like p" else f"real(c_double), value :: {key}" for key, kind in file.inputs]
-    param, state = array("param", "inout"), array("state", "inout")
-
-    name = file.name
-    found = [
-        _function(f"{name}_state_bytes", extents, "integer(c_size_t)", size),
-        _function(f"{name}_init", ["state", "param", *extents, "hyper"], "integer(c_int)",
-                  [state, array("param", "in"), *size, *hyper]),
-        _function(f"{name}_step", ["param", "grad", "state", *extents, *given, "hyper"], "integer(c_int)",
-                  [param, array("grad", "in"), state, *size, *inputs, *hyper]),
-    ]  # fmt: skip
-    for word in _names(file)[3:-1]:
-        declared = [param, state, *size, *hyper]
-        found.append(_function(word, ["param", "state", *extents, "hyper"], "integer(c_int)", declared))
-    return [*found, _function(f"{name}_steps", ["state"], "integer(c_int64_t)", [array("state", "in")])]
+def _declared(file: CFile, parameter: Parameter) -> str:
+    """A parameter in Fortran."""
+    array = f"intent({'inout' if parameter.written else 'in'}) :: {parameter.name}(*)"
+    kinds = {
+        "elements": f"{_REALS[file.real][0]}, {array}", "state": f"integer(c_int8_t), {array}",
+        "int": f"integer(c_int), value :: {parameter.name}", "count": "integer(c_int64_t), value :: count",
+        "extents": f"integer(c_int64_t), {array}", "double": f"real(c_double), value :: {parameter.name}",
+        "hyper": f"type({file.name}_hyper), intent(in) :: hyper",
+    }  # fmt: skip
+    return kinds[parameter.kind]
 
 
-def _function(name: str, parameters: Sequence[str], kind: str, declared: Sequence[str]) -> list[str]:
-    words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double")
+def _function(file: CFile, word: str) -> list[str]:
+    """The interface of a function in Fortran."""
+    parameters, kind, name = file.parameters(word), _RESULTS[FUNCTIONS[word][0]], f"{file.name}_{word}"
+    declared = [_declared(file, p) for p in parameters]
+    words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double", f"{file.name}_hyper")
     used = [x for x in words if any(_has(x, d) for d in (kind, *declared))]
-    hyper = (
-        [next(d.split("(")[1].split(")")[0] for d in declared if "_hyper)" in d)]
-        if any("_hyper)" in d for d in declared)
-        else []
-    )
-    found = "status" if kind == "integer(c_int)" else "found"
+    found = "status" if FUNCTIONS[word][0] == "status" else "found"
     return [
-        f'function {name}({", ".join(parameters)}) bind(c, name="{name}") result({found})',
-        f"  import :: {', '.join([*used, *hyper])}", *(f"  {d}" for d in declared), f"  {kind} :: {found}",
-        "end function",
+        f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({found})',
+        f"  import :: {', '.join(used)}", *(f"  {d}" for d in declared), f"  {kind} :: {found}", "end function",
     ]  # fmt: skip
 
 
@@ -136,8 +121,8 @@ def julia_text(file: CFile) -> str:
         "Base.@kwdef struct Hyper", *(fields or ["    none::Cdouble = 0.0"]), "end", "", "function check(status)",
         "    status == 0 && return",
         f"    message = ccall((:{file.name}_message, library), Cstring, (Cint,), status)",
-        "    error(unsafe_string(message))", "end", "", *_julia_init(file), "", *_julia_step(file),
-        *(line for word in _names(file)[3:-1] for line in ("", *_julia_move(file, word))), "", "end",
+        "    error(unsafe_string(message))", "end", "", *_julia_function(file, "init"),
+        *(line for word in _callable(file)[2:-1] for line in ("", *_julia_function(file, word))), "", "end",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -146,53 +131,41 @@ def _module(file: CFile) -> str:
     return "".join(word[:1].upper() + word[1:] for word in file.name.split("_"))
 
 
-def _julia_real(file: CFile) -> str:
-    return {"float": "Cfloat", "double": "Cdouble", "uint16_t": "UInt16"}[file.real]
+def _called(file: CFile, word: str) -> tuple[str, str, str]:
+    """The symbol of a function, the types of what it takes, and what it is given, in Julia."""
+    real = _REALS[file.real][1]
+    kinds = {"elements": f"Ptr{{{real}}}", "state": "Ptr{UInt8}", "int": "Cint", "count": "Int64",
+             "extents": "Ptr{Int64}", "double": "Cdouble", "hyper": "Ref{Hyper}"}  # fmt: skip
+    values = {"ndim": "ndims(param)", "count": "length(param)"}
+    parameters = file.parameters(word)
+    types, given = [kinds[p.kind] for p in parameters], [values.get(p.name, p.name) for p in parameters]
+    return f"(:{file.name}_{word}, library)", ", ".join(types), ", ".join(given)
 
 
-def _julia_size(file: CFile) -> tuple[list[str], str, str]:
-    """The line that says how large a tensor is, the types of it in C, and the values."""
-    if not file.shaped:
-        return [], "Int64", "length(param)"
-    return ["    shape = collect(Int64, reverse(size(param)))"], "Cint, Ptr{Int64}", "ndims(param), shape"
+def _checked(file: CFile, word: str) -> list[str]:
+    """The call of a function that returns a status."""
+    symbol, types, given = _called(file, word)
+    return [f"    check(ccall({symbol}, Cint,", f"        ({types}),", f"        {given}))"]
 
 
-def _julia_init(file: CFile) -> list[str]:
-    size_of, types, values = _julia_size(file)
-    real = _julia_real(file)
+def _julia_function(file: CFile, word: str) -> list[str]:
+    """A function of Julia for one of C's."""
+    kinds = {"elements": f"Array{{{_REALS[file.real][1]}}}", "state": "Vector{UInt8}", "double": "Real",
+             "hyper": "Hyper"}  # fmt: skip
+    takes = [f"{p.name}::{kinds[p.kind]}" for p in file.parameters(word) if p.kind in kinds]
+    before, name = [], f"{word}!"
+    if word == "init":
+        symbol, types, given = _called(file, "state_bytes")
+        before = [
+            f"    bytes = ccall({symbol}, Csize_t, ({types},), {given})",
+            "    state = Vector{UInt8}(undef, bytes)",
+        ]
+        takes, name = takes[1:], word
+    size_of = ["    shape = collect(Int64, reverse(size(param)))"] * file.shaped
+    same = ['    size(grad) == size(param) || throw(DimensionMismatch("gradient and parameter differ in size"))']
     return [
-        f"function init(param::Array{{{real}}}, hyper::Hyper)", *size_of,
-        f"    bytes = ccall((:{file.name}_state_bytes, library), Csize_t, ({types},), {values})",
-        "    state = Vector{UInt8}(undef, bytes)", f"    check(ccall((:{file.name}_init, library), Cint,",
-        f"        (Ptr{{UInt8}}, Ptr{{{real}}}, {types}, Ref{{Hyper}}),", f"        state, param, {values}, hyper))",
-        "    return state", "end",
-    ]  # fmt: skip
-
-
-def _julia_step(file: CFile) -> list[str]:
-    size_of, types, values = _julia_size(file)
-    real = _julia_real(file)
-    kinds = {"like p": (f"Array{{{real}}}", f"Ptr{{{real}}}"), "scalar": ("Real", "Cdouble")}
-    given = "".join(f"{key}::{kinds[kind][0]}, " for key, kind in file.inputs)
-    passed = "".join(f", {kinds[kind][1]}" for _, kind in file.inputs)
-    keys = "".join(f", {key}" for key, _ in file.inputs)
-    return [
-        f"function step!(param::Array{{{real}}}, grad::Array{{{real}}}, state::Vector{{UInt8}}, {given}hyper::Hyper)",
-        '    size(grad) == size(param) || throw(DimensionMismatch("gradient and parameter differ in size"))',
-        *size_of, f"    check(ccall((:{file.name}_step, library), Cint,",
-        f"        (Ptr{{{real}}}, Ptr{{{real}}}, Ptr{{UInt8}}, {types}{passed}, Ref{{Hyper}}),",
-        f"        param, grad, state, {values}{keys}, hyper))", "    return param", "end",
-    ]  # fmt: skip
-
-
-def _julia_move(file: CFile, word: str) -> list[str]:
-    size_of, types, values = _julia_size(file)
-    real = _julia_real(file)
-    short = word.removeprefix(f"{file.name}_")
-    return [
-        f"function {short}!(param::Array{{{real}}}, state::Vector{{UInt8}}, hyper::Hyper)", *size_of,
-        f"    check(ccall((:{word}, library), Cint,", f"        (Ptr{{{real}}}, Ptr{{UInt8}}, {types}, Ref{{Hyper}}),",
-        f"        param, state, {values}, hyper))", "    return param", "end",
+        f"function {name}({', '.join(takes)})", *same * (word == "step"), *size_of, *before, *_checked(file, word),
+        f"    return {'state' if word == 'init' else 'param'}", "end",
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from rulec.language.text import expression_text, number_text
 from rulec.standalone.prose import title
 
 from .print import literal
-from .standalone import STATUSES, CFile, move_parameters
+from .standalone import FUNCTIONS, STATUSES, CFile
 from .standalone_text import signature
 from .text import comment, indented
 
@@ -99,28 +99,6 @@ def _statuses(file: CFile) -> list[str]:
 
 
 def _functions(file: CFile) -> list[str]:
-    name = file.name
-    found: list[tuple[str, str, list[str]]] = [
-        ("The defaults, for languages that cannot read the macro.", f"{name}_hyper {name}_defaults", []),
-        ("The bytes of the state block of a tensor; 0 where there is no such tensor.", f"size_t {name}_state_bytes",
-         file.extents),
-        ("Begins: the first values of the states, and no steps. A hyper of NULL stands for the defaults.",
-         f"int {name}_init", file.init_parameters),
-        ("One step: updates param and state. A hyper of NULL stands for the defaults.", f"int {name}_step",
-         file.step_parameters),
-    ]  # fmt: skip
-    if file.rule.evaluate is not None:
-        found += [
-            ("Moves param to where the model is to be evaluated, between steps.", f"int {name}_to_evaluation",
-             move_parameters(file)),
-            ("Moves param back to where it is trained, before the next step.", f"int {name}_to_training",
-             move_parameters(file)),
-        ]  # fmt: skip
-    found += [
-        ("The steps so far; -1 where the block was not initialised.", f"int64_t {name}_steps", ["const void *state"]),
-        ("What a status means.", f"const char *{name}_message", ["int status"]),
+    return [
+        line for word in file.words for line in (f"/* {FUNCTIONS[word][1]} */", *signature(*file.head(word), ";"), "")
     ]
-    lines = []
-    for told, head, parameters in found:
-        lines += [f"/* {told} */", *signature(head, parameters, ";"), ""]
-    return lines

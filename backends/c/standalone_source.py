@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from rulec.compiler.ir import Buffer, Program
 from rulec.compiler.pipeline import compile
 from rulec.language.evaluation import to_evaluation, to_training
-from rulec.language.node import Node, Op
+from rulec.language.node import Node, Op, node
 from rulec.language.rule import Rule
 from rulec.runtime.plan import needs_matrix
 from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
 from .print import literal
-from .standalone import STATUSES, CFile, is_vector, move_parameters
+from .standalone import STATUSES, CFile, is_vector
 from .standalone_numbers import used
-from .standalone_step import StepText, fact, state_names
+from .standalone_step import StepText
 from .standalone_text import block, branch, loop, signature, wrapped
 from .standalone_words import TYPES, expression, narrowed, widened, words_used
 from .text import comment, indented
@@ -31,7 +31,7 @@ class Source:
 
     def __init__(self, file: CFile) -> None:
         self.file, self.name, self.upper = file, file.name, file.upper
-        self.states = state_names(file.family)
+        self.states = file.states
         #: The matrix functions that any step calls: all call the same.
         self.matrix_words = ""
 
@@ -96,7 +96,7 @@ class Source:
         return self.file.family.rule.view.get("short") == "first"
 
     def _whole(self) -> str:
-        return f"const {self.name}_view *view" if self.file.shaped else "int64_t count"
+        return self.file.declared(self.file.inside("state_bytes")[0])
 
     def _view(self) -> str:
         return "&view" if self.file.shaped else "count"
@@ -179,10 +179,8 @@ class Source:
 
     def _condition(self, value: Node) -> str:
         def leaf(n: Node) -> str:
-            own = str(n.arg)
-            if own in self.file.family.static:
-                return literal(self.file.family.static[own])
-            return f"(double)view->{'count' if own == 'numel' else own}"
+            fact = n if str(n.arg) in self.file.family.static else node(Op.FACT, n.arg)
+            return self.file.known(fact, "view->")
 
         return expression(self._program, value, leaf)
 
@@ -201,13 +199,6 @@ class Source:
 
     # Steps
 
-    def _update_parameters(self) -> list[str]:
-        real = self.file.real
-        return [
-            f"{real} *param", f"const {real} *grad", "void *state", self._whole(), *self.file.given,
-            f"const {self.name}_hyper *hyper",
-        ]  # fmt: skip
-
     def _moves(self) -> list[tuple[str, str, Rule]]:
         """The functions that move a parameter to where its rule is evaluated and back, and the rules that do it."""
         there, back = to_evaluation(self.file.rule), to_training(self.file.rule)
@@ -220,17 +211,14 @@ class Source:
         for kind, case in enumerate(self.file.family.cases):
             for number, version in enumerate(case.versions):
                 function = self._function("update", kind, number)
-                step = StepText(self.file.family, version, self.name, function, self._update_parameters())
+                step = StepText(self.file, version, function, "step")
                 self.matrix_words = self.matrix_words or step.words()
                 found.append(step.text().rstrip("\n").split("\n"))
             for word, _, rule in self._moves():
                 program = compile(rule, case.facts, self.file.family.static)
                 (version,) = versions(rule, program, case.facts, {}, self.file.dtype, self.file.state_dtype)[:1]
                 function = self._function(word, kind, 0, "_")
-                parameters = [
-                    p for p in self._update_parameters() if not p.endswith(" *grad") and p not in self.file.given
-                ]
-                move = StepText(self.file.family, version, self.name, function, parameters, counts=False)
+                move = StepText(self.file, version, function, word, counts=False)
                 found.append(move.text().rstrip("\n").split("\n"))
         return found
 
@@ -256,7 +244,10 @@ class Source:
 
     def _defaults(self) -> list[str]:
         body = [f"const {self.name}_hyper hyper = {self.upper}_DEFAULTS;", "return hyper;"]
-        return [f"{self.name}_hyper {self.name}_defaults(void)", *block(body)]
+        return self._defined("defaults", body)
+
+    def _defined(self, word: str, body: Sequence[str]) -> list[str]:
+        return [*signature(*self.file.head(word)), *block(body)]
 
     def _begin(self, pointers: Sequence[str]) -> list[str]:
         """What every function checks first."""
@@ -282,7 +273,7 @@ class Source:
             body = [f"{self.name}_view view;", *bad, f"return {self.name}_find(&view).bytes;"]
         else:
             body = [f"return count < 0 ? 0 : {self.name}_find(count).bytes;"]
-        return [*signature(f"size_t {self.name}_state_bytes", self.file.extents), *block(body)]
+        return self._defined("state_bytes", body)
 
     def _init(self) -> list[str]:
         count = "view.count" if self.file.shaped else "count"
@@ -301,10 +292,7 @@ class Source:
                      if any(_word(x, line) for line in texts)]  # fmt: skip
         for kind, own in enumerate(cases):
             body += branch(f"view.kind == {kind}", own) if len(cases) > 1 and own else own
-        return [
-            *signature(f"int {self.name}_init", self.file.init_parameters),
-            *block([*body, f"return {self.upper}_OK;"]),
-        ]
+        return self._defined("init", [*body, f"return {self.upper}_OK;"])
 
     def _first_values(self, case: Case) -> list[str]:
         lines = []
@@ -325,13 +313,7 @@ class Source:
 
     def _initial(self, value: Node) -> str:
         def leaf(n: Node) -> str:
-            if n.op is Op.LOAD:
-                return widened("param[i]", self.file.dtype)
-            if n.op is Op.FACT:
-                return fact(str(n.arg), self.file.dtype)
-            own = str(n.arg)
-            static = self.file.family.static
-            return literal(static[own]) if own in static else f"hyper->{self.file.hyper[own]}"
+            return widened("param[i]", self.file.dtype) if n.op is Op.LOAD else self.file.known(n)
 
         return expression(self._program, value, leaf)
 
@@ -356,9 +338,12 @@ class Source:
         body = [
             *self._begin(pointers), *self._known(), *branch(f"{count} == 0", ["head->steps += 1;", "return 0;"]),
         ]  # fmt: skip
-        arguments = ["param", "grad", "state", self._view(), *(key for key, _ in self.file.inputs), "hyper"]
-        body += self._chosen(lambda kind, number: f"{self._function('update', kind, number)}({', '.join(arguments)})")
-        return [*signature(f"int {self.name}_step", self.file.step_parameters), *block(body)]
+        arguments = self._arguments("step")
+        body += self._chosen(lambda kind, number: f"{self._function('update', kind, number)}({arguments})")
+        return self._defined("step", body)
+
+    def _arguments(self, word: str) -> str:
+        return ", ".join("&view" if p.kind == "view" else p.name for p in self.file.inside(word))
 
     def _chosen(self, call: Callable[[int, int], str]) -> list[str]:
         """The statements that return what the version for this tensor and step does."""
@@ -368,8 +353,8 @@ class Source:
             own: list[str] = []
             for number, version in enumerate(case.versions):
                 tests = [
-                    ("" if truth else "!") + f"({expression(self._program, node, self._predicate_leaf)})"
-                    for (_, node), truth in zip(case.program.predicates, version.decided, strict=True)
+                    f"{'' if truth else '!'}({self._predicate(value)})"
+                    for (_, value), truth in zip(case.program.predicates, version.decided, strict=True)
                 ]
                 if self._turns() and len({v.turned for v in case.versions}) > 1:
                     tests.append("view.turned" if version.turned else "!view.turned")
@@ -381,17 +366,12 @@ class Source:
             lines += own if kind == len(cases) - 1 else branch(f"view.kind == {kind}", own)
         return lines
 
-    def _predicate_leaf(self, n: Node) -> str:
-        if n.op is Op.STEP:
-            return "t"
-        if n.op is Op.FACT:
-            return fact(str(n.arg), self.file.dtype).replace("(double)", "(double)view.")
-        own, static = str(n.arg), self.file.family.static
-        return literal(static[own]) if own in static else f"hyper->{self.file.hyper[own]}"
+    def _predicate(self, value: Node) -> str:
+        return expression(self._program, value, lambda n: self.file.known(n, "view."))
 
     def _move(self, word: str) -> list[str]:
         count = "view.count" if self.file.shaped else "count"
-        arguments = f"param, state, {self._view()}, hyper"
+        arguments = self._arguments(word)
         body = [
             *self._begin(["param"]), *self._known(), *branch(f"{count} == 0", ["return 0;"]),
         ]  # fmt: skip
@@ -399,19 +379,19 @@ class Source:
         for kind in range(len(cases)):
             call = [f"return {self._function(word, kind, 0, '_')}({arguments});"]
             body += call if kind == len(cases) - 1 else branch(f"view.kind == {kind}", call)
-        return [*signature(f"int {self.name}_{word}", move_parameters(self.file)), *block(body)]
+        return self._defined(word, body)
 
     def _steps(self) -> list[str]:
         body = [
             f"const {self.name}_head *const head = state;",
             f"return head == NULL || head->magic != {self.upper}_MAGIC ? -1 : head->steps;",
         ]
-        return [f"int64_t {self.name}_steps(const void *state)", *block(body)]
+        return self._defined("steps", body)
 
     def _message(self) -> list[str]:
         cases = [line for key, text in STATUSES for line in (f"case {self.upper}_{key}:", f'    return "{text}";')]
         body = ["switch (status) {", *cases, "default:", '    return "no status of this rule";', "}"]
-        return [f"const char *{self.name}_message(int status)", *block(body)]
+        return self._defined("message", body)
 
 
 def _struct(name: str, fields: Sequence[str]) -> list[str]:

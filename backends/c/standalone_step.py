@@ -8,11 +8,11 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
 from rulec.kernel.place import COL, ROW, TENSOR, is_shaped, place
 from rulec.language.node import Node, Op, walk
-from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
-from rulec.standalone.cases import Family, Version
+from rulec.standalone.cases import Version
 
-from .print import Parameter, literal
+from .print import Parameter
+from .standalone import CFile
 from .standalone_matrix import WRITTEN, matrix_words
 from .standalone_numbers import LOOPS, Numbers, used
 from .standalone_stage import StageText
@@ -21,17 +21,14 @@ from .standalone_words import RESERVED, TYPES, narrowed, widened
 
 
 class StepText:
-    """The function `function` for one version of a family printed under `name`.
+    """The function `function` for one version of what a file's function `word` does.
 
-    It takes what `parameters` declares, and counts one more step where `counts`; else it is no step, and `t` is the
-    number of those so far.
+    It counts one more step where `counts`; else it is no step, and `t` is the number of those so far.
     """
 
-    def __init__(
-        self, family: Family, version: Version, name: str, function: str, parameters: Sequence[str], counts: bool = True
-    ) -> None:
-        self.family, self.version, self.name, self.function = family, version, name, function
-        self.parameters, self.counts = parameters, counts
+    def __init__(self, file: CFile, version: Version, function: str, word: str, counts: bool = True) -> None:
+        self.file, self.version, self.name, self.function = file, version, file.name, function
+        self.parameters, self.counts = file.inside(word), counts
         self.program, self.layout = version.program, version.layout
         self.plan: Plan = version.plan
         several = len(self.program.stages) > 1
@@ -40,7 +37,7 @@ class StepText:
             for i in range(len(self.program.stages))
         ]
         self.taken = set(RESERVED) | {"t"}
-        self.states = state_names(family)
+        self.states = file.states
         self.pointers = self._pointers()
         #: The results of matrix functions, which have the parameter's shape.
         self.found = {v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise}
@@ -79,19 +76,13 @@ class StepText:
         return roots
 
     def _leaf(self, value: Node, index: str) -> str:
-        if value.op in (Op.HYPER, Op.MODEL_HYPER):
-            own = str(value.arg)
-            static = self.family.static
-            return literal(static[own]) if own in static else f"hyper->{hyper_names(self.family)[own]}"
-        if value.op is Op.STEP:
-            return "t"
-        if value.op is Op.FACT:
-            return fact(str(value.arg), self.layout.dtype("p"))
         if value.op is Op.SCALAR:
             return self.numbers.text(self.program.columns[int(value.arg)].value)  # type: ignore[call-overload]
         if value.op is Op.RESULT:
             return self._result(str(value.arg), index)
-        return self._loaded(self.program.buffer(str(value.arg)), index)
+        if value.op is Op.LOAD:
+            return self._loaded(self.program.buffer(str(value.arg)), index)
+        return self.file.known(value)
 
     def _result(self, name: str, index: str) -> str:
         if name in self.reduced:
@@ -112,9 +103,8 @@ class StepText:
     def text(self) -> str:
         """The functions of the stages, then the one that calls them."""
         body = self._body()
-        unused = [p.split()[-1].lstrip("*") for p in self.parameters]
-        silent = [f"(void){p};" for p in unused if not used(body, p)]
-        head = signature(f"static int {self.function}", self.parameters)
+        silent = [f"(void){p.name};" for p in self.parameters if not used(body, p.name)]
+        head = signature(f"static int {self.function}", [self.file.declared(p) for p in self.parameters])
         step = "\n".join([*head, *block([*silent, *body])]) + "\n"
         return "\n".join([*(s.text() for s in self.stages), step])
 
@@ -145,9 +135,7 @@ class StepText:
         read = [b for b in states if used(lines, self.pointers[b.name])]
         found = []
         if read:
-            found.append(
-                f"const {self.name}_places at = {self.name}_find({'view' if self.family.shaped else 'count'});"
-            )
+            found.append(f"const {self.name}_places at = {self.name}_find({'view' if self.file.shaped else 'count'});")
         for b in read:
             kind = TYPES[self.layout.dtype(b.name)]
             text = f"({kind} *)((char *)state + at.{self.states[b.name]})"
@@ -160,7 +148,7 @@ class StepText:
         t = t if used(lines, "t") else []
         if used([*lines, *t], "head"):
             found.insert(0, f"{self.name}_head *const head = state;")
-        if self.family.shaped:
+        if self.file.shaped:
             needed = [*lines, *found]
             found = [
                 f"const int64_t {x} = view->{x};" for x in ("ndim", "count", "batch", "rows", "cols") if used(needed, x)
@@ -342,29 +330,3 @@ class StepText:
 
 def _parallel(count: str) -> list[str]:
     return ["#ifdef _OPENMP", f"#pragma omp parallel for schedule(static) if ({count} > 1)", "#endif"]
-
-
-def fact(name: str, dtype: str) -> str:
-    """A shape fact as a double, from what is known of a view."""
-    if name == "machine_eps":
-        return literal(EPS[dtype])
-    return f"(double){'count' if name == 'numel' else name}"
-
-
-def state_names(family: Family) -> dict[str, str]:
-    """The name of each state in the head of a block, or of its place."""
-    taken = {"magic", "steps", "bytes", *RESERVED}
-    states = dict.fromkeys(b.name for case in family.cases for b in case.program.states)
-    return {state: unique_name(state, taken) for state in states}
-
-
-def hyper_names(family: Family) -> dict[str, str]:
-    """The field of each hyper-parameter that is no static one; Fortran takes capitals for small letters."""
-    taken = set(RESERVED)
-    found: dict[str, str] = {}
-    for key in (k for k, h in family.rule.hyper.items() if not h.static):
-        name = unique_name(key, taken)
-        while name.lower() in {other.lower() for other in found.values()}:
-            name += "_"
-        found[key] = name
-    return found
