@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
@@ -113,9 +114,8 @@ _JOINS = {
     Op.MAX: ("greatest_of", "maximum(all, lanes[lane])"),
 }
 
-#: The index of the value of a matrix or a row among its like; and that of the slot for the totals of a row or a tensor.
+#: The index of the value of a matrix or a row among its like.
 _INDEX = {MATRIX: "matrix", ROW: "line"}
-_SLOT = {ROW: "line", TENSOR: "chunk"}
 
 
 def source(program: Program, layout: Layout) -> str:
@@ -168,11 +168,14 @@ class StageSource:
     """The functions of one stage."""
 
     dialect = C99
+    writer: type[ElementWriter] = ElementWriter
+    #: The index of the slot for the totals of a row, and of a tensor.
+    slots: Mapping[str, str] = MappingProxyType({ROW: "line", TENSOR: "chunk"})
 
-    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+    def __init__(self, program: Program, layout: Layout, index: int, name: str = "") -> None:
         self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
-        self.name = stage_name(program, index)
-        self.write = ElementWriter(program, layout, self.stage, self.dialect, f"{self.name}_element")
+        self.name = name or stage_name(program, index)
+        self.write = self.writer(program, layout, self.stage, self.dialect, f"{self.name}_element")
         self.nest = self.write.nest
 
     def text(self) -> str:
@@ -258,11 +261,15 @@ class StageSource:
 
     def enter(self, level: Level) -> list[str]:
         """Values of a row or a matrix, emptied totals of its columns, and lanes of totals."""
-        back = ["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
         return [
-            *back * (level.place == ROW and self.nest.sees(COL)), *self._vectors(level.place),
-            *self._emptied(level), *(line for r in level.totals for line in self._lanes(r)),
+            *self._row_lines() * (level.place == ROW), *self._vectors(_INDEX.get(level.place, ""), level.place),
+            *(line for r in level.totals for line in self._begun(r)), *self._emptied(level),
         ]  # fmt: skip
+
+    def _row_lines(self) -> list[str]:
+        """Where a row lies."""
+        back = ["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
+        return back * self.nest.sees(COL)
 
     def loop(self, level: Level, body: list[str]) -> list[str]:
         """A loop over the matrices of a chunk, the lines of a matrix, or the elements of a line or a chunk."""
@@ -290,28 +297,28 @@ class StageSource:
         ]  # fmt: skip
 
     def leave(self, level: Level) -> list[str]:
-        """What is left of totals, joined over their lanes."""
-        write = self.write
-        return [
-            f"{write.at[r.name]}[{_SLOT[level.place]}] = {_JOINS[r.value.op][0]}({write.names[r.name]});"
-            for r in level.totals
-        ]
+        """What is left of totals."""
+        return [f"{self.write.at[r.name]}[{self.slots[level.place]}] = {self._total(r)};" for r in level.totals]
+
+    def _total(self, reduction: Result) -> str:
+        """A total, joined over its lanes."""
+        return f"{_JOINS[reduction.value.op][0]}({self.write.names[reduction.name]})"
 
     def element(self) -> list[str]:
         """The call of the element's function."""
         return self.write.call(self._passed("i", ""))
 
-    def _lanes(self, reduction: Result) -> list[str]:
+    def _begun(self, reduction: Result) -> list[str]:
         """The lanes of a total, before a loop over what it is of."""
         name, op = self.write.names[reduction.name], reduction.value.op
         if op is Op.SUM:
             return [f"double {name}[LANES] = {{0}};"]
         return [f"double {name}[LANES];", f"fill({name}, {NOTHING[op]});"]
 
-    def _vectors(self, where: str) -> list[str]:
-        """The values of a row or a matrix."""
+    def _vectors(self, index: str, where: str) -> list[str]:
+        """The values of a row, a matrix or a column."""
         return [
-            f"const {p.declaration} = {self._vector(p, _INDEX[where])};"
+            f"const {p.declaration} = {self._vector(p, index)};"
             for p in self.write.parameters() if p.kind == "vector" and p.place == where
         ]  # fmt: skip
 
