@@ -8,12 +8,12 @@ from typing import Any
 
 from rulec.backend.noise import Noise
 from rulec.backend.protocol import Rows, Scratch, Written
-from rulec.kernel.bucket.call import BucketCall, Needs
+from rulec.kernel.bucket.call import AddressedCall, Needs
 
 from .noise import RECORD, Table, records
 
 
-class RecordsCall(BucketCall[Needs]):
+class RecordsCall(AddressedCall[Needs]):
     """A call with noise in the place of gradients, of which each tensor begins with element `_offset`.
 
     It is summed in `_dtype`.

@@ -11,7 +11,7 @@ from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.bucket.call import BucketCall
+from rulec.kernel.bucket.call import AddressedCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.bucket.uploads import Ring, Uploads
@@ -30,7 +30,7 @@ _PARTS = 256
 Functions = Callable[[str], Any]
 
 
-class CudaCall(BucketCall[Work]):
+class CudaCall(AddressedCall[Work]):
     """A kernel bound to the parameters and states of one bucket, for blocks of so many threads.
 
     One that is given a `ring` of others' does not wait for its tables: it may be called in the stream that is the

@@ -12,7 +12,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.kernel.bucket.call import BucketCall
+from rulec.kernel.bucket.call import AddressedCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.bucket.uploads import Ring
@@ -24,7 +24,7 @@ from .scalars import LANES, scalar_arguments
 from .work import StageWork
 
 
-class TritonCall(BucketCall[StageWork]):
+class TritonCall(AddressedCall[StageWork]):
     """A kernel bound to the parameters and states of one bucket, all on one device."""
 
     backend = "triton"

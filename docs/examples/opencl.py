@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.backend.protocol import Rows, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, TensorError
+from rulec.kernel.bucket.call import BucketCall
 from rulec.kernel.bucket.chunks import Policy
 from rulec.kernel.bucket.work import Planner, Work
 from rulec.kernel.nest import written
@@ -188,36 +189,33 @@ class OpenclKernel:
         return OpenclCall(self, params, states, views)
 
 
-class OpenclCall:
-    """Kernels bound to the parameters and states of one bucket. One thread at a time may call them."""
+class OpenclCall(BucketCall["Launch"]):
+    """Kernels bound to the parameters and states of one bucket."""
+
+    backend = "opencl"
 
     def __init__(
         self, kernel: OpenclKernel, params: Sequence[Any], states: Sequence[dict[str, Any]],
         views: Sequence[MatrixView],
     ) -> None:  # fmt: skip
+        super().__init__(params, states)
         program, layout = kernel.program, kernel.layout
-        self._params, self._states = params, states
         self._bound = bound_arrays(program, params, states)
-        plan = Planner("opencl", program, layout, [p.size for p in params], views, POLICY)
-        self._launches = [
+        plan = Planner(self.backend, program, layout, [p.size for p in params], views, POLICY)
+        self._works = [
             Launch(kernel, index, plan.work(stage)) if stage.roots else None
             for index, stage in enumerate(program.stages)
         ]  # fmt: skip
 
-    def __call__(
-        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """Runs a stage over every tensor of the bucket, or `tensors` of it, in place."""
-        launch = self._launches[stage]
-        if launch is None:
-            return Written(self._params, self._states)
-        fired = range(len(self._params)) if tensors is None else tensors
-        bound = {name: [arrays[i] for i in fired] for name, arrays in self._bound.items()}
-        coming = {line.name: line.take(scratch or {}, fired) for line in launch.work.moving}
-        launch.run({**bound, **coming, "g": moving}, rows, fired)
-        slots = launch.work.slots
-        return Written(self._params, self._states, {name: slot.finished(tensors) for name, slot in slots.items()})
+    def _run(
+        self, work: Launch, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
+        fired: tuple[int, ...] | None, stream: Any,
+    ) -> Mapping[str, Any]:  # fmt: skip
+        positions = self._everything if fired is None else fired
+        bound = {name: [arrays[i] for i in positions] for name, arrays in self._bound.items()}
+        coming = {line.name: line.take(scratch, positions) for line in work.work.moving}
+        work.run({**bound, **coming, "g": moving}, rows, positions)
+        return {name: slots.finished(fired) for name, slots in work.work.slots.items()}
 
 
 class Launch:

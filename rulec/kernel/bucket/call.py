@@ -37,9 +37,8 @@ class BucketCall(ABC, Generic[Needs]):
     def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._params, self._states = params, states
         self._everything = range(len(params))
-        self._gradients: Whole = np.zeros(len(params), np.int64)
+        #: What is known of the gradients of this step.
         self._last: tuple[int, tuple[int, ...] | None] | None = None
-        self._first: Callable[[], Any] = _nothing
 
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
@@ -59,6 +58,22 @@ class BucketCall(ABC, Generic[Needs]):
         reduced = self._run(work, stage, moving, rows, scratch or {}, fired, stream)
         return Written(self._params, self._states, reduced)
 
+    @abstractmethod
+    def _run(
+        self, work: Needs, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
+        fired: tuple[int, ...] | None, stream: Any,
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """Does a stage's work for these tensors, or for all; gives its reductions by name."""
+
+
+class AddressedCall(BucketCall[Needs]):
+    """A call whose kernels find gradients by their addresses."""
+
+    def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
+        super().__init__(params, states)
+        self._gradients: Whole = np.zeros(len(params), np.int64)
+        self._first: Callable[[], Any] = _nothing
+
     def _read_gradients(self, moving: Sequence[Any], fired: tuple[int, ...] | None) -> Whole:
         """The addresses of gradients, those of tensors that do not fire as they were; InternalError for too few."""
         # The stages of a step are called with one list of gradients: its addresses are read at the first that asks.
@@ -76,15 +91,8 @@ class BucketCall(ABC, Generic[Needs]):
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
         """Where gradients are."""
 
-    @abstractmethod
-    def _run(
-        self, work: Needs, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
-        fired: tuple[int, ...] | None, stream: Any,
-    ) -> Mapping[str, Any]:  # fmt: skip
-        """Does a stage's work for these tensors, or for all; gives its reductions by name."""
 
-
-class PlannedCall(BucketCall[Work]):
+class PlannedCall(AddressedCall[Work]):
     """A kernel in main memory that reads addresses from a table, with a line for each of `address_lines`.
 
     It has chunks, slots for reductions and addresses; who runs a stage says how.
