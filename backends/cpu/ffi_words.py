@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from .words import WORDS as WORDS_OF_KERNELS
 from .words import _intrinsic as intrinsic
-from .words import words as kernel_words
-
-#: Every word.
-NAMES = frozenset({"put", "real", "invoke", "allocate", "release", "pause"})
-
-
-def __getattr__(name: str) -> Any:
-    """A word, made at its first import: `from rulec_backends.cpu.ffi_words import put`."""
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return words()[name]
-
-
-@functools.cache
-def words() -> dict[str, Any]:
-    """Every word by its name."""
-    return {
-        "put": _put(),
-        "real": kernel_words()["number"],
-        "invoke": _invoke(),
-        "allocate": _of_c("malloc", 1),
-        "release": _of_c("free", 1),
-        "pause": _of_c("sched_yield", 0),  # it takes a word as all do, and passes none on
-    }
+from .words import made_once
 
 
 def _put() -> Any:
@@ -69,3 +48,13 @@ def _of_c(name: str, arity: int) -> Any:
         return builder.call(known or ir.Function(builder.module, kind, name), list(values)[:arity])
 
     return intrinsic(1, lambda given: types.int64, generate)
+
+
+#: How each word is made: `from rulec_backends.cpu.ffi_words import put`.
+WORDS: Mapping[str, Callable[[], Any]] = {
+    "put": _put, "real": WORDS_OF_KERNELS["number"], "invoke": _invoke, "allocate": partial(_of_c, "malloc", 1),
+    "release": partial(_of_c, "free", 1),
+    "pause": partial(_of_c, "sched_yield", 0),  # it takes a word as all do, and passes none on
+}  # fmt: skip
+
+__getattr__ = made_once(__name__, WORDS)

@@ -6,7 +6,8 @@ width, which LLVM cuts to the processor's; normal ones by scalar instructions, w
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from .lanes import DOUBLE, SINGLE, Real, Unit, fma
@@ -15,26 +16,10 @@ from .normal import normal_pair
 from .philox import BLOCKS, constant, generated, spread
 from .words import _intrinsic as intrinsic
 from .words import _pointer as pointer
-
-#: Every word, so that printing needs no Numba.
-NAMES = frozenset({"room", "make_words", "add_rademacher", "add_popcount", "add_normal"})
+from .words import made_once
 
 #: Elements that one use of a word adds to, by values.
 ADDED = {"rademacher": 32, "popcount": 32, "normal": 2}
-
-
-def __getattr__(name: str) -> Any:
-    """A word, made at its first import: `from rulec_backends.cpu.noise_words import room`."""
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return words()[name]
-
-
-@functools.cache
-def words() -> dict[str, Any]:
-    """Every word by its name."""
-    added = {"add_rademacher": _rademacher, "add_popcount": _popcount, "add_normal": _normal}
-    return {"room": _room(), "make_words": _make_words()} | {name: _add(made) for name, made in added.items()}
 
 
 def _room() -> Any:
@@ -136,3 +121,14 @@ def _normal(builder: Any, given: Any, values: Any) -> None:
     for i, value in zip(places, pair, strict=True):
         where = pointer(builder, sums, i, unit.real_type)
         builder.store(fma(value, Real(unit, weight), Real(unit, builder.load(where))).value, where)
+
+
+#: How each word is made: `from rulec_backends.cpu.noise_words import room`.
+WORDS: Mapping[str, Callable[[], Any]] = {
+    "room": _room, "make_words": _make_words, "add_rademacher": partial(_add, _rademacher),
+    "add_popcount": partial(_add, _popcount), "add_normal": partial(_add, _normal),
+}  # fmt: skip
+
+NAMES = frozenset(WORDS)
+
+__getattr__ = made_once(__name__, WORDS)

@@ -7,7 +7,8 @@ loaded from the cache. Addresses are int64 throughout, because Numba adds int64 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from . import lanes as cpu_lanes
@@ -40,44 +41,37 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "remainder": cpu_math.remainder,
 }
 _BINARY = ("power", "minimum", "maximum", "remainder")
-#: Words that take one more number into a reduction, with LLVM's names for those that are an intrinsic.
-_EXTREMES = {"lowest": "minimum", "highest": "maximum"}
 
-#: Every word, so that printing needs no Numba.
-NAMES = (
-    frozenset(FUNCTIONS)
-    | {"compiled", "float32", "float64", "where", "word", "number", "fetch_add", "popcount", "accumulate", *_EXTREMES}
-    | {f"{way}_{storage}" for way in ("load", "store", "load_bits", "store_bits") for storage in cpu_storage.STORAGES}
-)
 
 _Signature = Callable[..., Any]  # the types of the arguments -> the type of the result, or None where they do not fit
 _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of the arguments -> the LLVM value
 
 
-def __getattr__(name: str) -> Any:
-    """A word of a kernel, made at its first import: `from rulec_backends.cpu.words import exp`."""
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return words()[name]
+def made_once(module: str, words: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module of words, each made at its first import, so that printing needs no Numba."""
+
+    @functools.cache
+    def word(name: str) -> Any:
+        if name not in words:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return words[name]()
+
+    return word
 
 
-@functools.cache
-def words() -> dict[str, Any]:
-    """Every name a printed kernel uses."""
-    from numba import float32, float64, njit
+def _of_numba(name: str) -> Any:
+    """A type."""
+    import numba
+
+    return getattr(numba, name)
+
+
+def _compiled() -> Any:
+    """What functions of a kernel are decorated with."""
+    from numba import njit
 
     # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
-    compiled = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-    found = {"compiled": compiled, "float32": float32, "float64": float64}
-    found |= {"where": _where(), "fetch_add": _fetch_add(), "popcount": _popcount()}
-    found |= {name: _function(formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()}
-    found |= {"word": _peek("int64"), "number": _peek("float64"), "accumulate": _accumulate()}
-    found |= {name: _extreme(intrinsic) for name, intrinsic in _EXTREMES.items()}
-    for storage in cpu_storage.STORAGES:
-        for way, as_bits in (("", False), ("bits_", True)):
-            found[f"load_{way}{storage}"] = _load(storage, as_bits)
-            found[f"store_{way}{storage}"] = _store(storage, as_bits)
-    return found
+    return njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
 
 
 def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
@@ -286,3 +280,22 @@ def _scopes(module: Any) -> list[tuple[Any, Any]]:
     return [
         (module.add_metadata([scope]), module.add_metadata([s for s in scopes if s is not scope])) for scope in scopes
     ]
+
+
+#: How each word is made: `from rulec_backends.cpu.words import exp`.
+WORDS: Mapping[str, Callable[[], Any]] = {
+    "compiled": _compiled, "float32": partial(_of_numba, "float32"), "float64": partial(_of_numba, "float64"),
+    "where": _where, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
+    "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
+    "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
+    **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},
+    **{
+        f"{way}_{bits}{storage}": partial(word, storage, bool(bits))
+        for way, word in (("load", _load), ("store", _store)) for bits in ("", "bits_")
+        for storage in cpu_storage.STORAGES
+    },
+}  # fmt: skip
+
+NAMES = frozenset(WORDS)
+
+__getattr__ = made_once(__name__, WORDS)
