@@ -32,7 +32,7 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
     """The measurement, with AdamW in float32; `advance` is called after every size."""
     notes: list[str] = []
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    program = rulec.compile(rulec.load("adamw").standalone())
+    program = rulec.compile(rulec.load("adamw"))
     kernels = pair(program, layout_for(program, "float32"))
     with_torch = have_torch(notes)
     rows: list[Row] = []

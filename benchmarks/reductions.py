@@ -86,7 +86,7 @@ def _clips(only: Sequence[str]) -> bool:
 
 
 def _reduces(name: str) -> bool:
-    rule = rulec.load(name).standalone()
+    rule = rulec.load(name)
     program = rulec.compile(rule)
     return not (program.elementwise or rule.inputs or _has_matrix_functions(program))
 

@@ -61,7 +61,7 @@ def half_width(only: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def _float32(name: str, pool: Pool, rounds: int, notes: list[str]) -> Iterator[Row]:
-    program = rulec.compile(rulec.load(name).standalone())
+    program = rulec.compile(rulec.load(name))
     kernels = pair(program, layout_for(program, "float32"))
     contenders = _contenders(kernels, pool)
     theirs = _torch_step(name, pool)
@@ -80,7 +80,7 @@ def _float32(name: str, pool: Pool, rounds: int, notes: list[str]) -> Iterator[R
 
 
 def _half_width(name: str, dtype: str, states: str, pool: Pool, rounds: int) -> Row:
-    program = rulec.compile(rulec.load(name).standalone())
+    program = rulec.compile(rulec.load(name))
     layout = layout_for(program, dtype, states=dict.fromkeys((b.name for b in program.states), states))
     kernels = pair(program, layout)
     times = interleaved(_contenders(kernels, pool), rounds)

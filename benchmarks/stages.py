@@ -51,7 +51,7 @@ def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
 def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, MatrixView]:
     """The program that the engine runs for a float32 tensor of this shape, its layout, and how it sees the tensor."""
     view = matrix_view(shape, rule.view)
-    program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": 2.0**-23})
+    program = rulec.compile(rule, {**view.facts, "machine_eps": 2.0**-23})
     layout = layout_for(program, "float32", transposed=view.transposed and is_shaped(program))
     return *scheduled(program, layout), view
 

@@ -78,7 +78,7 @@ class Steps:
     """A rule's step with noise as its gradient, in one kernel and in two; `params` has the parameters of each way."""
 
     def __init__(self, rule: str, values: Values, directions: int, elements: int) -> None:
-        program = rulec.compile(rulec.load(rule).standalone())
+        program = rulec.compile(rulec.load(rule))
         kernels = pair(program, layout_for(program, "float32"))
         self.elements = elements
         self.params = [np.full(elements, 0.5, np.float32) for _ in range(2)]

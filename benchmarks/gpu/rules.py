@@ -136,7 +136,7 @@ def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judg
 def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
     """What the stages of a rule read and write for a tensor of this shape, all of it stored in this dtype."""
     rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
-    program = rulec.compile(rule.standalone(), {**view.facts, "machine_eps": EPS[dtype]})
+    program = rulec.compile(rule, {**view.facts, "machine_eps": EPS[dtype]})
     return sum(traffic(*kernel_for(program, dtype))) * prod(shape)
 
 

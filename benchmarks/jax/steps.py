@@ -79,7 +79,7 @@ def theirs(rule: str, grads: Any, params: Any, together: int = 1) -> Step:
 def transformation(rule: str) -> Any:
     """optax's transformation for a rule of the library, at our default hyper-parameters."""
     entry, function = _entry(rule)
-    program = rulec.compile(rulec.load(rule).standalone())
+    program = rulec.compile(rulec.load(rule))
     return function(**translate(hyper_defaults(program), function, entry, {}).keywords)
 
 

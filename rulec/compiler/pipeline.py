@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rulec.compiler.axes import infer_axes
 from rulec.compiler.ir import Program
@@ -55,8 +56,8 @@ def compile(
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
         # A local may stand for a shape fact: what is decided by it shows only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
-    chosen = tuple(sorted((assumed or {}).items()))
-    program = _compile(_ByIdentity(rule), decisions, tuple(sorted(static.items())), _Facts(facts), chosen, whole)
+    key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole
+    program = _compile(_Request(key, rule, facts, static, assumed, whole))
     return check_counts(program, static) if shapeless else program
 
 
@@ -65,36 +66,26 @@ def static_defaults(rule: Rule) -> dict[str, float]:
     return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
 
 
-class _ByIdentity:
-    """A rule as a dictionary key: equal rules made separately simply compile separately."""
+@dataclass(frozen=True)
+class _Request:
+    """What a program is compiled from.
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+    `key` tells requests apart: the rule itself, so that equal rules made separately simply compile separately, and the
+    decisions that are made from shape facts in place of the facts.
+    """
 
-    def __hash__(self) -> int:
-        return id(self.rule)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and self.rule is other.rule
-
-
-class _Facts(dict[str, float]):
-    """Shape facts that take no part in a cache key: the decisions made from them do."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Facts)
+    key: tuple[object, ...]
+    rule: Rule = field(compare=False)
+    facts: Mapping[str, float] = field(compare=False)
+    static: Mapping[str, float] = field(compare=False)
+    assumed: Mapping[int, bool] | None = field(compare=False)
+    whole: bool = field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
-def _compile(
-    key: _ByIdentity, decisions: object, static: tuple[tuple[str, float], ...], facts: _Facts,
-    assumed: tuple[tuple[int, bool], ...], whole: bool,
-) -> Program:  # fmt: skip
+def _compile(request: _Request) -> Program:
     program = None
-    for name, program in passes(key.rule, facts, dict(static), dict(assumed), whole):
+    for name, program in passes(request.rule, request.facts, request.static, request.assumed, request.whole):
         if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
             from rulec.compiler.show import program_text
 

@@ -337,7 +337,7 @@ class ReferenceOptimizer:
             view = matrix_view(np.shape(param), routed.view)
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
             self._add(index, routed, [_own(g, routed) for g in given])
-        known = rule.standalone().all_hyper
+        known = rule.settings
         for key in (key for group in given for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")

@@ -71,7 +71,7 @@ class Entry:
         """Keyword of theirs: the hyper-parameter of ours, or several where it is a tuple."""
         taken = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
         fixed = {keyword for keyword, value in self.when.items() if value not in ("nonzero", "given")}
-        hyper = self.changed.standalone().all_hyper
+        hyper = self.changed.settings
         same = {k: k for k in self.signature.parameters if k in hyper and k not in taken and k not in fixed}
         return {"learning_rate": "lr", **same, **self.args}
 
@@ -110,7 +110,7 @@ class Entry:
 
     def hyper(self, values: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
         """The hyper-parameters of `rule` that these keywords give."""
-        known = rule.standalone().all_hyper
+        known = rule.settings
         found: dict[str, Any] = {}
         for keyword, ours in self.places.items():
             given = values.get(keyword)

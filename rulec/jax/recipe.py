@@ -96,7 +96,7 @@ class Group:
 
 @functools.lru_cache(maxsize=1024)
 def _settings(rule: Rule) -> Mapping[str, Hyper]:
-    return rule.standalone().all_hyper
+    return rule.settings
 
 
 def _python_number(name: str, given: Any, setting: Hyper, owner: str) -> float:

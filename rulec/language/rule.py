@@ -139,7 +139,7 @@ class Rule:
 
     def __getstate__(self) -> dict[str, Any]:
         # The function of a Python rule cannot be pickled: its module knows it by the rule's name.
-        derived = ("names_read", "rest", "analysis")
+        derived = ("names_read", "rest", "settings", "analysis")
         return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None}
 
     @property
@@ -249,6 +249,11 @@ class Rule:
         from rulec.language.routing import all_hyper
 
         return all_hyper(self)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Hyper]:
+        """What an optimizer of the rule may be given: `all_hyper` of the rule as it runs by itself."""
+        return self.standalone().all_hyper
 
     @cached_property
     def analysis(self) -> Analysis:

@@ -585,7 +585,7 @@ class Engine:
 
 def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:
     """Every hyper-parameter of a rule, and of those it routes tensors to: given, or by default."""
-    hyper = rule.standalone().all_hyper
+    hyper = rule.settings
     for key in given:
         if key not in hyper:
             raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")

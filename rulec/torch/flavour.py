@@ -101,7 +101,7 @@ class Flavour:
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
         """The rule, and those that it names for the tensors it does not apply to."""
-        return Router(self.rule.standalone()).rules
+        return Router(self.rule).rules
 
     @property
     def keywords(self) -> set[str]:

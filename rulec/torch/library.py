@@ -82,7 +82,7 @@ def _example(theirs: Any) -> Optimizer:
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
     entries = torch_entries(rule)
-    settings = rule.standalone().all_hyper
+    settings = rule.settings
     args = entries[0].get("args", {}) if entries else _betas(settings)
     states = entries[0].get("state", {}) if entries else {}
     flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
@@ -161,7 +161,7 @@ def _own_parameters(flavours: Sequence[Flavour]) -> list[inspect.Parameter]:
 
 def _flavour(kind: str, rule: Rule, entry: Mapping[str, Any]) -> Flavour:
     decays = entry.get("weight_decay", {})
-    settings = rule.standalone().all_hyper
+    settings = rule.settings
     args = entry.get("args", {})
     others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
     return Flavour(

@@ -269,7 +269,7 @@ def steps(opt: Optimizer, first: int, last: int) -> None:
 @pytest.mark.parametrize("name", by_kind(rulec.rules()))
 def test_a_loaded_state_goes_on_bit_for_bit(name: str) -> None:
     rule = loaded(name)
-    hyper = {"rank": 2} if "rank" in rule.standalone().all_hyper else {}
+    hyper = {"rank": 2} if "rank" in rule.settings else {}
     straight, resumed = arrays(), arrays()
     one = Optimizer(rule, straight, "numpy", seed=3, **hyper)
     two = Optimizer(rule, resumed, "numpy", seed=3, **hyper)

@@ -23,7 +23,7 @@ from tests.cli.running import error, run
 
 def test_the_limit_leaves_every_array_as_it_is() -> None:
     """So that it can run by turns with the kernel over the same memory."""
-    program = rulec.compile(rulec.load("adamw").standalone())
+    program = rulec.compile(rulec.load("adamw"))
     kernels = pair(program, layout_for(program, "float32"))
     pool = Pool(1000)
     params, grads, states = pool.tensors(kernels)
@@ -36,7 +36,7 @@ def test_the_limit_leaves_every_array_as_it_is() -> None:
 
 def test_the_kernel_timed_is_the_one_a_step_runs() -> None:
     """Ten steps of an optimizer, the last by the kernel alone with the table of step ten."""
-    program = rulec.compile(rulec.load("adam").standalone())
+    program = rulec.compile(rulec.load("adam"))
     kernels = pair(program, layout_for(program, "float32"))
     stepped, gradient = np.ones(100, np.float32), np.linspace(-1, 1, 100, dtype=np.float32)
     optimizer = rulec.array.Optimizer("adam", [stepped])

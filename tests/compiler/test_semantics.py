@@ -40,7 +40,7 @@ def whole(rule_name: str) -> Rule:
 
 def shapes_for(rule: Rule) -> list[tuple[int, ...]]:
     """A rank is more than small and empty matrices have."""
-    return [(), (5,), (6, 8), (8, 6)] if "rank" in rule.standalone().all_hyper else SHAPES
+    return [(), (5,), (6, 8), (8, 6)] if "rank" in rule.settings else SHAPES
 
 
 def same(a: Any, b: Any) -> None:

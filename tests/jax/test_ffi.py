@@ -311,7 +311,7 @@ class FakeXla:
 @pytest.mark.parametrize("way", ["late", "inline", "refused"])
 def test_no_kernel_waits_for_a_thread_that_has_not_begun(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rulec_backends.cpu.threads.asked_for", lambda: 0)
-    program = rulec.compile(rulec.load("sgd").standalone())
+    program = rulec.compile(rulec.load("sgd"))
     kernel = ffi_kernel(program, layout_for(program, "float32"))
     p, g = np.zeros(1_000_000, np.float32), np.ones(1_000_000, np.float32)
     stage = kernel.stage(0, [p.size])
@@ -331,7 +331,7 @@ def test_no_kernel_waits_for_a_thread_that_has_not_begun(way: str, monkeypatch: 
 
 
 def test_xla_is_told_which_interface_the_kernel_was_made_for() -> None:
-    program = rulec.compile(rulec.load("sgd").standalone())
+    program = rulec.compile(rulec.load("sgd"))
     metadata, extension, frame = np.zeros(6, np.int64), np.zeros(4, np.int64), np.zeros(22, np.int64)
     extension[[1, 3]] = 1, metadata.ctypes.data
     frame[1] = extension.ctypes.data

@@ -108,7 +108,7 @@ def follow(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> 
     low_rank = any(state.shape for state in rule.state.values()) and "rank" in rule.hyper
     shapes = SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
     groups = [i % 2 for i in range(len(shapes))]
-    rate = rule.standalone().all_hyper.get("lr")
+    rate = rule.settings.get("lr")
     shared = any(s.per == "model" for s in rule.standalone().state.values())
     other = {} if rate is None or not isinstance(rate.default, float) or shared else {"lr": rate.default / 2}
     params = random_arrays(1, shapes)
