@@ -25,7 +25,7 @@ def demo_es(out: Path, epochs: int, json: bool) -> None:
     curves, seconds = _train(data, epochs, kind)
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "es_losses.png"
-    plot(curves, picture, es.WIDTHS)
+    plot(curves, picture, es.SETTING.widths)
     if json:
         print_json(_data(kind, curves, seconds, picture))
     else:
@@ -35,12 +35,12 @@ def demo_es(out: Path, epochs: int, json: bool) -> None:
 def _introduce(kind: str) -> None:
     from rulec.demo import es
 
-    p = es.PERTURBATION
-    shape = "-".join(map(str, es.WIDTHS))
+    p = es.SETTING.perturbation
+    shape = "-".join(map(str, es.SETTING.widths))
     print(f"A perceptron {shape} on scikit-learn's handwritten digits, without a backward pass, in {kind}.")
     print(
         f"Each step is one forward of {p.members} members, {p.directions} antithetic pairs of noise of rank {p.rank};\n"
-        f"its sum, weighted by their losses, is what {es.RULE} takes as the gradient."
+        f"its sum, weighted by their losses, is what {es.SETTING.rule} takes as the gradient."
     )
 
 

@@ -10,20 +10,15 @@ import numpy as np
 
 from rulec.array import Optimizer
 from rulec.demo.digits import Digits
+from rulec.demo.es_setting import Setting
 from rulec.demo.network import Network
 from rulec.demo.training import Curve
 from rulec.es import Perturbation
 
 Array = np.ndarray[Any, Any]
 
-WIDTHS = (64, 64, 10)
-BATCH = 64
-RULE = "adam"
-LR = 1e-2
-
 #: Members share a batch: 64 antithetic pairs of noise of rank 1.
-PERTURBATION = Perturbation("lowrank", directions=64, sigma=0.05, seed=0)
-SHAPING = "centered_rank"
+SETTING = Setting(Perturbation("lowrank", directions=64, sigma=0.05, seed=0))
 
 
 class Population(Protocol):
@@ -48,16 +43,16 @@ def population(kind: str) -> Population:
     if kind == "torch":
         from rulec.demo.es_torch import TorchPopulation
 
-        return TorchPopulation(Network(WIDTHS).params)
+        return TorchPopulation(Network(SETTING.widths).params, SETTING)
     from rulec.demo.es_arrays import ArrayPopulation
 
-    return ArrayPopulation(Network(WIDTHS))
+    return ArrayPopulation(Network(SETTING.widths).params, SETTING)
 
 
 def train(digits: Digits, epochs: int, kind: str, advance: Callable[[], object] = lambda: None) -> Curve:
     """Trains by the members' losses alone; `advance` is called after every epoch."""
     members = population(kind)
-    return _curve(f"{PERTURBATION.members} members, no gradient", members, digits, epochs, advance)
+    return _curve(f"{SETTING.perturbation.members} members, no gradient", members, digits, epochs, advance)
 
 
 def train_by_gradients(digits: Digits, epochs: int, advance: Callable[[], object] = lambda: None) -> Curve:
@@ -69,8 +64,8 @@ class _Descent:
     """Stands where a population does, and has the gradient instead."""
 
     def __init__(self) -> None:
-        self._network = Network(WIDTHS)
-        self._optimizer = Optimizer(RULE, self._network.params, lr=LR)
+        self._network = Network(SETTING.widths)
+        self._optimizer = Optimizer(SETTING.rule, self._network.params, lr=SETTING.lr)
 
     def step(self, images: Array, labels: Array) -> float:
         loss, gradients = self._network.gradients(images, labels)
@@ -82,10 +77,10 @@ class _Descent:
 
 
 def _curve(name: str, members: Population, digits: Digits, epochs: int, advance: Callable[[], object]) -> Curve:
-    network = Network(WIDTHS)
+    network = Network(SETTING.widths)
     training, test = [], []
     for epoch in range(epochs):
-        losses = [members.step(images, labels) for images, labels in digits.batches(BATCH, epoch)]
+        losses = [members.step(images, labels) for images, labels in digits.batches(SETTING.batch, epoch)]
         training.append(sum(losses) / len(losses))
         network.params = members.params()
         test.append(network.loss(digits.test_images, digits.test_labels))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rulec.array import Optimizer
 from rulec.array.es import Strategy
-from rulec.demo.es import LR, PERTURBATION, RULE, SHAPING
-from rulec.demo.network import Network, softmax
+from rulec.demo.es_setting import Setting
+from rulec.demo.network import softmax
 
 Array = np.ndarray[Any, Any]
 
@@ -17,10 +18,10 @@ Array = np.ndarray[Any, Any]
 class ArrayPopulation:
     """All members in one forward of a network's arrays."""
 
-    def __init__(self, network: Network) -> None:
-        self._params = network.params
-        self._es = Strategy(self._params, PERTURBATION)
-        self._optimizer = Optimizer(RULE, self._params, lr=LR)
+    def __init__(self, params: Sequence[Array], setting: Setting) -> None:
+        self._params, self._shaping = [*params], setting.shaping
+        self._es = Strategy(self._params, setting.perturbation)
+        self._optimizer = Optimizer(setting.rule, self._params, lr=setting.lr)
 
     def step(self, images: Array, labels: Array) -> float:
         """One update, by the members' losses on a batch; their mean."""
@@ -28,7 +29,7 @@ class ArrayPopulation:
         wanted = self._es.member_batch(labels)
         chosen = probabilities[np.arange(len(wanted)), wanted]
         loss = -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
-        self._es.step(None, self._optimizer, loss=loss, shaping=SHAPING)
+        self._es.step(None, self._optimizer, loss=loss, shaping=self._shaping)
         return float(loss.mean())
 
     def params(self) -> list[Array]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rulec.demo.es import LR, PERTURBATION, RULE, SHAPING
+from rulec.demo.es_setting import Setting
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,12 @@ Array = np.ndarray[Any, Any]
 class TorchPopulation:
     """All members in one forward of a `torch.nn.Sequential`."""
 
-    def __init__(self, params: Sequence[Array]) -> None:
+    def __init__(self, params: Sequence[Array], setting: Setting) -> None:
         import rulec.torch
 
-        self._model = _model(params)
-        self._es = rulec.torch.perturb(self._model, PERTURBATION)
-        self._optimizer = rulec.torch.optimizer(RULE)(self._model.parameters(), lr=LR)
+        self._model, self._shaping = _model(params), setting.shaping
+        self._es = rulec.torch.perturb(self._model, setting.perturbation)
+        self._optimizer = rulec.torch.optimizer(setting.rule)(self._model.parameters(), lr=setting.lr)
 
     def step(self, images: Array, labels: Array) -> float:
         """One update, by the members' losses on a batch; their mean."""
@@ -33,7 +33,7 @@ class TorchPopulation:
         logits = self._es(self._es.member_batch(torch.from_numpy(images)))
         wanted = self._es.member_batch(torch.from_numpy(labels))
         loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-        self._es.step(None, self._optimizer, loss=loss, shaping=SHAPING)
+        self._es.step(None, self._optimizer, loss=loss, shaping=self._shaping)
         return float(loss.mean())
 
     def params(self) -> list[Array]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rulec.demo import digits, es
+from rulec.demo.es_setting import Setting
 from rulec.demo.network import Network
 from rulec.es import Perturbation
 from tests.cli.running import error, run, run_json
@@ -16,31 +17,27 @@ from tests.cli.running import error, run, run_json
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A population that trains in a moment."""
-    from rulec.demo import es_arrays, es_torch
-
     few = Perturbation("lowrank", directions=8, sigma=0.05, seed=0)
-    monkeypatch.setattr(es, "WIDTHS", (64, 8, 10))
-    for module in (es, es_arrays, es_torch):
-        monkeypatch.setattr(module, "PERTURBATION", few)
+    monkeypatch.setattr(es, "SETTING", Setting(few, widths=(64, 8, 10)))
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_a_population_begins_at_the_networks_weights_and_learns(kind: str) -> None:
-    population, first = es.population(kind), Network(es.WIDTHS)
+    population, first = es.population(kind), Network(es.SETTING.widths)
     for ours, theirs in zip(population.params(), first.params, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    images, labels = next(digits.load().batches(es.BATCH, 0))
+    images, labels = next(digits.load().batches(es.SETTING.batch, 0))
     for _ in range(60):
         population.step(images, labels)
-    trained = Network(es.WIDTHS)
+    trained = Network(es.SETTING.widths)
     trained.params = population.params()
     assert trained.loss(images, labels) < 0.9 * first.loss(images, labels)
 
 
 @pytest.mark.usefixtures("small")
 def test_the_first_step_of_both_frameworks_has_the_same_losses() -> None:
-    images, labels = next(digits.load().batches(es.BATCH, 0))
+    images, labels = next(digits.load().batches(es.SETTING.batch, 0))
     losses = [es.population(kind).step(images, labels) for kind in ("torch", "numpy")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 

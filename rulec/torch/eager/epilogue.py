@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,18 @@ from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
-from rulec.torch.eager.window import Firing
+from rulec.torch.eager.window import Firing, Window
 from rulec.torch.memory import plain_arithmetic
 from rulec.torch.tensors import dtype_name
 
 if TYPE_CHECKING:
     from rulec.torch.assembly import Assembly
-    from rulec.torch.eager.optimizer import EagerUpdate
+
+
+class Owner(Protocol):
+    """An eager optimizer: the backward pass that is running in it, or None."""
+
+    _window: Window | None
 
 
 class Epilogue:
@@ -34,18 +39,18 @@ class Epilogue:
     optimizer.
     """
 
-    def __init__(self, owner: EagerUpdate, model: Any, way: Way | bool | nn.Module) -> None:
+    def __init__(self, owner: Owner, inner: Inner, model: Any, way: Way | bool | nn.Module) -> None:
         if isinstance(way, nn.Module):
             model, way = way, True
         if way is not True and way not in get_args(Way):
             raise HyperError(f"epilogue={way!r} must be True, False, a model or one of {', '.join(get_args(Way))}")
         if not isinstance(model, nn.Module):
             raise HyperError("epilogue=True is for the linear layers of a model: give it the model, epilogue=model")
-        if isinstance(owner._inner, ForeignInner):
-            kind = type(owner.inner).__name__
+        if isinstance(inner, ForeignInner):
+            kind = type(inner.optimizer).__name__
             raise HyperError(f"epilogue=True needs a rule, which can be printed into a product, and {kind} is none")
         self._calls = ProductCalls("auto" if way is True or way is False else way)
-        params = [p for group in owner.param_groups for p in group["params"]]
+        params = [p for group in inner.optimizer.param_groups for p in group["params"]]
         self._kept = Kept(owner, _keeps, model, params)
 
     @property
@@ -53,23 +58,24 @@ class Epilogue:
         """The weights that may be updated so."""
         return [layer.weight for layer in self._kept.layers]
 
-    def arrived(self, owner: EagerUpdate, place: int) -> bool:
+    def arrived(self, window: Window, place: int) -> bool:
         """Updates a parameter whose gradient arrived as a product; False where it is in `.grad`, made if need be."""
-        param = owner._roster.params[place]
+        param = window.step.roster.params[place]
         products = self._kept.take(param)
         if not products:
             return False
         if not hears_alone(param):
             raise RulecError(
-                f"a hook was registered on {owner._roster.names[place]} after a part of its gradient had come: "
+                f"a hook was registered on {window.step.roster.names[place]} after a part of its gradient had come: "
                 f"register it before the backward pass"
             )
-        window, (assembly, own) = owner._window, _home(owner._inner, place)
-        launch = _launch(assembly, own) if len(products) == 1 and _is_whole(owner, param) else None
-        if launch is None or not isinstance(window, Firing):
+        assembly, own = _home(window.step.inner, place)
+        whole = _completed(window, param) if len(products) == 1 else None
+        launch = _launch(assembly, own) if whole is not None else None
+        if launch is None or whole is None:
             make_gradient(param, products)
             return False
-        window.take(place, lambda: self._update(assembly, launch, param, products[0]))
+        whole.take(place, lambda: self._update(assembly, launch, param, products[0]))
         return True
 
     def _update(self, assembly: Assembly, launch: Launch, param: Tensor, product: Product) -> int:
@@ -90,24 +96,24 @@ class Epilogue:
         self._kept.close()
 
 
-def _keeps(owner: EagerUpdate, weight: Tensor) -> bool:
+def _keeps(owner: Owner, weight: Tensor) -> bool:
     """Whether the factors of a weight's gradient are kept: the update can be made of them, if nothing else comes."""
-    if not _is_whole(owner, weight):
+    window = _completed(owner._window, weight)
+    if window is None:
         return False
-    assembly, place = _home(owner._inner, owner._roster.places[id(weight)])
+    assembly, place = _home(window.step.inner, window.step.roster.places[id(weight)])
     member, tensor_id = assembly._homes[place]
     bucket = member.engine.tensors[tensor_id].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
     return same and bucket is not None and takes_parts(bucket.program)
 
 
-def _is_whole(owner: EagerUpdate, weight: Tensor) -> bool:
-    """Whether the next arrival of a weight's gradient is all of it, and updates it."""
-    place = owner._roster.places.get(id(weight))
-    window = owner._window
-    if place is None or weight.grad is not None or not isinstance(window, Firing) or _is_distributed():
-        return False
-    return window.completes(place)
+def _completed(window: Window | None, weight: Tensor) -> Firing | None:
+    """The pass in which the next arrival of a weight's gradient is all of it, and updates it; None where it is not."""
+    if not isinstance(window, Firing) or weight.grad is not None or _is_distributed():
+        return None
+    place = window.step.roster.places.get(id(weight))
+    return window if place is not None and window.completes(place) else None
 
 
 def _home(inner: Inner, place: int) -> tuple[Assembly, int]:

@@ -15,11 +15,12 @@ from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.eager.distributed import Processes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_launch import Way
+from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import check_folds
 from rulec.torch.eager.hooks import Hooks
 from rulec.torch.eager.inner import Inner, Runs, inner_around, inner_of
 from rulec.torch.eager.ledger import Ledger
-from rulec.torch.eager.measure import Factor, Measuring
+from rulec.torch.eager.measure import Measuring
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import Roster, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
@@ -69,10 +70,11 @@ class EagerUpdate(Optimizer, Turns):
         self._options |= {"journal": journal, "accumulate": accumulate, "local": local}
         self.max_grad_norm = max_grad_norm
         params, names = parameters_of(model)
-        self._begin(inner_of(rule, params, names, scope, keywords), names, model)
+        inner = inner_of(rule, params, names, scope, keywords)
+        self._begin(inner, names, model)
         if epilogue is not False:
             self._processes.check_epilogue()
-            self._epilogue: Epilogue | None = Epilogue(self, model, epilogue)
+            self._epilogue: Epilogue | None = Epilogue(self, inner, model, epilogue)
 
     def _begin(self, inner: Inner, names: dict[int, str], model: Any = None) -> None:
         """Sets up everything around the optimizer inside, at the beginning or from a copy."""
@@ -269,7 +271,7 @@ class EagerUpdate(Optimizer, Turns):
         with self._turn:  # autograd has a thread for every device
             if self._hooks.put_last(place):
                 self._window.postpone(place)
-            if self._epilogue is None or not self._epilogue.arrived(self, place):
+            if self._epilogue is None or not self._epilogue.arrived(self._window, place):
                 self._window.arrive(place)
 
     @in_turn

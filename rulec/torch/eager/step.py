@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rulec.errors import PartialUpdate, RulecError
 from rulec.torch.eager.account import Account
+from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import finish, fold
 from rulec.torch.eager.frozen import Frozen
 from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.journal import Journal
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import Roster
-
-if TYPE_CHECKING:
-    from rulec.torch.eager.measure import Factor
 
 #: What an update returns.
 Written = TypeVar("Written")
@@ -30,7 +28,7 @@ class Step:
     """
 
     def __init__(self, inner: Inner, roster: Roster, journal: bool) -> None:
-        self._inner, self.roster = inner, roster
+        self.inner, self.roster = inner, roster
         self.factor: Factor | None = None
         self.account = Account(roster.sizes)
         self.journal = Journal(inner, roster.params) if journal else None
@@ -49,12 +47,12 @@ class Step:
     def open(self) -> None:
         """Fixes the hyper-parameters; they are those of now, if this is the first time."""
         if self._frozen is None:
-            self._inner.open()
-            self._frozen = Frozen(self._inner.optimizer.param_groups)
+            self.inner.open()
+            self._frozen = Frozen(self.inner.optimizer.param_groups)
 
     def check_numbers(self) -> None:
         """RulecError where a number of the groups is not what the parameters so far were updated with."""
-        key = self._frozen.changed(self._inner.optimizer.param_groups) if self._frozen else None
+        key = self._frozen.changed(self.inner.optimizer.param_groups) if self._frozen else None
         if key is not None:
             raise RulecError(
                 f"{key!r} of a parameter group was changed between the backward pass, which updates parameters, and "
@@ -79,7 +77,7 @@ class Step:
         if self.factor is not None and not self.factor.apply(grads):
             self.dropped.update(dict.fromkeys(places))
         else:
-            self._write(tuple(places), lambda: self._inner.fire(tuple(places), grads))
+            self._write(tuple(places), lambda: self.inner.fire(tuple(places), grads))
             self._launches += 1
         for param in params:
             param.grad = None
@@ -95,7 +93,7 @@ class Step:
             self.journal.keep([place])
         first = place not in self.folded
         self.folded[place] = None
-        fold(self._inner, place, param.grad, first)
+        fold(self.inner, place, param.grad, first)
         param.grad = None
         self.account.leave([place], inside)
 
@@ -104,7 +102,7 @@ class Step:
         if not places:
             return
         params = [self.roster.params[i] for i in places]
-        self._write(tuple(places), lambda: finish(self._inner, tuple(places), params))
+        self._write(tuple(places), lambda: finish(self.inner, tuple(places), params))
         self._launches += 1
         self._inside += len(places) if inside else 0
 
@@ -137,7 +135,7 @@ class Step:
     def close(self) -> Report:
         """Ends the step."""
         if self._frozen is not None:
-            self._inner.close()
+            self.inner.close()
         return self.report()
 
     def report(self) -> Report:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rulec.backend.noise import Noise, Values
 from rulec.compiler.random import WORD, rounds
 from rulec.es.streams import DOMAIN, ELEMENTS, SCALE
-from rulec.torch.es.fill import line_writer, writer
+from rulec.torch.es.writers import line_writer, writer
 
 #: Blocks of words that are made at a time: their intermediates stay in a cache.
 _AT_ONCE = 1 << 15

@@ -1,0 +1,19 @@
+"""What the demonstration without a backward pass trains, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rulec.es import Perturbation
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The layers' widths, the batch, the rule and its learning rate, and what members are made and judged by."""
+
+    perturbation: Perturbation
+    widths: tuple[int, ...] = (64, 64, 10)
+    batch: int = 64
+    rule: str = "adam"
+    lr: float = 1e-2
+    shaping: str = "centered_rank"
