@@ -41,13 +41,19 @@ def checker(*files: Path) -> str:
 
 
 def _code(file: Path) -> str:
-    """A file without comments and imports: where a module lies that is asked, decides nothing."""
+    """A file without comments, docstrings and imports: they decide nothing."""
     tree = ast.parse(file.read_text())
     for parent in ast.walk(tree):
         body = getattr(parent, "body", None)
         if isinstance(body, list):
-            parent.body = [s for s in body if not isinstance(s, ast.Import | ast.ImportFrom)] or [ast.Pass()]  # type: ignore[attr-defined]
+            parent.body = [s for s in body if not _is_aside(s)] or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)
+
+
+def _is_aside(statement: ast.stmt) -> bool:
+    """Whether a statement is an import, or a text that stands by itself."""
+    text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return text or isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def _is_installed(package: str) -> bool:

@@ -16,7 +16,7 @@ ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"
 
 
 def place(axes: Axes, layout: Layout) -> str:
-    """Where in memory there is one value of these axes: for each element, row, column, matrix or tensor."""
+    """What has one value of these axes in memory: each element, row, column or matrix, or the whole tensor."""
     letters = set(axes.letters)
     if {"i", "j"} <= letters:
         return ELEMENT
