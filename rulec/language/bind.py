@@ -12,9 +12,9 @@ from rulec.language.compose import plus, replace_names, substitute_hyper, with_o
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
-from rulec.language.prose import Text
 from rulec.language.routing import all_hyper, with_rate
 from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean

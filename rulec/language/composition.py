@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from rulec.errors import RuleError
 from rulec.language.bind import Binding, bind
+from rulec.language.located import Text
 from rulec.language.names import short
-from rulec.language.prose import Text
 from rulec.language.rule import Rule
 from rulec.language.source import Source, rule_error
 from rulec.language.wrap import wrap

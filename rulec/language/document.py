@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from rulec.errors import RuleError
+from rulec.language.located import Position, Text
 from rulec.language.names import short
-from rulec.language.prose import Position, Text
 from rulec.language.source import Source, Span, rule_error
 
 #: Longest document, in characters; a rule file is about twenty lines.

@@ -13,9 +13,9 @@ from typing import Any, NoReturn, cast
 from rulec.language.arithmetic import NUMPY
 from rulec.language.functions import FUNCTIONS, CallError
 from rulec.language.known import ConstantError, constant
+from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
 from rulec.language.node import Kind, Node, Op, const, name, node
-from rulec.language.prose import Text
 from rulec.language.source import Span, did_you_mean, rule_error
 
 #: Deepest and largest expression: what a person reads, and what every walk over it takes with ease. The size counts

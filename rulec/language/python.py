@@ -20,9 +20,9 @@ from rulec.errors import RuleError
 from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.expression import parse_expression
 from rulec.language.lines import Lines
+from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
-from rulec.language.prose import Text
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.trace import (

@@ -9,9 +9,9 @@ from typing import Any
 
 from rulec.language.check import target_problem
 from rulec.language.expression import ExpressionParser, dotted
+from rulec.language.located import Text
 from rulec.language.names import BASE_NAMES, short
 from rulec.language.node import Node, Op, name, node
-from rulec.language.prose import Text
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.text import expression_text

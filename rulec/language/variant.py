@@ -10,9 +10,9 @@ from rulec.language.check import check_rule
 from rulec.language.compose import map_nodes, substitute_hyper
 from rulec.language.expression import parse_expression
 from rulec.language.hyper import Hyper
+from rulec.language.located import Text
 from rulec.language.names import BASE_NAMES
 from rulec.language.node import Node, Op, const, names_in, rewrite
-from rulec.language.prose import Text
 from rulec.language.rule import Assign, Rule, Statement, assignments
 from rulec.language.source import Source
 

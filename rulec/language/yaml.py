@@ -29,9 +29,9 @@ from rulec.language.evaluation import check_evaluation
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
-from rulec.language.prose import Text
 from rulec.language.rule import Routing, Rule, State
 from rulec.language.schema import (
     HyperEntry,

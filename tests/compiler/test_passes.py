@@ -22,8 +22,8 @@ from rulec.compiler.verify import verify
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.expression import parse_expression
+from rulec.language.located import Text
 from rulec.language.node import Kind, Node, Op, const, name, node, walk
-from rulec.language.prose import Text
 from rulec.language.source import Source
 from tests.compiler.plain import PlainRun
 

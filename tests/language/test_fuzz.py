@@ -19,7 +19,7 @@ from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import resolve_hyper
 from rulec.language.library import library_folder
-from rulec.language.prose import Text
+from rulec.language.located import Text
 from rulec.language.source import Source
 from tests.language.expressions import NAMES
 from tests.language.test_mistakes import TABLE

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rulec.language.expression import MAX_DEPTH, parse_expression
+from rulec.language.located import Text
 from rulec.language.node import Node, Op, const, name, node, walk
-from rulec.language.prose import Text
 from rulec.language.source import Source
 from rulec.language.text import expression_text, number_text, shared, short_text
 from tests.language.expressions import NAMES, expressions, negated, numbers
