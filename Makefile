@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format docs refresh budget prove bench ci clean
+.PHONY: help setup demo test slow lint format docs refresh budget shape prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -21,6 +21,7 @@ help:
 	@echo 'make docs    build the manual into site/'
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
+	@echo 'make shape   print lines of each folder, how long functions are, circles of imports'
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (a quarter of an hour)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
@@ -78,6 +79,9 @@ refresh: setup
 
 budget: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --budget $(ARGS)
+
+shape: setup
+	@$(BIN)/python -m tests.shape
 
 # The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
 prove: setup
