@@ -319,6 +319,13 @@ def test_gradients_are_not_kept_after_a_stage() -> None:
     assert [k() for k in kept] == [None, None]
 
 
+def test_a_gradient_for_each_tensor() -> None:
+    bucket = bucket_of(program("lamb"), [(5,), (6,)])
+    bucket.bind()
+    with pytest.raises(InternalError, match="the cpu kernel needs 2 gradients and was given 1"):
+        bucket.bound(0, [bucket.buffers[0]["g"]], bucket.rows, {})
+
+
 def test_a_later_stage_may_be_given_other_gradients() -> None:
     bucket = bucket_of(program("lamb"), [(50,), (60,)])
     bucket.check(0)
