@@ -62,6 +62,6 @@ class CCall(PlannedCall):
         spans = work.spans_of(fired)
         self._bucket[: len(BUCKET)] = [
             c_threads.threads(len(spans)), len(self._everything), len(spans), array_address(spans),
-            array_address(work.chunks.table), array_address(rows.index), array_address(rows.table),
+            work.chunks.at, array_address(rows.index), array_address(rows.table),
         ]  # fmt: skip
         self._stages[stage](self._bucket)

@@ -28,13 +28,13 @@ class StagedCall(PlannedCall):
         states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(program, layout, params, states, views, POLICY, flat)
-        self._machine = machine
+        self._machine, self._pointers_at = machine, array_address(self._pointers)
 
     def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         spans = work.spans_of(fired)
         job = Job()
         job[cpu_threads.SPANS :] = [
-            len(spans), array_address(spans), array_address(work.chunks.table), array_address(self._pointers),
+            len(spans), array_address(spans), work.chunks.at, self._pointers_at,
             len(self._everything), array_address(rows.index), array_address(rows.table), stage,
         ]  # fmt: skip
         cpu_threads.run(self._machine.run, self._machine.address, job)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from .address import array_address
 from .cut import Cut, Lying, Whole, parts, rows_of
 from .plan import FLAT_COLUMNS
 
@@ -55,11 +56,13 @@ class Policy:
 class Chunks:
     """The chunks of a bucket: `table` has a row for each, those of a tensor one after the other.
 
-    The chunks of tensor i are `first[i]` to `first[i + 1]`; `lengths` are their elements.
+    The chunks of tensor i are `first[i]` to `first[i + 1]`; `lengths` are their elements. The table is at the address
+    `at`.
     """
 
     def __init__(self, cut: Cut, columns: Sequence[str], policy: Policy) -> None:
         self.cut, self.table, self._policy = cut, cut.table(columns), policy
+        self.at = array_address(self.table)
         words = cut.words
         boxes = [(words["first"], words["last"]), (words["top"], words["bottom"]), (words["left"], words["right"])]
         self.lengths = np.prod([stop - start for start, stop in boxes], axis=0, dtype=np.int64).tolist()
