@@ -15,7 +15,7 @@ from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
-from rulec.language.routing import all_hyper, with_rate
+from rulec.language.routing import all_hyper
 from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean
 
@@ -74,7 +74,7 @@ def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str
     A hyper-parameter that both have is one, so it is bound in both; its default is the main rule's.
     """
     rest = None if rule.otherwise is None else rule.otherwise.rule
-    known = {} if rest is None else with_rate(rest) | all_hyper(rest)
+    known = {} if rest is None else rest.hyper_with_rate | all_hyper(rest)
     concerned = {
         key: bound for key, bound in bindings.items()
         if key in known and (key not in rule.hyper or isinstance(bound, str | Text))

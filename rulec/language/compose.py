@@ -71,15 +71,8 @@ def prefixed(rule: Rule, prefix: str) -> Rule:
     return rename_all(rule, {n: f"{prefix}.{n}" for n in own_names(rule)})
 
 
-def check_whole(rule: Rule) -> Rule:
-    """The same rule, where it is no wrapper that still wraps nothing; RuleError otherwise."""
-    if rule.wraps:
-        raise RuleError(f"{rule.name} wraps another rule and has none here: write {rule.called}(adam), or another rule")
-    return rule
-
-
 def _require_direction(rule: Rule, role: str) -> None:
-    check_whole(rule)
+    rule.check_whole()
     if rule.assigns_parameter:
         raise RuleError(f"{rule.name} assigns p itself, so it cannot be {role}: use it alone or last in a chain")
 
@@ -201,7 +194,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     """The rules one after the other: each one's input `g` is the direction of the one before it."""
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
-    check_whole(rules[-1])
+    rules[-1].check_whole()
     for before, rule in pairwise(rules):
         if not rule.reads("g"):
             raise RuleError(

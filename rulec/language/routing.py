@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.hyper import Hyper
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule
-
-
-def with_rate(rule: Rule) -> dict[str, Hyper]:
-    """The hyper-parameters of a rule, and the learning rate that it has without saying so."""
-    hyper = dict(rule.hyper)
-    if not rule.assigns_parameter and not rule.wraps and hyper.get("lr", Hyper(None)).default is None:
-        hyper["lr"] = replace(hyper.get("lr", Hyper(None, **well_known_range("lr"))), default=DEFAULT_LR)
-    return hyper
 
 
 def rest_rule(rule: Rule) -> Rule | None:
@@ -26,7 +18,7 @@ def rest_rule(rule: Rule) -> Rule | None:
     rest = None if rule.otherwise is None else rule.otherwise.rule
     if rest is None:
         return None
-    main, hyper = with_rate(rule), with_rate(rest)
+    main, hyper = rule.hyper_with_rate, rest.hyper_with_rate
     for key in [*hyper]:
         default = main[key].default if key in main else None
         if default is not None:
@@ -42,5 +34,5 @@ def all_hyper(rule: Rule) -> dict[str, Hyper]:
     rest = rule.rest
     if rest is None:
         return dict(rule.hyper)
-    own = with_rate(rule)
+    own = rule.hyper_with_rate
     return own | {key: hyper for key, hyper in all_hyper(rest).items() if key not in own}

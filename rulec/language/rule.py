@@ -191,20 +191,29 @@ class Rule:
         Raises RuleError where a hyper-parameter has no default because another rule was to supply it, and for a
         wrapper that wraps nothing.
         """
-        from rulec.language.compose import check_whole
-
-        rule = check_whole(self)
+        rule = self.check_whole()
         if not self.assigns_parameter:
-            hyper = dict(self.hyper)
-            if "lr" not in hyper:
-                hyper["lr"] = Hyper(DEFAULT_LR, **well_known_range("lr"))
-            elif hyper["lr"].default is None:
-                hyper["lr"] = replace(hyper["lr"], default=DEFAULT_LR)
-            rule = replace(self, hyper=hyper, step=self.whole_step)
+            rule = replace(self, hyper=self.hyper_with_rate, step=self.whole_step)
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
                 raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
         return rule
+
+    def check_whole(self) -> Rule:
+        """The same rule, where it is no wrapper that still wraps nothing; RuleError otherwise."""
+        if self.wraps:
+            raise RuleError(
+                f"{self.name} wraps another rule and has none here: write {self.called}(adam), or another rule"
+            )
+        return self
+
+    @property
+    def hyper_with_rate(self) -> dict[str, Hyper]:
+        """The hyper-parameters, and the learning rate that the rule has without saying so."""
+        hyper = dict(self.hyper)
+        if not self.assigns_parameter and not self.wraps and hyper.get("lr", Hyper(None)).default is None:
+            hyper["lr"] = replace(hyper.get("lr", Hyper(None, **well_known_range("lr"))), default=DEFAULT_LR)
+        return hyper
 
     @property
     def whole_step(self) -> tuple[Statement, ...]:

@@ -23,7 +23,7 @@ def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
     """
     if not wrapper.wraps:
         raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.called} >> {inner.called}?")
-    compose.check_whole(inner)
+    inner.check_whole()
     joined = _wrapped(wrapper, inner, rule_name or compose.joined_name("", [wrapper, inner]))
     if joined.otherwise is None:
         return joined
