@@ -91,7 +91,7 @@ class OpenclStage(StageSource):
         body = [
             "const int64_t chunk = get_global_id(0);",
             "global const Chunk *at = &chunks[chunk];",
-            *self._begun(), *self._scalars(), "", *written(self.nest.levels(), self),
+            *self._slot_lines(), *self._scalars(), "", *written(self.nest.levels(), self),
         ]  # fmt: skip
         about_it = "\n".join(comment(about_stage(self.program, self.index)))
         return "\n".join([about_it, self.write.text(), *head, "{", *indented(body), "}", ""])
@@ -99,7 +99,7 @@ class OpenclStage(StageSource):
     def _argument(self, name: str) -> str:
         return f"{self.write.names[name]}_slots" if self._slots(name) else self.write.at[name]
 
-    def _begun(self) -> list[str]:
+    def _slot_lines(self) -> list[str]:
         """Where the totals of a chunk's rows and columns begin."""
         return [
             f"global double *{self.write.at[name]} = {self._argument(name)} + at->{self._slots(name)};"
