@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 
 from rulec.standalone.prose import margin, title
 
 from .standalone import FUNCTIONS, CFile, Parameter
+from .standalone_numbers import used
 
 
 def _told(file: CFile) -> list[str]:
@@ -80,16 +80,12 @@ def _function(file: CFile, word: str) -> list[str]:
     parameters, kind, name = file.parameters(word), _RESULTS[FUNCTIONS[word][0]], f"{file.name}_{word}"
     declared = [_declared(file, p) for p in parameters]
     words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double", f"{file.name}_hyper")
-    used = [x for x in words if any(_has(x, d) for d in (kind, *declared))]
+    named = [x for x in words if used([kind, *declared], x)]
     found = "status" if FUNCTIONS[word][0] == "status" else "found"
     return [
         f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({found})',
-        f"  import :: {', '.join(used)}", *(f"  {d}" for d in declared), f"  {kind} :: {found}", "end function",
+        f"  import :: {', '.join(named)}", *(f"  {d}" for d in declared), f"  {kind} :: {found}", "end function",
     ]  # fmt: skip
-
-
-def _has(word: str, line: str) -> bool:
-    return re.search(rf"\b{word}\b", line) is not None
 
 
 def _continued(line: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from rulec.compiler.ir import Buffer, Program
@@ -18,7 +17,7 @@ from .print import literal
 from .standalone import STATUSES, CFile, is_vector
 from .standalone_numbers import used
 from .standalone_step import StepText
-from .standalone_text import block, branch, loop, signature, wrapped
+from .standalone_text import block, branch, extents, loop, signature, wrapped
 from .standalone_words import TYPES, expression, narrowed, widened, words_used
 from .text import comment, indented
 
@@ -111,8 +110,7 @@ class Source:
         if not self.file.shaped and not self.file.all_arrays():
             body.insert(0, "(void)count;")
         if self.file.shaped:
-            names = [x for x in ("count", "batch", "rows", "cols") if any(_word(x, line) for line in body)]
-            body = [*(f"const int64_t {x} = view->{x};" for x in names), *body]
+            body = [*extents("view->", body), *body]
             body = body if any("view" in line for line in body) else ["(void)view;", *body]
         return [*signature(f"static {self.name}_places {self.name}_find", [self._whole()]), *block(body)]
 
@@ -288,8 +286,7 @@ class Source:
         if any("at." in line for line in texts):
             body.append(f"const {self.name}_places at = {self.name}_find({self._view()});")
         if self.file.shaped:
-            body += [f"const int64_t {x} = view.{x};" for x in ("ndim", "count", "batch", "rows", "cols")
-                     if any(_word(x, line) for line in texts)]  # fmt: skip
+            body += extents("view.", texts)
         for kind, own in enumerate(cases):
             body += branch(f"view.kind == {kind}", own) if len(cases) > 1 and own else own
         return self._defined("init", [*body, f"return {self.upper}_OK;"])
@@ -396,7 +393,3 @@ class Source:
 
 def _struct(name: str, fields: Sequence[str]) -> list[str]:
     return ["typedef struct {", *indented(fields), f"}} {name};"]
-
-
-def _word(name: str, line: str) -> bool:
-    return re.search(rf"(?<![>.\w]){name}\b", line) is not None

@@ -16,7 +16,7 @@ from .standalone import CFile
 from .standalone_matrix import WRITTEN, matrix_words
 from .standalone_numbers import LOOPS, Numbers, used
 from .standalone_stage import StageText
-from .standalone_text import block, branch, loop, signature
+from .standalone_text import block, branch, extents, loop, signature
 from .standalone_words import RESERVED, TYPES, narrowed, widened
 
 
@@ -149,10 +149,7 @@ class StepText:
         if used([*lines, *t], "head"):
             found.insert(0, f"{self.name}_head *const head = state;")
         if self.file.shaped:
-            needed = [*lines, *found]
-            found = [
-                f"const int64_t {x} = view->{x};" for x in ("ndim", "count", "batch", "rows", "cols") if used(needed, x)
-            ] + found
+            found = [*extents("view->", [*lines, *found]), *found]
         return [*found, *t]
 
     # Passes over the tensor

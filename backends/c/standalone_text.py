@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -51,3 +52,9 @@ def wrapped(line: str) -> list[str]:
         stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def extents(view: str, lines: Sequence[str]) -> list[str]:
+    """What defines the extents of a tensor that lines name, from `view->` or `view.`."""
+    names = ("ndim", "count", "batch", "rows", "cols")
+    return [f"const int64_t {x} = {view}{x};" for x in names if any(re.search(rf"(?<![>.\w]){x}\b", y) for y in lines)]
