@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from rulec.jax.guards import Guard, where_wanted
 from rulec.jax.plan import Bucket
 from rulec.language.node import Node
-from rulec.runtime.between import Between, Join, Joining
+from rulec.runtime.between import Between
+from rulec.runtime.joins import Join, Joining
 from rulec.runtime.plan import Gap
 
 
@@ -34,7 +35,7 @@ class Gaps(Between):
 
     def _value(self, value: Node) -> Generator[Join, Any, Any]:
         guard = self._guards.get(value)
-        if guard is None or guard.condition not in self.values or not self._is_number(guard.condition):
+        if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
         function = self._matrix_function(value)
         return [self._guarded(value, guard, function, i) for i in range(self.count)]

@@ -23,8 +23,8 @@ from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.jax.plan import Bucket, StepPlan
 from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
 from rulec.language.node import Node, Op
-from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.device import known_number
+from rulec.runtime.joins import Join, Joining, Processes, joined
 
 
 def one_step(
@@ -103,6 +103,7 @@ class _Step:
         self.numbers: Sequence[Any] = ()
         self.t = jnp.asarray(values.count).astype(jnp.float64) + 1
         self.stays: dict[int, Any] = {}
+        self.processes = Processes()
         self.runs = [_BucketStep(self, bucket) for bucket in plan.buckets]
 
     def finished(self) -> tuple[list[Any], Values]:
@@ -140,7 +141,7 @@ class _BucketStep:
     def __init__(self, step: _Step, bucket: Bucket) -> None:
         self.step, self.bucket, self.program = step, bucket, bucket.program
         self.library, self.compute = LIBRARY, bucket.layout.compute
-        self.seed, self.owner, self.groups = step.plan.options.seed, step, bucket.group_at
+        self.seed, self.owner, self.groups = step.plan.options.seed, step.processes, bucket.group_at
         own = bucket.own_rows or (jnp.ndim(step.t) > 0 and len(bucket.places) > 1)
         keep, row = np.unique(np.arange(len(self)) if own else self.groups, return_index=True, return_inverse=True)[1:]
         #: The row of each leaf, and the leaf that each row is of.

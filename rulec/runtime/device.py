@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from rulec.backend.protocol import Scalars
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
 from rulec.language.node import Node, Op, walk
+from rulec.runtime.arrays import Vector
 from rulec.runtime.library import Library
 from rulec.runtime.shared import SharedNumbers
-
-if TYPE_CHECKING:
-    from rulec.runtime.bucket import Bucket
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -64,23 +62,6 @@ class DeviceHyper:
             self.library.write(self.table[self.names.index(name), group], self.library.read(value).reshape(()))
 
 
-class DeviceTables:
-    """The hyper-parameters of an engine, a table for each device and set of names."""
-
-    def __init__(self) -> None:
-        self._tables: dict[Any, DeviceHyper] = {}
-
-    def of(self, bucket: Bucket, named: Mapping[str, Numbers], source: Any, live: Mapping[Any, Any]) -> DeviceHyper:
-        """Those that a bucket's program has, as they are now; the others as `DeviceHyper.take` has them."""
-        names = [*bucket.program.hyper]
-        key = bucket.device, tuple(names)
-        if key not in self._tables:
-            self._tables[key] = DeviceHyper(names, bucket.library)
-        found = self._tables[key]
-        found.take(named, source, live)
-        return found
-
-
 class DeviceRows:
     """Evaluates the scalar program of one bucket on its device: a row for each tensor.
 
@@ -99,11 +80,14 @@ class DeviceRows:
         self._late = library.numbers(np.zeros((len(program.late), len(groups))))
 
     def evaluate(
-        self, call: Any, bucket: Bucket, hyper: DeviceHyper, shared: SharedNumbers
+        self, call: Any, counts: Any, states: Mapping[str, Vector], hyper: Any, shared: SharedNumbers
     ) -> tuple[Any, dict[str, Any]]:
-        """The table, with late columns of zeros, and the new values of the scalar states for every tensor."""
+        """The table, with late columns of zeros, and the new values of the scalar states for every tensor.
+
+        It follows from the step counts and the scalar `states` of the bucket's tensors, and the table `hyper`.
+        """
         known = Scalars(
-            bucket.counts.numbers, self.groups, hyper.table, self.facts, self._states(bucket, shared), {
+            counts, self.groups, hyper, self.facts, self._states(states, shared), {
                 "group": self.library.numbers(shared.group_t) + 1, "model": self.library.numbers(shared.model_t) + 1,
             } if self._levels else {},
         )  # fmt: skip
@@ -112,8 +96,7 @@ class DeviceRows:
             return found
         return self._by_library(known)
 
-    def _states(self, bucket: Bucket, shared: SharedNumbers) -> dict[str, Any]:
-        own = bucket.scalar_states
+    def _states(self, own: Mapping[str, Vector], shared: SharedNumbers) -> dict[str, Any]:
         return {
             name: own[name].numbers if name in own else self.library.numbers(shared.values[name])
             for name in sorted(self.table.loads)

@@ -16,7 +16,8 @@ from rulec.runtime.counts import DeviceCounts
 from rulec.runtime.device import known_number
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
-from rulec.runtime.staged import PortionValues, Staged
+from rulec.runtime.portion_values import PortionValues
+from rulec.runtime.staged import Staged
 from rulec.runtime.tiled import Tiled
 
 
@@ -33,7 +34,7 @@ class DeviceStaged(Staged):
             truth = library.copy(library.spread(truth, (len(values),)))
             # What gradients that were scaled too far leave as it is was not skipped by the rule.
             own = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
-            self.launch.engine.skipped_there.note(library.reduce(Op.MAX, library.cast(own, "float64")), library)
+            self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(own, "float64")), library)
             stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
         values.rows = replace(values.rows, stays=stays)
         return stays
@@ -115,7 +116,7 @@ class DeviceValues(PortionValues):
             place = int(self._host.index[self.portion.positions[i]])
             return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
         hyper = self.hyper(i)
-        expression = known_number(value, self.program, hyper, self.launch.engine.live)
+        expression = known_number(value, self.program, hyper, self.launch.common.hyper.live)
         if expression is None:
             return self.library.at(found, i)
         return float(evaluate_once(expression, hyper, {}, {}))
@@ -137,7 +138,7 @@ class DeviceValues(PortionValues):
             if not bucket.knows_only_there(buffer):
                 return library.numbers(found[self.portion.at].astype(np.float64))
             return found if self.portion.whole else library.take(found, self.portion.at)
-        shared = library.numbers(self.launch.engine.shared.values[buffer])
+        shared = library.numbers(self.launch.common.shared.values[buffer])
         return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def tiled(self, buffer: str, i: int) -> Tiled:

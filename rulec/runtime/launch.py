@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rulec.backend.protocol import Rows
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec.runtime.bucket import Version
+from rulec.runtime.common import Common
 from rulec.runtime.part import Part
 from rulec.runtime.rows import Numbers
-
-if TYPE_CHECKING:
-    from rulec.runtime.engine import Engine
 
 
 @dataclass(slots=True)
@@ -26,7 +24,7 @@ class Launch:
     and `skipped` names the tensors whose step was skipped.
     """
 
-    engine: Engine
+    common: Common
     part: Part
     version: Version
     grads: Sequence[Any]
@@ -61,8 +59,8 @@ class Launch:
         bucket = self.part.bucket
         there = bucket.knows_only_there(state)
         if state not in bucket.scalar_states:
-            library = bucket.library if there else self.engine.host
-            self.engine.shared.keep(state, bucket.groups[fired], values, library, stays)
+            library = bucket.library if there else self.common.host
+            self.common.shared.keep(state, bucket.groups[fired], values, library, stays)
             return
         numbers = bucket.scalar_states[state].numbers
         if not there:

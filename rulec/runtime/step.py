@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
-from rulec.runtime.between import Join, Joining, joined
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
+from rulec.runtime.joins import Join, Joining, joined
 from rulec.runtime.launch import Launch
 from rulec.runtime.staged import Staged
 

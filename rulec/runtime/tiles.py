@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op
 from rulec.runtime.projection import Projection, Step
-
-if TYPE_CHECKING:
-    from rulec.runtime.between import Between, InTiles
+from rulec.runtime.surroundings import InTiles, LaunchValues
 
 #: Bytes that tiles may take at least, however small gradients are: narrower ones take long.
 LEAST_ROOM = 3 << 16
@@ -72,9 +70,9 @@ class Tiles:
     There are many tiles, and small ones: what is the same for all is found once.
     """
 
-    def __init__(self, between: Between, projection: Projection, i: int) -> None:
-        self.between, self.projection, self.i = between, projection, i
-        self.around, self.library = cast("InTiles", between.around), between.library
+    def __init__(self, known: LaunchValues, projection: Projection, i: int) -> None:
+        self.known, self.projection, self.i = known, projection, i
+        self.around, self.library = cast(InTiles, known.around), known.library
         self._reduced: dict[Node, dict[tuple[int, int], Any]] = {value: {} for value in projection.reductions}
         steps = (*projection.left, *projection.right, *projection.steps)
         loads = {str(step.value.arg) for step in steps if step.value.op is Op.LOAD}
@@ -141,12 +139,12 @@ class Tiles:
             buffer = self._buffers[str(value.arg)]
             return lambda _, rows, cols: buffer.read(rows, cols)
         if value.op.kind is Kind.RANDOM:
-            return lambda _, rows, cols: self.between.random(value, self.i, rows)
+            return lambda _, rows, cols: self.known.random(value, self.i, rows)
         operands = [self._operand(a) for a in value.args]
         if value.op.kind is Kind.REDUCE:
             return lambda found, rows, cols: self._reduce(value, operands[0](found, rows, cols), rows, cols)
         function = self.library.arithmetic[value.op]
-        if not self.between.is_rounded(value):
+        if not self.known.is_rounded(value):
             return lambda found, rows, cols: function(*[take(found, rows, cols) for take in operands])
         cast_to, dtype = self.library.cast, self.around.compute
         return lambda found, rows, cols: cast_to(function(*[take(found, rows, cols) for take in operands]), dtype)
@@ -155,7 +153,7 @@ class Tiles:
         """A part of the tile; beside it a number, or these rows or columns of a vector."""
         if value in self._tiles:
             return lambda found, rows, cols: found[value]
-        beside, letters = self.between.values[value], self.between.plan.axes[value].letters
+        beside, letters = self.known.values[value], self.known.plan.axes[value].letters
         if set(letters) <= {"k", "n"}:
             number = self.library.at(beside, self.i)
             return lambda found, rows, cols: number
@@ -166,7 +164,7 @@ class Tiles:
 
     def _reduce(self, value: Node, operand: Any, rows: slice, cols: slice) -> None:
         """Reduces a tile, and puts the result together with those of others that are of the same rows and columns."""
-        letters = self.between.plan.axes[value].letters
+        letters = self.known.plan.axes[value].letters
         axes = tuple(axis for axis, letter in enumerate("bij") if letter not in letters)
         place = rows.start if "i" in letters else 0, cols.start if "j" in letters else 0
         made, found = self.library.reduce(value.op, operand, axes), self._reduced[value]
@@ -176,7 +174,7 @@ class Tiles:
     def _whole(self, value: Node, found: Mapping[tuple[int, int], Any]) -> Any:
         """A reduction of all tiles."""
         pieces = [found[place] for place in sorted(found)]
-        along = 1 if "i" in self.between.plan.axes[value].letters else 2
+        along = 1 if "i" in self.known.plan.axes[value].letters else 2
         return pieces[0] if len(pieces) == 1 else self.library.join(pieces, along)
 
 

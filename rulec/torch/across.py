@@ -119,7 +119,7 @@ class Across:
 
 def _places(launch: Launch) -> list[int]:
     """The groups that a launch's tensors are of, as the optimizer counts them."""
-    return [launch.engine.places[tensor.group] for tensor in launch.part.tensors]
+    return [launch.common.processes.places[tensor.group] for tensor in launch.part.tensors]
 
 
 def _reductions(launches: Sequence[Launch]) -> list[Reduction]:

@@ -12,6 +12,7 @@ from rulec.backend.protocol import Backend
 from rulec.errors import HyperError, TensorError
 from rulec.language.seed import checked_seed
 from rulec.runtime.engine import Engine
+from rulec.runtime.joins import Processes
 from rulec.runtime.rows import Numbers
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
@@ -73,8 +74,11 @@ def members_of(
     for indices in by_engine.values():
         choice = choices[indices[0]]
         dtypes = {o: d for s, d in options.state_dtypes.items() if (o := _ours(choice, s)) is not None}
-        engine = Engine(choice.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=resident)
-        engine.across, engine.places, engine.group_count = options.across, indices, len(groups)
+        processes = Processes(options.across, indices, len(groups))
+        engine = Engine(
+            choice.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=resident,
+            processes=processes,
+        )  # fmt: skip
         members.append(Member(engine, choice, indices, table_of(choice, [groups[i] for i in indices])))
     return members
 

@@ -751,7 +751,7 @@ def test_scratch_is_that_of_the_largest_tensors_and_not_of_all(monkeypatch: pyte
         ours = Run(rulec.load("muon"), [np.ones(shape, np.float32)] * count, backend="cpu")
         tracemalloc.start()
         ours.step([np.ones(shape, np.float32)] * count)
-        held = sum(a.nbytes for a in ours.engine._scratch.values())
+        held = sum(a.nbytes for a in ours.engine._common._scratch.values())
         tracemalloc.stop()
         peaks.append(peak_of(ours, [np.ones(shape, np.float32)] * count))
         assert held == size

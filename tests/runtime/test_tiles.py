@@ -37,7 +37,7 @@ HYPER = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "scale": 2.0, "gro
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for a few numbers at a time, so that there are many tiles of everything."""
-    monkeypatch.setattr("rulec.runtime.staged.room_for", lambda own, largest: 400)
+    monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
     monkeypatch.setattr("rulec.runtime.drawing._LEAST", 12)
 
 
@@ -81,7 +81,7 @@ def test_the_gradient_s_dtype_and_sign(rule: str, monkeypatch: pytest.MonkeyPatc
     whole, cut = (Run(loaded(rule), random_arrays(9, SHAPES), hyper=[{"rank": 5}], maximize=True) for _ in range(2))
     for made in grads:
         whole.step(made)
-    monkeypatch.setattr("rulec.runtime.staged.room_for", lambda own, largest: 400)
+    monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
     for made in grads:
         cut.step(made)
     for a, b in zip(whole.params, cut.params, strict=True):
@@ -100,7 +100,7 @@ def test_extremes_and_rows_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = (Run(rule, random_arrays(0, SHAPES)) for _ in range(2))
     for narrow in (False, True):
         if narrow:
-            monkeypatch.setattr("rulec.runtime.staged.room_for", lambda own, largest: 400)
+            monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
         for step_number in range(3):
             (cut if narrow else whole).step(random_arrays(step_number, SHAPES))
     near(rule, cut.params, whole.params)

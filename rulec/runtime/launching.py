@@ -1,0 +1,156 @@
+"""Launches of parts: gradients and inputs checked, scalars evaluated, kernels chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows
+from rulec.compiler.scalars import ScalarTable
+from rulec.errors import TensorError
+from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
+from rulec.runtime.bucket import Version
+from rulec.runtime.common import Common
+from rulec.runtime.counts import Counts
+from rulec.runtime.device import DeviceRows, Scaling
+from rulec.runtime.launch import Launch
+from rulec.runtime.part import Part
+from rulec.runtime.rows import RowSource
+
+
+class Launcher:
+    """Makes the launches of one engine's steps."""
+
+    def __init__(self, rule: Rule, common: Common) -> None:
+        self.rule, self.common = rule, common
+
+    def check_inputs(self, inputs: Mapping[str, Any], count: int) -> None:
+        """TensorError where these are not the inputs that the rule names, of as many arrays as there are tensors."""
+        for name, kind in self.rule.inputs.items():
+            if name not in inputs:
+                raise TensorError(f"{self.rule.name} needs the input {name!r} at every step")
+            if kind == "like p" and len(inputs[name]) != count:
+                raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
+        for name in inputs:
+            if name not in self.rule.inputs:
+                raise TensorError(f"{self.rule.name} has no input {name!r}{did_you_mean(name, self.rule.inputs)}")
+
+    def launches(
+        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None
+    ) -> Iterator[Launch]:
+        """What updates the tensors of a part: everything is checked, and nothing written."""
+        bucket, fired = part.bucket, part.fired
+        grads = part.check(grads)
+        given = self._inputs_of(part, inputs) if inputs else {}
+        if bucket.resident:
+            yield self._resident(part, grads, given, scaling)
+            return
+        if scaling is not None:
+            raise TensorError(
+                f"{self.rule.name} cannot take scaled gradients on {bucket.device}: unscale them before the step"
+            )
+        if bucket.program.predicates:
+            yield from self._decided(part, grads, given)
+            return
+        version = bucket.version()
+        rows = version.rows
+        assert isinstance(rows, RowSource)
+        counts = bucket.counts
+        if isinstance(counts, Counts) and not (rows.own_rows or rows.numbers or self.common.shared.values):
+            count = counts.common(fired)
+            if count is not None:
+                table = rows.shared(count + 1, self.common.hyper.named)
+                yield Launch(self.common, part, version, grads, table, {}, given)
+                return
+        yield self._separate(part, version, grads, given)
+
+    def _resident(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any], scaling: Scaling | None) -> Launch:
+        """A launch of which the host knows neither the counts nor the scalars."""
+        bucket = part.bucket
+        version = bucket.version()
+        rows = version.rows
+        assert isinstance(rows, DeviceRows)
+        hyper = self.common.hyper.on_device(bucket.program, bucket.device, bucket.library)
+        shared = self.common.shared
+        levels = [*shared.values.values(), shared.group_t, shared.model_t]
+        # A graph goes on reading these where other tensors join, and they are replaced.
+        bucket.library.hold((version.call, rows, hyper.table, bucket.counts, [*bucket.scalar_states.values()], levels))
+        table, stored = rows.evaluate(version.call, bucket.counts.numbers, bucket.scalar_states, hyper.table, shared)
+        made = Rows(table, rows.index)
+        if scaling is not None:
+            made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
+        return Launch(self.common, part, version, grads, made, stored, given)
+
+    def _separate(self, part: Part, version: Version, grads: Sequence[Any], given: Mapping[str, Any]) -> Launch:
+        """A launch whose tensors have rows of their own in the scalar table."""
+        bucket, fired, common = part.bucket, part.fired, self.common
+        t = _next_counts(part)
+        rows = version.rows
+        assert isinstance(rows, RowSource)
+        states = {k: v.numbers for k, v in bucket.scalar_states.items()} | common.shared.values
+        states = {k: common.host.numbers(states[k]) for k in rows.table.loads}
+        levels = {}
+        if common.shared.values:
+            group_t, model_t = common.host.numbers(common.shared.group_t), common.host.numbers(common.shared.model_t)
+            levels = {"group": group_t + 1, "model": model_t[0] + 1}
+        table, stored = rows.separate(t, fired, common.hyper.named, states, levels)
+        return Launch(common, part, version, grads, table, stored, given)
+
+    def _inputs_of(self, part: Part, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs for the tensors of a part, those like parameters checked as gradients are."""
+        found: dict[str, Any] = {}
+        used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
+        for name, value in ((k, v) for k, v in inputs.items() if k in used):
+            if self.rule.inputs[name] != "like p":
+                there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
+                found[name] = value if there else _number(value, name)
+                continue
+            chosen = value if part.pick is None else part.pick(value)
+            names = [f"{t.name} (its {name})" for t in part.tensors]
+            dtype = part.bucket.layout.dtype(name)
+            found[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(chosen)
+        return found
+
+    def _decided(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Launch]:
+        """A launch for each outcome of the program's predicates among the tensors."""
+        bucket = part.bucket
+        outcomes = self._outcomes(part)
+        if len(set(outcomes)) == 1:
+            yield self._separate(part, bucket.version(outcomes[0]), grads, given)
+            return
+        positions = part.positions or list(range(len(bucket.tensors)))
+        for outcome in sorted(set(outcomes)):
+            mine = [i for i, found in enumerate(outcomes) if found == outcome]
+            own = [positions[i] for i in mine]
+            smaller = Part(bucket, own, np.array(own), None, part.check)
+            chosen = {k: v if isinstance(v, float) else [v[i] for i in mine] for k, v in given.items()}
+            yield self._separate(smaller, bucket.version(outcome), [grads[i] for i in mine], chosen)
+
+    def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
+        bucket = part.bucket
+        groups = bucket.groups if part.fired is None else bucket.groups[part.fired]
+        facts = bucket.facts if part.positions is None else [bucket.facts[i] for i in part.positions]
+        table = ScalarTable.of([node for _, node in bucket.program.predicates])
+        chosen = {k: v[groups] for k, v in self.common.hyper.named.items()}
+        known = {f: np.array([x[f] for x in facts]) for f in table.facts}
+        t = np.asarray(_next_counts(part), np.float64)
+        values, _ = table.evaluate((len(groups),), chosen, t, known, {})
+        return [tuple(row) for row in (values != 0).tolist()]
+
+
+def _next_counts(part: Part) -> Any:
+    """What the updates of tensors that fire will be counted."""
+    numbers = part.bucket.counts.numbers
+    return (numbers if part.fired is None else numbers[part.fired]) + 1
+
+
+def _number(value: Any, name: str) -> float:
+    """An input that is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TensorError(f"the input {name!r} must be one number, not {type(value).__name__} {value!r:.80}") from None

@@ -1,0 +1,176 @@
+"""The values of some tensors of a launch of several stages, and what their kernels are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Result
+from rulec.compiler.layout import ITEM_SIZE
+from rulec.language.node import Node
+from rulec.runtime.launch import Launch
+from rulec.runtime.part import Portion
+from rulec.runtime.plan import VIEWS
+from rulec.runtime.tiled import Tiled
+from rulec.runtime.tiles import room_for
+
+Array = np.ndarray[Any, Any]
+
+
+class PortionValues:
+    """Where the values of one portion come from: its tensors, states, gradients, inputs and rows of the table.
+
+    It also holds what its kernels are given: `rows`, `grads` and `scratch`.
+    """
+
+    def __init__(self, launch: Launch, portion: Portion) -> None:
+        self.launch, self.portion = launch, portion
+        self.program, self.layout = launch.version.program, launch.version.layout
+        self.compute, self.seed, self.owner = self.layout.compute, launch.common.seed, launch.common.processes
+        self.library = portion.bucket.library
+        self.fill_noise = getattr(portion.bucket.backend, "fill_noise", None)
+        self.groups = portion.groups
+        self.grads = portion.pick(launch.grads)
+        self.rows = self._rows()
+        self.scratch: dict[str, Any] = {}
+        if launch.inputs or launch.version.plan.scratch:
+            self._allot()
+
+    def __len__(self) -> int:
+        return len(self.portion)
+
+    def _rows(self) -> Rows:
+        """The rows of these tensors, each its own where late columns may differ from tensor to tensor."""
+        rows, plan = self.launch.rows, self.launch.version.plan
+        if not self.program.late:
+            return rows
+        one = len(rows.table) == 1 and plan.late_alike
+        table = np.zeros((1 if one else len(self.portion), len(self.program.columns)))
+        table[:, : rows.table.shape[1]] = rows.table if one else rows.table[rows.index[self.portion.at]]
+        return Rows(table, rows.index if one else self.portion.index)
+
+    def _allot(self) -> None:
+        """Scratch buffers and inputs."""
+        common, positions = self.launch.common, self.portion.positions
+        # Launches that wait for each other are on the way at the same time.
+        owner = self.portion.bucket.device, None if self.launch.version.plan.alone else id(self.launch.version)
+        for name in self.launch.version.plan.scratch:
+            dtype = self.layout.dtype(name)
+            params = [self.portion.bucket.params[i] for i in positions]
+            self.scratch[name] = [common.scratch((name, i, owner), p, dtype) for i, p in enumerate(params)]
+        for name, value in self.launch.inputs.items():
+            if self.program.rule.inputs[name] == "like p":
+                self.scratch[name] = self.portion.pick(value)
+
+    def column(self, index: int) -> Any:
+        """A column of the scalar table: a number for each tensor, or one where they share a row."""
+        table = self.rows.table
+        if len(table) == 1:
+            return table[0, index]
+        return self.library.take(table[:, index], self.rows.index[self.portion.at])
+
+    def known(self, value: Node, found: Any, i: int) -> Any:
+        """The number of tensor i, which is known here."""
+        return self.library.at(found, i)
+
+    def fill(self, index: int, found: Any) -> None:
+        """Takes over a late column."""
+        table = self.rows.table
+        table[:, index] = np.ravel(found)[0] if len(table) == 1 else found
+
+    def facts(self, i: int) -> Mapping[str, float]:
+        """The shape facts of a tensor."""
+        return self.portion.bucket.facts[self.portion.positions[i]]
+
+    def hyper(self, i: int) -> Mapping[str, float]:
+        """The hyper-parameters of a tensor."""
+        group = self.groups[i]
+        return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
+
+    def tensor_number(self, i: int) -> int:
+        """What tells a tensor's random numbers from others'."""
+        return self.portion.tensors[i].number
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a buffer that is a number, for each tensor."""
+        bucket, common = self.portion.bucket, self.launch.common
+        if buffer in self.launch.inputs:
+            return np.float64(self.launch.inputs[buffer])
+        if buffer in bucket.scalar_states:
+            return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
+        shared = self.library.numbers(common.shared.values[buffer])
+        return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
+
+    def matrices(self, buffer: str, i: int) -> Any:
+        """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
+        tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
+        found = self._read(buffer, self._stored(buffer, i))
+        if axes.elementwise:
+            found = tensor.view.matrices(found)
+        else:
+            found = found.reshape(tensor.view.batch, *found.shape[-2:])
+        return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+
+    def _read(self, buffer: str, array: Any) -> Any:
+        """The elements of a buffer, or of a part of it."""
+        found = self.library.read(array)
+        return -found if buffer == "g" and self.layout.maximize else found
+
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of tensor i, and their rows and columns."""
+        view = self.portion.tensors[i].view
+        return view.batch, view.rows, view.cols
+
+    def tiled(self, buffer: str, i: int) -> Tiled:
+        """A buffer's matrices, to be read and written tile by tile."""
+        stored, view = self._stored(buffer, i), self.portion.tensors[i].view
+        if self.program.buffer(buffer).axes.elementwise:
+            whole = view.matrices(stored)
+        else:
+            whole = stored.reshape(view.batch, *stored.shape[-2:])
+        if self._copies(buffer):
+            return Tiled(whole, self.library, self.compute, partial(self._read, buffer))
+        return Tiled(self.library.read(whole), self.library, self.compute, None)
+
+    def _copies(self, buffer: str) -> bool:
+        """Whether a buffer is read by copying it."""
+        return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
+
+    def writes(self) -> None:
+        """Says that states are about to be written."""
+        self.launch.wrote = True
+
+    def room(self, i: int) -> int:
+        """How many bytes tiles of tensor i may take."""
+        numel = self.portion.tensors[i].numel
+        return room_for(numel * ITEM_SIZE[self.layout.dtype("g")], self.launch.common.largest)
+
+    def _stored(self, buffer: str, i: int) -> Any:
+        if buffer == "g":
+            return self.grads[i]
+        if buffer == "p":
+            return self.portion.tensors[i].array
+        return self.scratch[buffer][i] if buffer in self.scratch else self._states(i)[buffer]
+
+    def _states(self, i: int) -> dict[str, Any]:
+        return self.portion.bucket.states[self.portion.positions[i]]
+
+    def vectors(self, result: Result, found: Sequence[Array]) -> list[Any]:
+        """A result as kernels read it: contiguous, in the compute dtype, in the order of memory."""
+        # A view of what the kernel writes must not be read by it at the same time.
+        own = result.value.op in VIEWS
+        made = []
+        for array, tensor in zip(found, self.portion.tensors, strict=True):
+            view = tensor.view
+            rows = 1 if result.axes.rows is None else view.rows
+            cols = 1 if result.axes.cols is None else view.cols
+            if tuple(array.shape) != (shape := (view.batch, rows, cols)):
+                array = self.library.spread(array, shape)
+            if result.axes.elementwise:
+                array = view.tensor(array)
+            made.append(self.library.handed(array, self.compute, own))
+        return made
