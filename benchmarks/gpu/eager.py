@@ -22,7 +22,7 @@ from benchmarks.result import Row
 from rulec.backend import registry
 from rulec.backend.product import Product
 from rulec.compiler.layout import layout_for
-from rulec.runtime.rows import RowSource
+from rulec.runtime.rows import ScalarRows
 
 #: Of a layer: the width of the stream, of keys and values, and inside; how many layers there are.
 WIDE, NARROW, INNER, LAYERS = 4096, 1024, 14336, 32
@@ -213,7 +213,7 @@ class Matrix:
         self._states = {b.name: make(bench, (height, width), "bfloat16").abs_() for b in program.states}
         self._product = Product(make(bench, (tokens, height), "bfloat16"), make(bench, (tokens, width), "bfloat16"))
         hyper = {k: np.array([v]) for k, v in hyper_defaults(program).items()}
-        self._rows = RowSource(program, np.zeros(1, np.int64), [{}]).shared(1, hyper)
+        self._rows = ScalarRows(program, np.zeros(1, np.int64), [{}]).shared(1, hyper)
 
     @property
     def tensors(self) -> list[Any]:

@@ -22,7 +22,7 @@ from rulec.backend import registry
 from rulec.backend.noise import Noise, Values
 from rulec.compiler.layout import layout_for
 from rulec.es.streams import short_weights
-from rulec.runtime.rows import RowSource
+from rulec.runtime.rows import ScalarRows
 
 ELEMENTS, QUICK_ELEMENTS = 50_000_000, 10_000
 
@@ -88,7 +88,7 @@ class NoisyStep:
         self.states = {b.name: torch.zeros_like(self.param) for b in self._program.states}
         self._call = self._bound(values)
         hyper = {k: np.array([v]) for k, v in hyper_defaults(self._program).items()}
-        self._rows = RowSource(self._program, np.zeros(1, np.int64), [{}]).shared(1, hyper)
+        self._rows = ScalarRows(self._program, np.zeros(1, np.int64), [{}]).shared(1, hyper)
         self.theirs.grad = torch.zeros_like(self.theirs)
         self._torch = torch.optim.AdamW([self.theirs], lr=hyper["lr"].item(), fused=True)
 

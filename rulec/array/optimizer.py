@@ -136,7 +136,7 @@ class Optimizer(Turns):
             with self._turn:
                 self._open = None
                 if self._broken is None:
-                    self._engine.finish()
+                    self._engine.end()
 
     @in_turn
     def _open_partial(self, journal: bool, uses: Mapping[str | int, int]) -> PartialStep:
@@ -212,7 +212,7 @@ class Optimizer(Turns):
     def accept_partial(self) -> None:
         """Goes on from a step that broke off: what was updated stays so, the others are left out of this step."""
         self._broken_step("accept_partial()")
-        self._engine.finish()
+        self._engine.end()
         self._broken = None
 
     def _broken_step(self, wanted: str) -> PartialStep:

@@ -24,7 +24,7 @@ class Product:
     inputs: Any
 
 
-class RowsSource(Protocol):
+class GradientRows(Protocol):
     """A gradient that is made some rows at a time, wherever its update is done tile by tile.
 
     A row is what the gradient has at one index of its first dimension, as one line.

@@ -280,7 +280,7 @@ class _BucketStep:
             stays = self._stays() if index == last else None
             self._stage(index, stays)
         yield from self.between.work_out(gaps[-1])
-        self._finish(stays)
+        self._write_narrow(stays)
 
     def _vectors(self, name: str) -> list[Any]:
         """A result as kernels read it: that of a parameter's shape in the order of its elements in memory."""
@@ -354,7 +354,7 @@ class _BucketStep:
 
     # What is narrower than a parameter
 
-    def _finish(self, stays: Sequence[Any] | None) -> None:
+    def _write_narrow(self, stays: Sequence[Any] | None) -> None:
         for store in self.program.finish:
             value = self.between.values[store.value]
             if store.buffer in self.states:

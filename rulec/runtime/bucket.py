@@ -18,10 +18,10 @@ from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
-from rulec.runtime.device import DeviceRows
+from rulec.runtime.device import DeviceScalarRows
 from rulec.runtime.library import Library
 from rulec.runtime.plan import Plan
-from rulec.runtime.rows import RowSource
+from rulec.runtime.rows import ScalarRows
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Version:
     layout: Layout
     kernel: Kernel
     plan: Plan
-    rows: RowSource | DeviceRows | None = None
+    rows: ScalarRows | DeviceScalarRows | None = None
     call: Call | None = None
 
 
@@ -107,9 +107,9 @@ class Bucket:
             views = [[t.view for t in self.tensors]] if is_shaped(found.program) else []
             found.call = found.kernel.bind(self.params, self.states, *views)
             if self.resident:
-                found.rows = DeviceRows(found.program, self.groups, self.facts, self.library)
+                found.rows = DeviceScalarRows(found.program, self.groups, self.facts, self.library)
             else:
-                found.rows = RowSource(found.program, self.groups, self.facts)
+                found.rows = ScalarRows(found.program, self.groups, self.facts)
         return found
 
     def knows_only_there(self, state: str) -> bool:

@@ -62,7 +62,7 @@ class DeviceHyper:
             self.library.write(self.table[self.names.index(name), group], self.library.read(value).reshape(()))
 
 
-class DeviceRows:
+class DeviceScalarRows:
     """Evaluates the scalar program of one bucket on its device: a row for each tensor.
 
     `groups` is each tensor's group, `facts` each tensor's shape facts.

@@ -43,9 +43,9 @@ class DeviceStaged(Staged):
         self.launch.wrote = True
         return self._kernel(len(self.program.stages) - 1, values)
 
-    def _finish(self, portion: Portion, stays: Any, finished: Sequence[tuple[str, Any]]) -> None:
+    def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
         states = portion.bucket.states
-        for buffer, value in finished:
+        for buffer, value in narrow:
             if buffer not in states[portion.positions[0]]:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
                 continue

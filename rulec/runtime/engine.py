@@ -1,6 +1,6 @@
 """The engine: tensors in buckets, hyper-parameters, and steps.
 
-An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`, and `finish`. Nothing here knows a
+An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`, and `end`. Nothing here knows a
 framework: what differs between arrays is behind `Arrays`, what differs between machines behind `Backend`.
 
 The engine is a door: its `Buckets` know which tensor is where, `Partitions` which tensors fire together, `HyperValues`
@@ -163,15 +163,15 @@ class Engine:
         try:
             self.fire(ids, grads, hyper, inputs)
         finally:
-            self.finish()
+            self.end()
 
     def begin(self) -> None:
         """Opens a step: group- and model-wide values advance once in it, however many times tensors fire."""
         self.shared.begin()
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """Closes a step: what groups and the model remember takes its new value."""
-        self.shared.finish()
+        self.shared.end()
         self.skipped_there.close()
 
     def fire(
@@ -206,7 +206,7 @@ class Engine:
         ]
 
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
-        parts = self._partitions.find(ids)
+        parts = self._partitions.known.get(ids)
         if parts is None:
             if any(self.tensors[i].bucket is None for i in ids):
                 self.prepare(ids, [self.arrays.dtype(g) for g in grads], self._values.table)

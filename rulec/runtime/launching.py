@@ -16,10 +16,10 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.bucket import Version
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts
-from rulec.runtime.device import DeviceRows, Scaling
+from rulec.runtime.device import DeviceScalarRows, Scaling
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Part
-from rulec.runtime.rows import RowSource
+from rulec.runtime.rows import ScalarRows
 
 
 class Launcher:
@@ -58,7 +58,7 @@ class Launcher:
             return
         version = bucket.version()
         rows = version.rows
-        assert isinstance(rows, RowSource)
+        assert isinstance(rows, ScalarRows)
         counts = bucket.counts
         if isinstance(counts, Counts) and not (rows.own_rows or rows.numbers or self.common.shared.values):
             count = counts.common(fired)
@@ -73,7 +73,7 @@ class Launcher:
         bucket = part.bucket
         version = bucket.version()
         rows = version.rows
-        assert isinstance(rows, DeviceRows)
+        assert isinstance(rows, DeviceScalarRows)
         hyper = self.common.hyper.on_device(bucket.program, bucket.device, bucket.library)
         shared = self.common.shared
         levels = [*shared.values.values(), shared.group_t, shared.model_t]
@@ -90,7 +90,7 @@ class Launcher:
         bucket, fired, common = part.bucket, part.fired, self.common
         t = _next_counts(part)
         rows = version.rows
-        assert isinstance(rows, RowSource)
+        assert isinstance(rows, ScalarRows)
         states = {k: v.numbers for k, v in bucket.scalar_states.items()} | common.shared.values
         states = {k: common.host.numbers(states[k]) for k in rows.table.loads}
         levels = {}

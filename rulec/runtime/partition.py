@@ -17,29 +17,28 @@ _SETS = 1024
 
 
 class Partitions:
-    """The parts of sets of tensors, given by their ids, until tensors move or join buckets."""
+    """The parts of sets of tensors, given by their ids.
+
+    `known` has those that were cut since tensors last moved, or joined buckets.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], arrays: Arrays) -> None:
         self._tensors, self._arrays = tensors, arrays
-        self._known: dict[tuple[int, ...], list[Part]] = {}
+        self.known: dict[tuple[int, ...], list[Part]] = {}
 
     def forget(self) -> None:
         """Forgets all: tensors moved, or there are more in the buckets."""
-        self._known = {}
-
-    def find(self, ids: tuple[int, ...]) -> list[Part] | None:
-        """The parts of a set; None where it is new."""
-        return self._known.get(ids)
+        self.known = {}
 
     def cut(self, ids: tuple[int, ...]) -> list[Part]:
         """The parts of a new set of tensors, all in buckets; TensorError where one is there twice."""
-        if len(self._known) >= _SETS:
-            self._known.clear()
+        if len(self.known) >= _SETS:
+            self.known.clear()
         places: dict[int, list[int]] = {}
         for place, i in enumerate(ids):
             places.setdefault(id(self._tensors[i].bucket), []).append(place)
         found = [self._part([self._tensors[ids[p]] for p in at], at, len(ids)) for at in places.values()]
-        self._known[ids] = found
+        self.known[ids] = found
         return found
 
     def _part(self, tensors: list[Tensor], places: list[int], total: int) -> Part:

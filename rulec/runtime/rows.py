@@ -18,7 +18,7 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 AHEAD = 32
 
 
-class RowSource:
+class ScalarRows:
     """Evaluates the scalar program for one bucket.
 
     `groups` is each tensor's group, `facts` each tensor's shape facts. Per-tensor scalar states give every tensor a

@@ -99,7 +99,7 @@ class SharedNumbers:
         """How many states have new values that the step has not taken yet."""
         return len(self._pending)
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """Closes the step: every state takes its new value, and is counted."""
         counted: dict[int, tuple[_Kept, str]] = {}
         for state, kept in ((state, kept) for state, all_kept in self._pending.items() for kept in all_kept):

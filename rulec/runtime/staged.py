@@ -45,12 +45,12 @@ class Staged:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
                 between.reduced.update(self._kernel(index, values))
         stays = self._stays(values, between)
-        finished = self._finished(between, before=True)
+        narrow = self._narrow(between, before=True)
         for value in plan.held:
             between.values[value] = self._copied(between.values[value])
         between.reduced.update(self._last(values, stays))
         yield from between.work_out(plan.gaps[-1])
-        self._finish(portion, stays, finished + self._finished(between, before=False))
+        self._write_narrow(portion, stays, narrow + self._narrow(between, before=False))
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
@@ -97,7 +97,7 @@ class Staged:
         found = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
         return found if found.any() else None
 
-    def _finished(self, between: Between, before: bool) -> list[tuple[str, Any]]:
+    def _narrow(self, between: Between, before: bool) -> list[tuple[str, Any]]:
         """The new values of what is narrower than a parameter, known before the last kernel or after it alone."""
         after = self.plan.after
         early = self.plan.stored_early
@@ -112,10 +112,10 @@ class Staged:
         copy = self.launch.part.bucket.library.copy
         return [copy(x) for x in value] if isinstance(value, list) else copy(value)
 
-    def _finish(self, portion: Portion, stays: Any, finished: Sequence[tuple[str, Any]]) -> None:
+    def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
         states = portion.bucket.states
         kept = range(len(portion)) if stays is None else [int(i) for i in np.flatnonzero(~stays)]
-        for buffer, value in finished:
+        for buffer, value in narrow:
             if buffer in states[portion.positions[0]]:
                 for i in kept:
                     self._write(portion, i, buffer, value[i])

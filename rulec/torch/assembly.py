@@ -349,11 +349,11 @@ class Assembly:
         member, tensor_id = self._homes[place]
         return member.engine.state(tensor_id)
 
-    def finish(self, groups: Sequence[dict[str, Any]]) -> None:
+    def end(self, groups: Sequence[dict[str, Any]]) -> None:
         """Closes the step: what groups and the model remember takes its new value."""
         self._opened = False
         for member in self.members:
-            member.engine.finish()
+            member.engine.end()
         for shared in self._shared:
             shared.publish(groups)
 
@@ -370,7 +370,7 @@ class Assembly:
         )  # fmt: skip
 
     def _run(self, launches: Sequence[Launch]) -> None:
-        """Runs launches, in a step of each engine where that has something to begin and finish."""
+        """Runs launches, in a step of each engine where that has something to begin and end."""
         if self._opened or not (self._shared or (self.residence.there and self.interface.skips)):
             run(launches)
             return
@@ -380,7 +380,7 @@ class Assembly:
             run(launches)
         finally:
             for member in self.members:
-                member.engine.finish()
+                member.engine.end()
 
     @property
     def skipped_steps(self) -> int:

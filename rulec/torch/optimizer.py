@@ -226,7 +226,7 @@ class RuleOptimizer(Optimizer, Turns):
     def _close_step(self) -> None:
         """Closes the step."""
         assert self._assembly is not None
-        self._assembly.finish(self.param_groups)
+        self._assembly.end(self.param_groups)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -68,7 +68,7 @@ def steps(rule: Rule, resident: bool, scaled: bool) -> None:
         scaling = Scaling(number, there(torch.float32, DEVICES[0])) if scaled else None
         engine.begin()
         run(engine.ready(tuple(fired), grads, table, inputs, scaling))
-        engine.finish()
+        engine.end()
 
 
 def main(names: Sequence[str]) -> None:

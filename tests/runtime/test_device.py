@@ -69,7 +69,7 @@ class Run:
         self.engine.begin()
         launches = self.engine.ready(tuple(fired), [grads[i] for i in fired], self.table, inputs, scaling)
         rulec.runtime.engine.run(launches)
-        self.engine.finish()
+        self.engine.end()
 
     def everything(self) -> dict[str, np.ndarray[Any, Any]]:
         found = {f"{i} p": p.numpy().copy() for i, p in enumerate(self.params)}

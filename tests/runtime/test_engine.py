@@ -196,7 +196,7 @@ step: |
         engine.begin()
         engine.fire(ids[:1], grads[:1], table(engine, [0.1, 0.3]))
         engine.fire(ids[1:], grads[1:], table(engine, [0.1, 0.3]))
-        engine.finish()
+        engine.end()
         reference.step(grads)
     for ours, theirs in zip(params, reference.params, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)

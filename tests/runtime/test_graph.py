@@ -50,7 +50,7 @@ class Static:
         engine = self.of.engine
         engine.begin()
         run(engine.ready(tuple(EVERY), self.grads, self.of.table, self.inputs, scaling))
-        engine.finish()
+        engine.end()
 
 
 def recorded(static: Static, scaled: bool = False) -> Graph:

@@ -171,7 +171,7 @@ def test_a_norm_is_one_over_dtypes_groups_and_engines() -> None:
         launches += side.engine.ready(tuple(side.ids), own, side.table)
     run(launches)
     for side in (one, other):
-        side.engine.finish()
+        side.engine.end()
     moved = 0.5 * 3 * 2 / (np.sqrt(11 * 9) + 1e-6)  # as torch clips
     for param, precision in zip(one.params + other.params, (1e-15, 1e-7, 1e-3), strict=True):
         np.testing.assert_allclose(param.astype(float), 1 - moved, rtol=precision)

@@ -40,7 +40,7 @@ def fused_step(
         try:
             run([*made, *engine.ready(tuple(opt._ids[name] for name in grads), turned.given(grads), table)])
         finally:
-            engine.finish()
+            engine.end()
     return tuple(name for name in names if name in fused)
 
 

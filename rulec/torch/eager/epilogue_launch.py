@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.errors import BackendUnsupported
 from rulec.runtime.bucket import Version
 from rulec.runtime.estimate import OtherCalls
@@ -23,7 +23,7 @@ class ProductCalls:
         self._way = way
         self._calls = OtherCalls()
 
-    def give(self, launch: Launch, made: Product | RowsSource) -> int:
+    def give(self, launch: Launch, made: Product | GradientRows) -> int:
         """Has a launch of one tensor make the gradient itself. Nothing is run yet.
 
         The bytes of the gradient that there are at once, then: of a tile, or none.

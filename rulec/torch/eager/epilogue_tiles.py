@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.backend.protocol import Kernel, Rows, Scratch, Written
 from rulec.errors import PartialUpdate
 from rulec.torch.memory import plain_memory
@@ -39,7 +39,7 @@ class TiledCall:
         self._bound: dict[int, _Bound] = {}
 
     def __call__(
-        self, stage: int, moving: Sequence[Product | RowsSource], rows: Rows, scratch: Scratch | None = None, *,
+        self, stage: int, moving: Sequence[Product | GradientRows], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
         """Updates every tensor, or `tensors` of them, in place."""
@@ -53,7 +53,7 @@ class TiledCall:
             self._bound[position] = _Bound(self._kernel, self._params[position], self._states[position], self._dtype)
         return self._bound[position]
 
-    def tile_bytes(self, position: int, made: Product | RowsSource) -> int:
+    def tile_bytes(self, position: int, made: Product | GradientRows) -> int:
         """The bytes of a tile for the tensor at a position, in the dtype of the rows made and in the gradient's."""
         param, own = self._params[position], source_of(made).dtype
         item = self._dtype.itemsize
@@ -76,7 +76,7 @@ class _ProductRows:
         torch.mm(self.product.outputs[:, span].t(), self.product.inputs, out=out)
 
 
-def source_of(made: Product | RowsSource) -> RowsSource:
+def source_of(made: Product | GradientRows) -> GradientRows:
     """What makes a gradient's rows."""
     return _ProductRows(made) if isinstance(made, Product) else made
 
@@ -96,7 +96,7 @@ class _Bound:
         self._param, self._dtype, self._height = param, dtype, _highest(self._spans)
         self._call = kernel.bind([param[span] for span in self._spans], own) if param.numel() else None
 
-    def update(self, made: RowsSource, rows: Rows, row: int, stream: Any) -> None:
+    def update(self, made: GradientRows, rows: Rows, row: int, stream: Any) -> None:
         """Makes each tile of the gradient and updates these rows with it."""
         if self._call is None:
             return
@@ -121,7 +121,7 @@ class _Bound:
 class _Tiles:
     """Memory for a tile of a gradient, in the dtype of the rows made and, where it is another, in the gradient's."""
 
-    def __init__(self, source: RowsSource, like: Tensor, dtype: torch.dtype, height: int) -> None:
+    def __init__(self, source: GradientRows, like: Tensor, dtype: torch.dtype, height: int) -> None:
         self._source = source
         shape = (height, _matrix(like)[1])
         self._own = torch.empty(shape, dtype=source.dtype, device=like.device)

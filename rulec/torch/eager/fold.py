@@ -31,7 +31,7 @@ def fold(inner: Inner, place: int, grad: Tensor, first: bool) -> None:
     _run(inner, (place,), [grad], "first" if first else "more")
 
 
-def finish(inner: Inner, places: tuple[int, ...], params: Sequence[Tensor]) -> None:
+def update_folded(inner: Inner, places: tuple[int, ...], params: Sequence[Tensor]) -> None:
     """Steps parameters whose gradients are folded into their states."""
     _run(inner, places, [p.detach() for p in params], "last")  # the gradient is not read, but something must be there
 

@@ -308,7 +308,7 @@ class EagerUpdate(Optimizer, Turns):
             return
         for place in rest:
             step.fold(place, inside=False)
-        step.finish([place for place in step.folded if place not in step.fired], inside=False)
+        step.fire_folded([place for place in step.folded if place not in step.fired], inside=False)
 
     def _refresh(self) -> None:
         """Takes over which parameters there are, and which of them are trained."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rulec.errors import PartialUpdate, RulecError
 from rulec.torch.eager.account import Account
 from rulec.torch.eager.factor import Factor
-from rulec.torch.eager.fold import finish, fold
+from rulec.torch.eager.fold import fold, update_folded
 from rulec.torch.eager.frozen import Frozen
 from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.journal import Journal
@@ -97,12 +97,12 @@ class Step:
         param.grad = None
         self.account.leave([place], inside)
 
-    def finish(self, places: Sequence[int], inside: bool = True) -> None:
+    def fire_folded(self, places: Sequence[int], inside: bool = True) -> None:
         """Updates parameters whose gradients are folded into their states."""
         if not places:
             return
         params = [self.roster.params[i] for i in places]
-        self._write(tuple(places), lambda: finish(self.inner, tuple(places), params))
+        self._write(tuple(places), lambda: update_folded(self.inner, tuple(places), params))
         self._launches += 1
         self._inside += len(places) if inside else 0
 

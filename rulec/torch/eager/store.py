@@ -119,7 +119,7 @@ class GradStore(Turns):
     def _step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None) -> None:
         names = {id(p): name for p, name in zip(*_roll(opt), strict=True)}
         if params is None:
-            self._finish(opt, [tensor for tensor in self._held if id(tensor) in names], names)
+            self._end(opt, [tensor for tensor in self._held if id(tensor) in names], names)
             return
         given = [params] if isinstance(params, Tensor) else [*params]
         for tensor in given:
@@ -137,7 +137,7 @@ class GradStore(Turns):
         with self._given(part, names):
             step.fire(places)
 
-    def _finish(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
+    def _end(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
         """Updates the rest, by the optimizer's own step where none was begun, and ends the step."""
         step: Step | None = opt.__dict__.get(_BEGUN)
         if step is not None:

@@ -238,7 +238,7 @@ class Finishing(Firing):
 
     def _complete(self, place: int) -> None:
         if place in self._roster.chosen:
-            self.step.finish((place,))
+            self.step.fire_folded((place,))
 
     def postpone(self, place: int) -> None:
         """RulecError: gradients are folded as they arrive."""

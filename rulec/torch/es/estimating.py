@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
@@ -84,9 +84,9 @@ class Estimating:
         return held
 
     @torch.no_grad()
-    def _made(self, held: Sequence[Perturbed]) -> dict[Tensor, Noise | Product | RowsSource]:
+    def _made(self, held: Sequence[Perturbed]) -> dict[Tensor, Noise | Product | GradientRows]:
         """What kernels may be given in the place of gradients, by parameter."""
-        found: dict[Tensor, Noise | Product | RowsSource] = {}
+        found: dict[Tensor, Noise | Product | GradientRows] = {}
         for entry in held:
             param = entry.param
             if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():

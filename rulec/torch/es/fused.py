@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.errors import PartialUpdate
 from rulec.runtime.estimate import EstimateCalls, takes_parts
 from rulec.runtime.launch import Launch
@@ -25,7 +25,7 @@ from rulec.torch.placed import is_placed
 from rulec.torch.tensors import OtherDtype, dtype_name
 
 #: What may stand for a gradient, and what gives a parameter's where nothing does.
-Made = Noise | Product | RowsSource
+Made = Noise | Product | GradientRows
 Gradient = Callable[[Tensor], Tensor | None]
 
 
@@ -94,7 +94,7 @@ def _update(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient
         except OtherDtype:
             continue
         finally:
-            assembly.finish(opt.param_groups)
+            assembly.end(opt.param_groups)
     return set()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.es.streams import COLUMNS, NOISE, SCALE, short_weights
 from rulec.torch.es.fill import fill
 from rulec.torch.es.layer import LayerNoise, Made
@@ -84,7 +84,7 @@ class Independent(LayerNoise):
         fill(out, self._sum(weights))
         return out
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """The noise itself, made where the kernel needs it."""
         return self._sum(weights)
 
@@ -99,7 +99,7 @@ class Independent(LayerNoise):
 class Sparse(Independent):
     """Noise of some columns of each direction, the others have none."""
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """Made some rows at a time."""
         return Made(self.dtype, partial(self._rows, weights))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.es.perturbation import Perturbation
 from rulec.es.streams import SHARED, short_weights
 from rulec.torch.es.draws import Draws
@@ -61,7 +61,7 @@ class LayerNoise(ABC):
     def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
         """The sum over directions of weight times noise, in `dtype`, or what the family estimates instead."""
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """The gradient as a kernel may be given it in its place, to be made inside the update; None where it cannot."""
         return None
 

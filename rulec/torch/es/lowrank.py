@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.es.streams import COLUMNS, ROWS
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
@@ -66,7 +66,7 @@ class LowRank(LayerNoise):
         product = self._product(weights)
         return torch.mm(product.outputs.t(), product.inputs).view(self.shape)
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """The product of the factors, made tile by tile."""
         return self._product(weights)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
@@ -113,7 +113,7 @@ class Permuted(LayerNoise):
         found: Tensor = torch.tensordot(common, places, ([1], [1]))
         return found.movedim(-1, 1).contiguous()
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """Of orders of rows a product of two matrices, of them and of the noise; of others there is none."""
         if self._sides != (True, False):
             return None

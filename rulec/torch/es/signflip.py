@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import Product, RowsSource
+from rulec.backend.product import GradientRows, Product
 from rulec.es.streams import COLUMNS, ROWS
 from rulec.torch.es.layer import LayerNoise, Made
 from rulec.torch.es.maps import Map
@@ -64,7 +64,7 @@ class SignFlip(LayerNoise):
         """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
         return self.last("noise", self._make).mul_(self._signs(self.short(weights)))
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | RowsSource | None:
+    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
         """Rows of the one noise times their sum of signs."""
         signs, common = self._signs(self.short(weights)), self._common()
 
