@@ -14,8 +14,8 @@ from rulec.kernel.bucket.address import array_address
 
 from ..binary import PackedBits
 from ..cpu.binary_plan import Plan
+from ..cstyle.binary_words import DRAW
 from .binary_source import source
-from .binary_words import DRAW
 from .compile import library
 from .threads import most, threads
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..cpu.binary_plan import TABLE
+from ..cstyle.binary_words import draw_words
 from ..fragments import filled
-from .binary_words import draw_words
 
 #: Lines that are taken in one pass over the results.
 TOGETHER = 4

@@ -8,11 +8,11 @@ from dataclasses import replace
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
+from ..cstyle.element import STORAGE
+from ..cstyle.text import block
 from ..fragments import filled
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
-from .print import STORAGE
 from .source import C99, StageSource, file_text
-from .text import block
 
 #: Elements of a tile: with the words that they are made of they fit in the nearest cache.
 TILE = 1024

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
-from rulec.compiler.ir import Program, Result
+from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.kernel.nest import Level, written
-from rulec.kernel.place import COL, MATRIX, ROW, TENSOR, address_lines
-from rulec.language.node import Op, is_boolean
+from rulec.kernel.nest import written
+from rulec.kernel.place import address_lines
 
-from ..comment import about, about_stage, column_formula
-from ..cpu.plan import chunk_columns
-from .dialect import Dialect
-from .print import NOTHING, ElementWriter, Parameter
-from .text import WIDTH, block, comment, indented
-from .words import words_used
+from ..comment import about
+from ..cstyle.dialect import Dialect
+from ..cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
+from ..cstyle.text import WIDTH, block, comment, indented
 
 #: What a bucket is before the lines of its address table: see `_BUCKET`.
 BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")
 
 #: C99; a value of a rule is called neither as what stands in a bucket nor as a variable of the loops.
-C99 = Dialect(
-    "c",
-    reserved=frozenset(
-        {
-            *BUCKET, "Bucket", "Chunk", "Span", "LANES", "bucket", "at", "row", "lane", "matrix", "line", "j", "stop",
-            "back", "fill", "sum_of", "least_of", "greatest_of",
-        }
-    ),
-    simd=("#pragma omp simd",),
-)  # fmt: skip
+C99 = Dialect("c", reserved=LOCALS | {*BUCKET, "Bucket", "Span", "bucket"}, simd=("#pragma omp simd",))
 
 _INLINE = """\
 /* A loop can be vectors only where the calls in it disappear. */
@@ -64,59 +51,6 @@ typedef struct {
 } Span;
 """
 
-_FLAT_CHUNK = """\
-/* A range of elements of a tensor. */
-typedef struct {
-    int64_t tensor, first, last;
-} Chunk;
-"""
-
-_CHUNK = """\
-/* A range of elements of a tensor; or, where a stage sees matrices, a range of these, of which only some rows
- * and columns belong to the chunk, and where the results for its rows and columns begin. Rows and columns are
- * those in memory. */
-typedef struct {
-    int64_t tensor, first, last;
-    int64_t height, width;
-    int64_t top, bottom, left, right;
-    int64_t row_slots, col_slots;
-} Chunk;
-"""
-
-_LANES = """\
-/* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
- * depend neither on the compiler nor on the width of the processor's vectors. */
-enum { LANES = 16 };
-"""
-
-_FILL = """\
-static void fill(double *lanes, double value)
-{
-    for (int lane = 0; lane < LANES; lane++)
-        lanes[lane] = value;
-}
-"""
-
-_JOIN = """\
-static double <name>(const double *lanes)
-{
-    double all = lanes[0];
-    for (int lane = 1; lane < LANES; lane++)
-        all = <joined>;
-    return all;
-}
-"""
-
-#: For each reduction the function that joins its lanes, and how it takes one more.
-_JOINS = {
-    Op.SUM: ("sum_of", "all + lanes[lane]"),
-    Op.MIN: ("least_of", "minimum(all, lanes[lane])"),
-    Op.MAX: ("greatest_of", "maximum(all, lanes[lane])"),
-}
-
-#: The index of the value of a matrix or a row among its like.
-_INDEX = {MATRIX: "matrix", ROW: "line"}
-
 
 def source(program: Program, layout: Layout) -> str:
     """The whole file. BackendUnsupported for an operation that C has no spelling for."""
@@ -131,11 +65,6 @@ def file_text(program: Program, layout: Layout, title: str, stages: Sequence[Sta
     types = [_SPAN, chunk_type(program, layout), _bucket(program, stages)]
     parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *helpers(code, C99), code]
     return "\n".join(parts)
-
-
-def chunk_type(program: Program, layout: Layout) -> str:
-    """The type of a row of the table of chunks."""
-    return _CHUNK if chunk_columns(program, layout) > 3 else _FLAT_CHUNK
 
 
 def stage_name(program: Program, stage: int) -> str:
@@ -156,34 +85,17 @@ def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
     return _BUCKET.replace("<columns>", str(len(program.columns))).replace("*const <lines>", wrapped)
 
 
-def helpers(code: str, dialect: Dialect) -> list[str]:
-    """The functions that the code of stages calls."""
-    joins = [join for join in _JOINS.values() if f"{join[0]}(" in code]
-    texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined in joins]
-    fill = [_FILL] if "fill(" in code else []
-    return [*words_used("\n".join([code, *texts]), dialect), *([_LANES] if joins else []), *fill, *texts]
-
-
-class StageSource:
-    """The functions of one stage."""
+class StageSource(ChunkLoops):
+    """The functions of one stage: of an element, of a chunk, and of a bucket, which has tables of addresses."""
 
     dialect = C99
-    writer: type[ElementWriter] = ElementWriter
-    #: The index of the slot for the totals of a row, and of a tensor.
-    slots: Mapping[str, str] = MappingProxyType({ROW: "line", TENSOR: "chunk"})
 
-    def __init__(self, program: Program, layout: Layout, index: int, name: str = "") -> None:
-        self.program, self.layout, self.index, self.stage = program, layout, index, program.stages[index]
-        self.name = name or stage_name(program, index)
-        self.write = self.writer(program, layout, self.stage, self.dialect, f"{self.name}_element")
-        self.nest = self.write.nest
+    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+        super().__init__(program, layout, index, stage_name(program, index))
 
     def text(self) -> str:
         """The function of an element, of a chunk and of a bucket."""
         return "\n".join([self._element(), self._chunk(), self._bucket()])
-
-    def _element(self) -> str:
-        return "\n".join([*comment(about_stage(self.program, self.index)), self.write.text()])
 
     def _bucket(self) -> str:
         return "\n".join([
@@ -198,8 +110,6 @@ class StageSource:
             "}", "",
         ])  # fmt: skip
 
-    # One chunk
-
     def _chunk(self) -> str:
         loops = written(self.nest.levels(), self)
         return "\n".join([
@@ -211,136 +121,13 @@ class StageSource:
 
     def _given(self) -> list[str]:
         """Where buffers lie, and the numbers that the element's function takes."""
-        return ["const Chunk *at = &bucket->chunk[chunk];", *self._addresses(), *self._scalars()]
+        return ["const Chunk *at = &bucket->chunk[chunk];", *self.addresses(), *self.scalar_lines()]
 
-    def _addresses(self) -> list[str]:
-        kinds = {name: self._pointer(name) for name in address_lines(self.program)}
-        return [f"{self._variable(name, kind)} = {self._address(name)};" for name, kind in kinds.items() if kind]
-
-    def _variable(self, name: str, kind: str) -> str:
-        """The declaration of an address."""
-        return f"{kind}{self.write.at[name]}"
-
-    def _pointer(self, name: str) -> str:
-        """The type of an address that the stage uses; nothing for the others."""
-        if name in self.nest.buffers:
-            return self.write.pointer(name)
-        if name in self.stage.reads:
-            return f"{self.dialect.memory}const {self.write.real} *"
-        return f"{self.dialect.memory}double *" if any(r.name == name for r in self.stage.reduces) else ""
-
-    def _address(self, name: str) -> str:
+    def address(self, name: str) -> str:
         text = f"bucket->{self.write.names[name]}[at->tensor]"
-        slots = self._slots(name)
+        slots = self.slots_of(name)
         return f"(double *){text} + at->{slots}" if slots else text
 
-    def _slots(self, name: str) -> str:
-        """What of a chunk says where its totals begin, for totals of rows and columns."""
-        where = next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
-        return {ROW: "row_slots", COL: "col_slots"}.get(where, "")
-
-    def _scalars(self) -> list[str]:
-        columns = self.write.printer.columns_used()
-        if not columns:
-            return []
-        return [self._row(), *(self._scalar(i) for i in columns)]
-
-    def _row(self) -> str:
+    def row(self) -> str:
         """The row of the scalar table that is the tensor's."""
         return f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"
-
-    def _scalar(self, column: int) -> str:
-        name, truth = self.write.printer.column(column), is_boolean(self.program.columns[column].value)
-        cast = "(float)" if self.write.suffix else ""
-        value = f"row[{column}] != 0" if truth else f"{cast}row[{column}]"
-        line = f"const {'bool' if truth else self.write.real} {name} = {value};"
-        formula = column_formula(self.program, column)
-        return f"{line}  // {formula}" if formula and len(line) + len(formula) + 8 <= WIDTH else line
-
-    # Loops
-
-    def enter(self, level: Level) -> list[str]:
-        """Values of a row or a matrix, emptied totals of its columns, and lanes of totals."""
-        return [
-            *self._row_lines() * (level.place == ROW), *self._vectors(_INDEX.get(level.place, ""), level.place),
-            *(line for r in level.totals for line in self._begun(r)), *self._emptied(level),
-        ]  # fmt: skip
-
-    def _row_lines(self) -> list[str]:
-        """Where a row lies."""
-        back = ["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
-        return back * self.nest.sees(COL)
-
-    def loop(self, level: Level, body: list[str]) -> list[str]:
-        """A loop over the matrices of a chunk, the lines of a matrix, or the elements of a line or a chunk."""
-        if level.place == MATRIX:
-            return block("for (int64_t matrix = at->first; matrix < at->last; matrix++)", body)
-        if level.place == ROW:
-            rows = "matrix * at->height + at->{}"
-            return block(f"for (int64_t line = {rows.format('top')}; line < {rows.format('bottom')}; line++)", body)
-        if self.nest.shaped:
-            return self._loop("line * at->width + at->left", "line * at->width + at->right", body)
-        return self._loop("at->first", "at->last", body)
-
-    def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
-        """A loop over neighbouring elements: in steps of as many as there are lanes, where totals are taken in them."""
-        if not self.nest.totals(ROW, TENSOR):
-            return [*self.dialect.simd, *block(f"for (int64_t i = {start}; i < {stop}; i++)", body)]
-        return [
-            f"const int64_t stop = {stop};", f"int64_t i = {start};",
-            *block("for (; i + LANES <= stop; i += LANES)", [
-                *self.dialect.simd,
-                *block("for (int lane = 0; lane < LANES; lane++)",
-                       self.write.call(self._passed("i + lane", "lane"))),
-            ]),
-            *block("for (int lane = 0; i < stop; i++, lane++)", self.write.call(self._passed("i", "lane"))),
-        ]  # fmt: skip
-
-    def leave(self, level: Level) -> list[str]:
-        """What is left of totals."""
-        return [f"{self.write.at[r.name]}[{self.slots[level.place]}] = {self._total(r)};" for r in level.totals]
-
-    def _total(self, reduction: Result) -> str:
-        """A total, joined over its lanes."""
-        return f"{_JOINS[reduction.value.op][0]}({self.write.names[reduction.name]})"
-
-    def element(self) -> list[str]:
-        """The call of the element's function."""
-        return self.write.call(self._passed("i", ""))
-
-    def _begun(self, reduction: Result) -> list[str]:
-        """The lanes of a total, before a loop over what it is of."""
-        name, op = self.write.names[reduction.name], reduction.value.op
-        if op is Op.SUM:
-            return [f"double {name}[LANES] = {{0}};"]
-        return [f"double {name}[LANES];", f"fill({name}, {NOTHING[op]});"]
-
-    def _vectors(self, index: str, where: str) -> list[str]:
-        """The values of a row, a matrix or a column."""
-        return [
-            f"const {p.declaration} = {self._vector(p, index)};"
-            for p in self.write.parameters() if p.kind == "vector" and p.place == where
-        ]  # fmt: skip
-
-    def _vector(self, parameter: Parameter, index: str) -> str:
-        text = f"{self.write.at[parameter.of]}[{index}]"
-        return f"{text} != 0" if parameter.type == "bool" else text
-
-    def _emptied(self, level: Level) -> list[str]:
-        """A loop that empties the totals of a matrix's columns."""
-        lines = [f"{self.write.at[r.name]}[j] = {NOTHING[r.value.op]};" for r in level.empties]
-        column = "matrix * at->width + at->{}"
-        head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
-        return block(head, lines) if lines else []
-
-    def _passed(self, index: str, lane: str) -> dict[str, str]:
-        """What the element's function is given where that is not a variable of the parameter's name."""
-        found = {"i": index}
-        for parameter in self.write.parameters():
-            if parameter.kind == "vector" and parameter.place == COL:
-                found[parameter.name] = self._vector(parameter, f"{index} - back")
-            elif parameter.kind == "total":
-                in_column = any(r.name == parameter.of for r in self.nest.totals(COL))
-                name = self.write.at[parameter.of] if in_column else parameter.name
-                found[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
-        return found

@@ -14,7 +14,7 @@ from rulec.runtime.engine import EPS, default_hyper
 from rulec.standalone.cases import Case, Family, family
 from rulec.standalone.refusal import CannotBuild
 
-from .print import literal
+from ..cstyle.element import literal
 from .standalone_matrix import WRITTEN
 from .standalone_numbers import LOOPS
 from .standalone_words import RESERVED, TYPES

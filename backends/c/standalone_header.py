@@ -6,10 +6,10 @@ from rulec.language.node import Node
 from rulec.language.text import expression_text, number_text
 from rulec.standalone.prose import title
 
-from .print import literal
+from ..cstyle.element import literal
+from ..cstyle.text import comment, indented
 from .standalone import FUNCTIONS, STATUSES, CFile
 from .standalone_text import signature
-from .text import comment, indented
 
 
 def header_text(file: CFile) -> str:

@@ -15,7 +15,7 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
 
-from .print import NOTHING, taken_in
+from ..cstyle.element import NOTHING, taken_in
 from .standalone_text import loop
 from .standalone_words import number_text
 

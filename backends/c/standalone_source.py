@@ -13,13 +13,13 @@ from rulec.runtime.plan import needs_matrix
 from rulec.standalone.cases import Case, versions
 from rulec.standalone.prose import introduction, vendored
 
-from .print import literal
+from ..cstyle.element import literal
+from ..cstyle.text import comment, indented
 from .standalone import STATUSES, CFile, is_vector
 from .standalone_numbers import used
 from .standalone_step import StepText
 from .standalone_text import block, branch, extents, loop, signature, wrapped
 from .standalone_words import TYPES, expression, narrowed, widened, words_used
-from .text import comment, indented
 
 #: Elements in a chunk of a tensor, and columns in a tile of a matrix: what one call of a stage's function updates.
 CHUNK, TILE = 8192, 4096

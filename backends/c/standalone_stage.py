@@ -10,8 +10,8 @@ from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 from rulec.standalone.cases import Version
 
-from .print import NOTHING, ElementWriter, Parameter
-from .source import StageSource
+from ..cstyle.element import NOTHING, ElementWriter, Parameter
+from ..cstyle.loops import ChunkLoops
 from .standalone_text import block, loop, signature
 from .standalone_words import C99
 
@@ -29,7 +29,7 @@ class _Inline(ElementWriter):
         return f"{self.at[reduction.name]}[column]" if in_column else self.names[reduction.name]
 
 
-class StageText(StageSource):
+class StageText(ChunkLoops):
     """One stage of a version as a function `name`: it is given pointers one by one, and a tile of one matrix."""
 
     dialect, writer = C99, _Inline

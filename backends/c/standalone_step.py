@@ -11,7 +11,7 @@ from rulec.language.node import Node, Op, walk
 from rulec.runtime.plan import Plan
 from rulec.standalone.cases import Version
 
-from .print import Parameter
+from ..cstyle.element import Parameter
 from .standalone import CFile
 from .standalone_matrix import WRITTEN, matrix_words
 from .standalone_numbers import LOOPS, Numbers, used

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from .text import indented
+from ..cstyle.text import indented
 
 _WIDTH = 110
 

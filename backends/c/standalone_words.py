@@ -1,6 +1,6 @@
 """What the written C shares with the c backend, and what it needs besides: casts, and folds of what blocks left.
 
-Operators and functions are `backends/c/print.py`'s and `c_words.py`'s: the same text, computed with the same care.
+Operators and functions are `backends/cstyle`'s: the same text, computed with the same care.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node
 
-from . import words as c_words
-from .dialect import Dialect
-from .print import STORAGE, ElementPrinter, literal
+from ..cstyle import words as c_words
+from ..cstyle.dialect import Dialect
+from ..cstyle.element import STORAGE, ElementPrinter, literal
 
 #: The C type of each storage dtype; the 16-bit formats are moved as integers.
 TYPES: Mapping[str, str] = STORAGE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rulec.backend.binary import Window
 
 from ..binary import PackedBits
-from ..c.binary_words import DRAW
+from ..cstyle.binary_words import DRAW
 from .binary_source import SIDE, THREADS
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..c.binary_words import DRAW, draw_words
+from ..cstyle.binary_words import DRAW, draw_words
 from ..fragments import filled
 
 #: A block of threads makes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.

@@ -13,8 +13,8 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import ELEMENT
 
-from ..c.print import STORAGE, Parameter
-from ..c.text import block, indented
+from ..cstyle.element import STORAGE, Parameter
+from ..cstyle.text import block, indented
 from ..fragments import filled
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .plan import THREADS

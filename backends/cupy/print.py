@@ -5,9 +5,9 @@ from __future__ import annotations
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..c.text import comment
-from ..c.words import words_used
 from ..comment import about
+from ..cstyle.text import comment
+from ..cstyle.words import words_used
 from .plan import kernel_name
 from .scalars import scalars_kernel
 from .stage import StageKernel

@@ -10,8 +10,8 @@ from rulec.compiler.layout import Layout
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 
-from ..c.print import ElementWriter, Parameter
-from ..c.text import WIDTH, block, call_lines, indented
+from ..cstyle.element import ElementWriter, Parameter
+from ..cstyle.text import WIDTH, block, call_lines, indented
 from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
 from .words import DIALECT
 

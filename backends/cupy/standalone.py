@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..c.words import words_used
+from ..cstyle.words import words_used
 from ..numpy.standalone import DIALECT, WORDS
 from ..python_standalone import OneFile, Parts, filled, words_in
 from .nvrtc import OPTIONS

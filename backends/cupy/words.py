@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..c.dialect import Dialect
+from ..cstyle.dialect import Dialect
 from ..fragments import used
 from .plan import CHUNK, FINISH, THREADS, TILE
 
@@ -212,7 +212,7 @@ _RESERVED = frozenset(
     }
 )  # fmt: skip
 
-#: CUDA C as `c_print` prints it.
+#: CUDA C as the C family is printed.
 DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED)
 
 

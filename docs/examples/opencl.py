@@ -25,11 +25,11 @@ from rulec.kernel.bucket.chunks import Policy
 from rulec.kernel.bucket.work import Planner, Work
 from rulec.kernel.nest import written
 from rulec.kernel.place import address_lines, bound_arrays
-from rulec_backends.c.dialect import Dialect
-from rulec_backends.c.source import StageSource, chunk_type, helpers
-from rulec_backends.c.text import call_lines, comment, indented
-from rulec_backends.c.words import WORDS as C_WORDS
 from rulec_backends.comment import about, about_stage
+from rulec_backends.cstyle.dialect import Dialect
+from rulec_backends.cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
+from rulec_backends.cstyle.text import call_lines, comment, indented
+from rulec_backends.cstyle.words import WORDS as C_WORDS
 
 #: IEEE arithmetic: every operation is rounded as the text has it.
 OPTIONS = ["-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"]
@@ -54,8 +54,7 @@ typedef ushort uint16_t;
 #: The words of OpenCL that are none of C.
 RESERVED = """
     kernel global local constant private read_only write_only read_write half uchar ushort uint ulong event_t sampler_t
-    image2d_t as_float as_uint get_global_id chunks table row_of at row lane matrix line j stop back chunk fill sum_of
-    least_of greatest_of Chunk LANES sign_of
+    image2d_t as_float as_uint get_global_id chunks table row_of chunk sign_of
 """
 
 _INLINE = "static inline"
@@ -68,45 +67,45 @@ WORDS = {
 
 OPENCL = Dialect(
     "opencl", _INLINE, WORDS,
-    frozenset(RESERVED.split()) | {f"{t}{n}" for t in ("float", "double", "int", "uint") for n in (2, 3, 4, 8, 16)},
+    LOCALS | {*RESERVED.split()} | {f"{t}{n}" for t in ("float", "double", "int", "uint") for n in (2, 3, 4, 8, 16)},
     memory="global ",
 )  # fmt: skip
 
 
-class OpenclStage(StageSource):
+class OpenclStage(ChunkLoops):
     """A kernel for one stage: its arguments are the arrays of one tensor, and a work item takes one chunk."""
 
     dialect = OPENCL
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
-        super().__init__(program, layout, index)
+        super().__init__(program, layout, index, kernel_name(index))
         #: The arrays that the kernel is given, in order: buffers, vectors and slots of reductions.
-        self.arrays = [name for name in address_lines(program) if self._pointer(name)]
+        self.arrays = [name for name in address_lines(program) if self.pointer(name)]
 
     def text(self) -> str:
         """The function of an element, and the kernel."""
         arguments = ["global const Chunk *chunks", "global const double *table", "int64_t row_of"]
-        arrays = [f"{self._pointer(name)}{self._argument(name)}" for name in self.arrays]
-        head = call_lines(f"kernel void {kernel_name(self.index)}", [arguments, arrays], "")
+        arrays = [f"{self.pointer(name)}{self._argument(name)}" for name in self.arrays]
+        head = call_lines(f"kernel void {self.name}", [arguments, arrays], "")
         body = [
             "const int64_t chunk = get_global_id(0);",
             "global const Chunk *at = &chunks[chunk];",
-            *self._slot_lines(), *self._scalars(), "", *written(self.nest.levels(), self),
+            *self._slot_lines(), *self.scalar_lines(), "", *written(self.nest.levels(), self),
         ]  # fmt: skip
         about_it = "\n".join(comment(about_stage(self.program, self.index)))
         return "\n".join([about_it, self.write.text(), *head, "{", *indented(body), "}", ""])
 
     def _argument(self, name: str) -> str:
-        return f"{self.write.names[name]}_slots" if self._slots(name) else self.write.at[name]
+        return f"{self.write.names[name]}_slots" if self.slots_of(name) else self.write.at[name]
 
     def _slot_lines(self) -> list[str]:
         """Where the totals of a chunk's rows and columns begin."""
         return [
-            f"global double *{self.write.at[name]} = {self._argument(name)} + at->{self._slots(name)};"
-            for name in self.arrays if self._slots(name)
+            f"global double *{self.write.at[name]} = {self._argument(name)} + at->{self.slots_of(name)};"
+            for name in self.arrays if self.slots_of(name)
         ]  # fmt: skip
 
-    def _row(self) -> str:
+    def row(self) -> str:
         return f"global const double *row = table + {len(self.program.columns)} * row_of;"
 
 

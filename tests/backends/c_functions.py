@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rulec_backends.c.compile import library
-from rulec_backends.c.dialect import Dialect
-from rulec_backends.c.words import words_used
+from rulec_backends.cstyle.dialect import Dialect
+from rulec_backends.cstyle.words import words_used
 
 Array = np.ndarray[Any, Any]
 

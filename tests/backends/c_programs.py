@@ -15,9 +15,9 @@ from rulec.testing.cases import (
     operation_rules,
     staged_rules,
 )
-from rulec_backends.c.dialect import Dialect
-from rulec_backends.c.print import ElementWriter
-from rulec_backends.c.words import words_used
+from rulec_backends.cstyle.dialect import Dialect
+from rulec_backends.cstyle.element import ElementWriter
+from rulec_backends.cstyle.words import words_used
 from tests.backends.kinds import rule_of
 
 

@@ -21,11 +21,11 @@ from rulec.testing.cases import MATRIX_SHAPES, loaded
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends.c import CBackend, CKernel
-from rulec_backends.c import print as c_print
 from rulec_backends.c import threads as c_threads
 from rulec_backends.c.call import CCall
 from rulec_backends.c.compile import FLAGS, compiler, processor
 from rulec_backends.cpu.threads import POLICY
+from rulec_backends.cstyle import element as c_print
 from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING

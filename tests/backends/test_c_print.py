@@ -11,10 +11,10 @@ import pytest
 from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
-from rulec_backends.c import print as c_print
-from rulec_backends.c.dialect import Dialect
-from rulec_backends.c.print import ElementWriter
-from rulec_backends.c.words import WORDS, words_used
+from rulec_backends.cstyle import element as c_print
+from rulec_backends.cstyle.dialect import Dialect
+from rulec_backends.cstyle.element import ElementWriter
+from rulec_backends.cstyle.words import WORDS, words_used
 from tests.backends.c_programs import every_element
 from tests.backends.cpu_programs import program_of
 from tests.backends.kinds import AWKWARD, KINDS
