@@ -56,7 +56,7 @@ def load(
     """
     checkpoint, rules = read(file), _rules(_in_training(optimizer, "load"))
     own = [
-        Own(_outside(name), tuple(optimizer._params[name].shape), rule, place)
+        Own(_outside(name), tuple(optimizer._engine.params[name].shape), rule, place)
         for place, (name, rule) in enumerate(zip(optimizer.names, rules, strict=True))
     ]
     checkpoint, places = matched(file, checkpoint, own, names, axes, rule_may_differ, optimizer._engine.seed)
@@ -70,9 +70,9 @@ def load(
     shared = _shared(file, checkpoint, places, _levels(rules)) if states else {}
     hyper = checked_hyper(optimizer.rule.name, optimizer._engine.hyper, optimizer.hyper)
     optimizer.load_state_dict({"rule": optimizer.rule.name, "hyper": hyper, "state": states, **shared})
-    with optimizer._arrays.here():
+    with optimizer._engine.arrays.here():
         for name, value in values.items():
-            optimizer._arrays.fill(optimizer._params[name], value)
+            optimizer._engine.arrays.fill(optimizer._engine.params[name], value)
 
 
 def _in_training(optimizer: Any, verb: str) -> Optimizer:
@@ -84,7 +84,7 @@ def _in_training(optimizer: Any, verb: str) -> Optimizer:
 
 
 def _rules(optimizer: Optimizer) -> list[Rule]:
-    return [optimizer._engine.tensors[optimizer._ids[name]].rule for name in optimizer.names]
+    return [optimizer._engine.tensors[optimizer._engine.ids[name]].rule for name in optimizer.names]
 
 
 def _levels(rules: Sequence[Rule]) -> dict[str, str]:
@@ -101,8 +101,8 @@ def _outside(name: str) -> str:
 
 
 def _described(optimizer: Optimizer, place: int, rule: Rule, states: dict[str, Any], whole: bool) -> Parameter:
-    name, arrays = optimizer.names[place], optimizer._arrays
-    param = optimizer._params[name]
+    name, arrays = optimizer.names[place], optimizer._engine.arrays
+    param = optimizer._engine.params[name]
     steps = int(states.pop("step", 0))
     kept = {state: _stored(value) for state, value in states.items()}
     return Parameter(

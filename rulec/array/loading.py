@@ -3,63 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rulec.array.checks import check_saved, check_states
+from rulec.array.engine import ArrayEngine
 from rulec.errors import StateMismatch
+from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
-from rulec.runtime.engine import Engine, default_hyper
+from rulec.runtime.hyper import default_hyper
 from rulec.runtime.rows import Numbers
 
-if TYPE_CHECKING:
-    from rulec.array.optimizer import Optimizer
 
-
-def go_on(opt: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Gives an optimizer the states of a `state_dict()`; arrays that it has none of are as before their first update.
+def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[ArrayEngine, dict[str, float]]:
+    """An engine over the arrays of another by the same rule, with the states of a `state_dict()`, and the saved
+    hyper-parameters; arrays that it has no states of are as before their first update.
 
     StateMismatch or HyperError, and nothing is changed, where it belongs to another rule or other arrays.
     """
-    check_saved(saved, opt.rule.name)
-    unknown = saved["state"].keys() - opt._ids.keys()
+    check_saved(saved, rule.name)
+    unknown = saved["state"].keys() - before.ids.keys()
     if unknown:
         raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
-    hyper = default_hyper(opt.rule, dict(saved["hyper"]))
-    fresh = _without_states(opt, checked_seed(saved.get("seed", opt._engine.seed)))
-    table = fresh._engine.hyper_table([hyper])
-    fresh._engine.check_hyper(table)
-    with fresh._arrays.here():
-        fresh._copies_for(table)
-        _prepare(fresh, opt._engine, saved["state"], table)
-        _check_fits(fresh, saved)
-        _fill(fresh, saved)
-    opt._engine, opt._arrays, opt._ids, opt._turned = fresh._engine, fresh._arrays, fresh._ids, fresh._turned
-    opt.hyper, opt._training = hyper, bool(saved.get("training", True))
+    hyper = default_hyper(rule, dict(saved["hyper"]))
+    seed = checked_seed(saved.get("seed", before.seed))
+    engine = ArrayEngine(
+        rule, before.params, before.tags, before.backend_name, before.state_dtype, before.maximize, seed
+    )  # fmt: skip
+    table = engine.hyper_table([hyper])
+    engine.check_hyper(table)
+    with engine.arrays.here():
+        engine.copies_for(table)
+        _prepare(engine, before, saved["state"], table)
+        _check_fits(engine, saved)
+        _fill(engine, saved)
+    return engine, hyper
 
 
-def _without_states(opt: Optimizer, seed: int) -> Optimizer:
-    """An optimizer of the same arrays by the same rule that has updated none."""
-    fresh, engine = type(opt).__new__(type(opt)), opt._engine
-    fresh.rule = opt.rule
-    fresh._make(opt._params, opt._tags, engine.backend_name, engine.state_dtype, engine.maximize, seed)
-    return fresh
-
-
-def _prepare(fresh: Optimizer, before: Engine, names: Mapping[str, Any], table: Numbers) -> None:
+def _prepare(engine: ArrayEngine, before: ArrayEngine, names: Mapping[str, Any], table: Numbers) -> None:
     """Allocates the states of some arrays, whose gradients are expected in the dtypes that they have had."""
-    engine, ids = fresh._engine, [fresh._ids[name] for name in names]
+    ids = [engine.ids[name] for name in names]
     buckets = [before.tensors[i].bucket for i in ids]
     arrays = [engine.tensors[i].array for i in ids]
     dtypes = [b.layout.dtype("g") if b else engine.arrays.dtype(x) for b, x in zip(buckets, arrays, strict=True)]
     engine.prepare(ids, dtypes, table)
 
 
-def _check_fits(fresh: Optimizer, saved: Mapping[str, Any]) -> None:
-    shared = fresh._engine.shared
+def _check_fits(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:
+    shared = engine.shared
     for name, states in saved["state"].items():
-        check_states(fresh.state(name), states, name)
+        check_states(engine.states(name), states, name)
     check_states(shared.values, saved.get("shared", {}), "all arrays")
     for level, own in (("group", shared.group_t), ("model", shared.model_t)):
         count = saved.get("counts", {}).get(level, 0)
@@ -69,9 +63,9 @@ def _check_fits(fresh: Optimizer, saved: Mapping[str, Any]) -> None:
             )
 
 
-def _fill(fresh: Optimizer, saved: Mapping[str, Any]) -> None:
-    fill, shared, counts = fresh._arrays.fill, fresh._engine.shared, saved.get("counts", {})
-    own = [(fresh.state(name), states) for name, states in saved["state"].items()]
+def _fill(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:
+    fill, shared, counts = engine.arrays.fill, engine.shared, saved.get("counts", {})
+    own = [(engine.states(name), states) for name, states in saved["state"].items()]
     for buffers, values in [*own, (shared.values, saved.get("shared", {}))]:
         for key, value in values.items():
             fill(buffers[key], value)

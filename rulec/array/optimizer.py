@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rulec.array.checks import checked_hyper, checked_tags
-from rulec.array.copies import contents, restore
-from rulec.array.kinds import arrays_for
-from rulec.array.loading import go_on
+from rulec.array.copies import contents, restored
+from rulec.array.engine import ArrayEngine
+from rulec.array.loading import loaded
 from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
-from rulec.array.turned import Turned
-from rulec.backend.protocol import Backend
 from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
-from rulec.runtime.engine import EPS, Engine, default_hyper, run
+from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.rows import Numbers
 from rulec.runtime.turns import Turns, in_turn
 
@@ -49,25 +47,16 @@ class Optimizer(Turns):
         default_hyper(self.rule, hyper)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
-        self._make(leaves, checked_tags(tags or {}, [*leaves]), backend, dtypes, maximize, seed)
+        words = checked_tags(tags or {}, [*leaves])
+        self._begin(ArrayEngine(self.rule, leaves, words, backend, dtypes, maximize, seed))
         # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
-        coarsest = max(map(self._arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
+        coarsest = max(map(self._engine.arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
         self.hyper = default_hyper(self.rule, hyper, coarsest)
         self._training = True
 
-    def _make(
-        self, leaves: dict[str, Any], tags: dict[str, frozenset[str]], backend: str | Backend | None,
-        state_dtype: Mapping[str, str] | None, maximize: bool, seed: int,
-    ) -> None:  # fmt: skip
-        """The engine over these arrays, which have no states yet."""
-        self._arrays = arrays = arrays_for(leaves)
-        self._engine = engine = Engine(self.rule, arrays, backend, state_dtype, maximize, seed)
-        self._params, self.names, self._tags = leaves, [*leaves], tags
-        for name, array in leaves.items():
-            arrays.check_parameter(array, name)
-        arrays.own([*leaves.values()], [f"parameter {name}" for name in self.names])
-        self._ids = {n: engine.add(array, 0, n, tags.get(n, frozenset())) for n, array in leaves.items()}
-        self._turned: Turned | None = None
+    def _begin(self, engine: ArrayEngine) -> None:
+        """Begins over the arrays of an engine, with no step open."""
+        self._engine, self.names = engine, [*engine.params]
         self._open: PartialStep | None = None
         self._broken: PartialStep | None = None
 
@@ -75,10 +64,11 @@ class Optimizer(Turns):
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
         self._hyper_table()  # no copy can be made with wrong ones
-        return contents(self)
+        return {"rule": self.rule, "hyper": self.hyper, "training": self._training, **contents(self._engine)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        restore(self, state)
+        self.rule, self.hyper, self._training = state["rule"], state["hyper"], state["training"]
+        self._begin(restored(self.rule, self.hyper, state))
 
     def step(self, grads: Any, **inputs: Any) -> None:
         """One step in place. `grads` has the structure of the parameters; None leaves an array as it is.
@@ -105,13 +95,13 @@ class Optimizer(Turns):
             missing = leaves.keys() - own.keys()
             if missing:
                 raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
-            found[key] = self._copies_for(self._hyper_table()).given({name: own[name] for name in leaves})
+            found[key] = self._engine.copies_for(self._hyper_table()).given({name: own[name] for name in leaves})
         return found
 
     @property
     def routing(self) -> dict[str, str]:
         """The name of the rule that each array goes to."""
-        return {name: self._engine.tensors[i].rule.name for name, i in self._ids.items()}
+        return {name: self._engine.tensors[i].rule.name for name, i in self._engine.ids.items()}
 
     @contextmanager
     def partial(self, *, journal: bool = False, uses: Mapping[str | int, int] | None = None) -> Iterator[Optimizer]:
@@ -171,9 +161,9 @@ class Optimizer(Turns):
     def _update(self, step: PartialStep, layer: str, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         if not leaves:
             return
-        ids, turned = tuple(self._ids[name] for name in leaves), self._copies_for(step.table)
+        ids, turned = tuple(self._engine.ids[name] for name in leaves), self._engine.copies_for(step.table)
         grads, given = turned.given(leaves), self._inputs(inputs, leaves, _inside(layer))
-        with self._arrays.here(), turned.stepping(leaves):
+        with self._engine.arrays.here(), turned.stepping(leaves):
             launches = self._engine.ready(ids, grads, step.table, given)
             if step.journal:
                 step.old |= {name: self._copies(name) for name in leaves}
@@ -187,7 +177,7 @@ class Optimizer(Turns):
 
     def _copies(self, name: str) -> dict[str, Any]:
         """An array, as "", and its states, as they are now."""
-        return {key: value.copy() for key, value in {"": self._params[name], **self.state(name)}.items()}
+        return {key: value.copy() for key, value in {"": self._engine.params[name], **self.state(name)}.items()}
 
     @in_turn
     def rollback(self) -> None:
@@ -201,10 +191,10 @@ class Optimizer(Turns):
                 "rollback() needs what was there before the step, and partial() had no journal=True: load a "
                 "checkpoint, or call accept_partial()"
             )
-        with self._arrays.here():
+        with self._engine.arrays.here():
             for name, copies in step.old.items():
-                for key, value in {"": self._params[name], **self.state(name)}.items():
-                    self._arrays.fill(value, copies[key])
+                for key, value in {"": self._engine.params[name], **self.state(name)}.items():
+                    self._engine.arrays.fill(value, copies[key])
         self._engine.begin()
         self._broken = None
 
@@ -244,7 +234,7 @@ class Optimizer(Turns):
         self._check_closed("train()" if training else "eval()")
         if self._training is not training:
             table = self._hyper_table()
-            with self._arrays.here(), self._copies_for(table).stepping(self.names):
+            with self._engine.arrays.here(), self._engine.copies_for(table).stepping(self.names):
                 self._engine.change(way, table)
             self._training = training
 
@@ -253,17 +243,11 @@ class Optimizer(Turns):
             raise RulecError(f"the parameters are where {self.rule.name} is evaluated: call train() before a step")
 
     def _fire(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        ids = tuple(self._ids[name] for name in leaves)
+        ids = tuple(self._engine.ids[name] for name in leaves)
         table = self._hyper_table()
-        turned = self._copies_for(table)
-        with self._arrays.here(), turned.stepping(leaves):
+        turned = self._engine.copies_for(table)
+        with self._engine.arrays.here(), turned.stepping(leaves):
             self._engine.step(ids, turned.given(leaves), table, inputs)
-
-    def _copies_for(self, table: Numbers) -> Turned:
-        """Copies in C order of the arrays whose rules need them, made when they are first asked for."""
-        if self._turned is None:
-            self._turned = Turned(self._engine, self._ids, table)
-        return self._turned
 
     def _hyper_table(self) -> Numbers:
         """The hyper-parameters as the engine takes them; HyperError where `hyper` is not all of them as numbers."""
@@ -275,13 +259,13 @@ class Optimizer(Turns):
 
     def state(self, name: str) -> dict[str, Any]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
-        return self._engine.state(self._ids[name])
+        return self._engine.states(name)
 
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
         self._check_closed("state_dict()")
-        copied, shared = self._arrays.copied, self._engine.shared
+        copied, shared = self._engine.arrays.copied, self._engine.shared
         state = {n: {k: copied(v) for k, v in self.state(n).items()} for n in self.names}
         return {
             "rule": self.rule.name,
@@ -301,7 +285,8 @@ class Optimizer(Turns):
         before anything is changed, where it belongs to another rule or other arrays.
         """
         self._check_closed("load_state_dict()")
-        go_on(self, saved)
+        self._engine, self.hyper = loaded(self.rule, self._engine, saved)
+        self._training = bool(saved.get("training", True))
 
 
 def _inside(layer: str) -> str:

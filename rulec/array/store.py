@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rulec.array.tree import flatten
 from rulec.errors import RulecError, TensorError
 from rulec.runtime.turns import Turns, in_turn, turn_of
 
-if TYPE_CHECKING:
-    from rulec.array.optimizer import Optimizer
+
+class Steps(Protocol):
+    """An optimizer: it takes steps by gradients by name, whole ones or, while one is open, layer by layer."""
+
+    @property
+    def in_partial(self) -> bool: ...
+    def update(self, layer: str, grad: Any) -> None: ...
+    def step(self, grads: Any) -> None: ...
 
 
 class GradStore(Turns):
@@ -65,7 +71,7 @@ class GradStore(Turns):
         return self._held.pop(name, None)
 
     @in_turn
-    def step(self, opt: Optimizer, layer: str | int | None = None) -> None:
+    def step(self, opt: Steps, layer: str | int | None = None) -> None:
         """Updates the arrays that have gradients here, of one layer or of all, and lets each gradient go.
 
         Inside `with opt.partial():` these are a part of that step, otherwise a step of their own. Errors are those of
@@ -74,7 +80,7 @@ class GradStore(Turns):
         with turn_of(opt):
             self._step(opt, layer)
 
-    def _step(self, opt: Optimizer, layer: str | int | None) -> None:
+    def _step(self, opt: Steps, layer: str | int | None) -> None:
         names = [name for name in self._held if layer is None or name == str(layer) or name.startswith(f"{layer}/")]
         if opt.in_partial:
             for name in names:

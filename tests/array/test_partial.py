@@ -46,7 +46,7 @@ def optimizer(rule: str, params: Any) -> Optimizer:
 def leaves(opt: Optimizer) -> dict[str, np.ndarray]:
     """Every array and state, as bytes can be compared."""
     states = {f"{n}.{k}": v for n in opt.names for k, v in opt.state(n).items()}
-    return {k: np.array(v) for k, v in {**opt._params, **states}.items()}
+    return {k: np.array(v) for k, v in {**opt._engine.params, **states}.items()}
 
 
 def same(one: Optimizer, other: Optimizer) -> bool:

@@ -28,17 +28,17 @@ def fused_step(
     opt._check_training()
     engine = opt._engine
     table = opt._hyper_table()
-    turned = opt._copies_for(table)
-    with opt._arrays.here(), turned.stepping(names):
+    turned = engine.copies_for(table)
+    with engine.arrays.here(), turned.stepping(names):
         engine.check_hyper(table)
         # All of them before anything is bound to some: they may share buckets.
-        engine.prepare([opt._ids[name] for name in names], None, table)
+        engine.prepare([engine.ids[name] for name in names], None, table)
         made = _by_noise(opt, noises, table)
         fused = {tensor.name for launch in made for tensor in launch.part.tensors}
         grads = {name: gradient(name) for name in names if name not in fused}
         engine.begin()
         try:
-            run([*made, *engine.ready(tuple(opt._ids[name] for name in grads), turned.given(grads), table)])
+            run([*made, *engine.ready(tuple(engine.ids[name] for name in grads), turned.given(grads), table)])
         finally:
             engine.end()
     return tuple(name for name in names if name in fused)
@@ -46,16 +46,17 @@ def fused_step(
 
 def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[Launch]:
     """What updates arrays by noise where a kernel can, checked."""
+    engine = opt._engine
     # Of what stands for gradients only shape and dtype are looked at.
     largest: dict[Any, Any] = {}
     for name in noises:
-        param = opt._params[name]
+        param = engine.params[name]
         if param.dtype not in largest or largest[param.dtype].size < param.size:
             largest[param.dtype] = param
-    room = {dtype: opt._arrays.scratch(p, opt._arrays.dtype(p)).reshape(-1) for dtype, p in largest.items()}
-    params = [opt._params[name] for name in noises]
+    room = {dtype: engine.arrays.scratch(p, engine.arrays.dtype(p)).reshape(-1) for dtype, p in largest.items()}
+    params = [engine.params[name] for name in noises]
     shapes = [room[p.dtype][: p.size].reshape(p.shape) for p in params]
-    launches = opt._engine.ready(tuple(opt._ids[name] for name in noises), shapes, table)
+    launches = engine.ready(tuple(engine.ids[name] for name in noises), shapes, table)
     calls = _CALLS.setdefault(opt, EstimateCalls())
     return [
         launch

@@ -271,7 +271,7 @@ class Strategy(Turns):
         if not isinstance(opt, Optimizer):
             raise RulecError(f"step takes an optimizer of rulec.array, not a {type(opt).__name__}")
         for name, array in self._own.items():
-            if opt._params.get(name) is not array:
+            if opt._engine.params.get(name) is not array:
                 raise TensorError(f"the optimizer's {name} is not the array that is perturbed: make both of the same")
 
     def _noise(self, name: str, dtype: Any = None) -> Family:
