@@ -38,18 +38,17 @@ def imports(file: Path) -> list[tuple[int, str, bool]]:
 
 def _imports(file: Path) -> Iterator[tuple[int, str, bool]]:
     """(line, absolute dotted name, whether it runs when the file is imported) of every name a file imports."""
-    tree = ast.parse(file.read_text(), filename=str(file))
-    delayed = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(file.read_text(), filename=str(file)), True)]
+    while waiting:
+        node, at_once = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             source = f"{origin(node, file)}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
-                yield node.lineno, source + alias.name, id(node) not in delayed
+                yield node.lineno, source + alias.name, at_once
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node):
+            at_once = False
+        inner = ast.iter_child_nodes(node)
+        waiting += [(child, at_once) for child in inner if not isinstance(child, ast.expr | ast.expr_context)]
 
 
 def origin(node: ast.ImportFrom, file: Path) -> str:
