@@ -109,7 +109,7 @@ class Engine:
     def replace(self, tensor_id: int, array: Any) -> None:
         """Another array in the place of a parameter, of the same shape and dtype."""
         self._homes.replace(tensor_id, array)
-        self._forget_plans()
+        self._forget_parts()
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
         """Puts tensors in their buckets and allocates their states, where that has not happened yet.
@@ -117,9 +117,9 @@ class Engine:
         `grad_dtypes` are the gradients' dtypes; None expects each parameter's own.
         """
         if self._homes.prepare(ids, grad_dtypes, hyper):
-            self._forget_plans()
+            self._forget_parts()
 
-    def _forget_plans(self) -> None:
+    def _forget_parts(self) -> None:
         self._partitions.forget()
         self._last, self._within = ((), []), {}
 

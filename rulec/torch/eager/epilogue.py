@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from rulec.backend.product import Product
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.estimate import takes_parts
 from rulec.runtime.launch import Launch
+from rulec.torch.assembly import Assembly
 from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.hooks import hears_alone
@@ -20,9 +21,6 @@ from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
 from rulec.torch.eager.window import Firing, Window
 from rulec.torch.memory import plain_arithmetic
 from rulec.torch.tensors import dtype_name
-
-if TYPE_CHECKING:
-    from rulec.torch.assembly import Assembly
 
 
 class Owner(Protocol):
