@@ -63,6 +63,7 @@ class CudaCall(AddressedCall[Work]):
             if ring is None:  # from here on these may be used in any stream
                 stream.synchronize()
         self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
+        self._captured: list[tuple[DeviceTable, DeviceTable]] = []
 
     def _bound_addresses(self) -> Whole:
         """What does not move: for each tensor the addresses of its parameter, states and slots."""
@@ -99,13 +100,19 @@ class CudaCall(AddressedCall[Work]):
         return work.slots.results(self._everything if fired is None else fired)
 
     def _part(self, stage: int, work: Work, fired: tuple[int, ...], stream: Any) -> tuple[DeviceTable, DeviceTable]:
-        """The tables for some of the tensors, kept for the next time."""
+        """The tables for some of the tensors, kept for the next time.
+
+        A graph that is being captured keeps its own for good: what is made then is filled when the graph is replayed.
+        """
         key = stage, fired, stream.ptr
-        if key not in self._parts:
+        tables = self._parts.get(key) or self._tables(work, fired, stream)
+        if stream.is_capturing():
+            self._captured.append(tables)
+        elif key not in self._parts:
             if len(self._parts) >= _PARTS:
                 self._parts.clear()
-            self._parts[key] = self._tables(work, fired, stream)
-        return self._parts[key]
+            self._parts[key] = tables
+        return tables
 
     def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: tuple[int, ...] | None) -> None:
         """Fills in the addresses that come with a call."""

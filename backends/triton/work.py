@@ -131,21 +131,21 @@ class StageWork:
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
     def launch(self, fired: tuple[int, ...] | None, capturing: bool = False) -> Launch:
-        """What to run for these tensors, or for all; kept for good where a graph is being captured."""
+        """What to run for these tensors, or for all.
+
+        It is kept for good where a graph is being captured. What is made then is the graph's alone, for its tables are
+        filled when the graph is replayed.
+        """
         if fired is None:
             return self.everything
-        found = self._found(fired)
+        launch = self._some.get(fired) or self._launch(fired)
         if capturing:
-            self._captured.append(found)
-        return found
-
-    def _found(self, fired: tuple[int, ...]) -> Launch:
-        found = self._some.get(fired)
-        if found is None:
+            self._captured.append(launch)
+        elif fired not in self._some:
             if len(self._some) >= _REMEMBERED:
                 self._some.pop(next(iter(self._some)))
-            found = self._some[fired] = self._launch(fired)
-        return found
+            self._some[fired] = launch
+        return launch
 
     def _launch(self, fired: Sequence[int]) -> Launch:
         chunks, host = self._uploaded(np.stack(self.cut.numbered(fired), axis=1).astype(np.int32))

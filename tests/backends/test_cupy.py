@@ -27,6 +27,7 @@ from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole
 from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy import call as cupy_call
 from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
@@ -230,6 +231,30 @@ def test_what_a_graph_captures_is_copied_from_memory_of_its_own(monkeypatch: pyt
     expected.call(0, expected.gradients(0), expected.rows(0.25))
     expected.call(0, expected.gradients(1), expected.rows(0.125))
     assert bound.bits() == expected.bits()
+
+
+def test_a_graph_keeps_the_tables_of_the_tensors_that_fired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other sets of tensors fire between its replays."""
+    monkeypatch.setattr(cupy_call, "_PARTS", 2)
+    bound, expected = (Bound("adamw", [(70, 3), (5,), (7,)]) for _ in range(2))
+
+    gradients = [bound.gradients(seed) for seed in range(3)]
+
+    def fire(each: Bound, seed: int, *tensors: int) -> None:
+        each.call(0, [gradients[seed][i] for i in tensors], each.rows(0.25), tensors=tensors)
+
+    for each in (bound, expected):
+        fire(each, 0, 1)
+    with cuda_stand_in.captured(monkeypatch) as graph:
+        fire(bound, 1, 1)
+    for each in (bound, expected):
+        for others in ((0,), (2,), (0, 2)):
+            fire(each, 2, *others)
+    assert not any(key[1] == (1,) for key in bound.call._parts)
+    graph.replay()
+    fire(expected, 1, 1)
+    assert bound.bits() == expected.bits()
+    assert len(bound.call._captured) == 1
 
 
 def test_threads_may_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
