@@ -73,14 +73,17 @@ def _assert_same_bits(ours: Any, theirs: Any, what: str) -> None:
     assert same.all(), f"{what}: {ours[~same][:3]} against {theirs[~same][:3]}"
 
 
-def _run(text: str, backend: str, seed: int, shapes: list[tuple[int, ...]], dtype: str) -> Optimizer:
+def _run(
+    text: str, backend: str, seed: int, shapes: list[tuple[int, ...]], dtype: str
+) -> tuple[Optimizer, list[np.ndarray]]:
+    """Two steps of a rule: the optimizer, and its parameters, which it updated in place."""
     rng = np.random.default_rng(seed)
     params = [_values(rng, s, dtype) for s in shapes]
     opt = Optimizer(rulec.parse(text), params, backend)
     for _ in range(2):
         with np.errstate(all="ignore"):
             opt.step([_values(rng, s, dtype) for s in shapes])
-    return opt
+    return opt, params
 
 
 shapes = st.lists(st.sampled_from([(), (1,), (3,), (17,), (2, 9), (0,), (130,)]), min_size=1, max_size=3)
@@ -110,9 +113,9 @@ def test_cpu_and_numpy_give_the_same_bits_in_many(
 
 def cpu_beside_numpy(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
     """Steps a rule by both."""
-    cpu, plain = (_run(text, backend, seed, shapes, dtype) for backend in ("cpu", "numpy"))
-    for name in cpu.names:
-        _assert_same_bits(cpu._params[name], plain._params[name], f"p of {name} by\n{text}")
+    (cpu, ours), (plain, theirs) = (_run(text, backend, seed, shapes, dtype) for backend in ("cpu", "numpy"))
+    for name, p, expected in zip(cpu.names, ours, theirs, strict=True):
+        _assert_same_bits(p, expected, f"p of {name} by\n{text}")
         for state in ("a", "b"):
             _assert_same_bits(cpu.state(name)[state], plain.state(name)[state], f"{state} of {name} by\n{text}")
 
@@ -122,13 +125,13 @@ def cpu_beside_numpy(text: str, shapes: list[tuple[int, ...]], dtype: str, seed:
 def test_numpy_and_the_reference_give_the_same_bits_in_float64(
     text: str, shapes: list[tuple[int, ...]], seed: int
 ) -> None:
-    ours = _run(text, "numpy", seed, shapes, "float64")
+    opt, ours = _run(text, "numpy", seed, shapes, "float64")
     rng = np.random.default_rng(seed)
     reference = ReferenceOptimizer(rulec.parse(text), [_values(rng, s, "float64") for s in shapes])
     for _ in range(2):
         reference.step([_values(rng, s, "float64") for s in shapes])
-    for name, theirs in zip(ours.names, reference.params, strict=True):
-        _assert_same_bits(ours._params[name], theirs, f"p of {name} by\n{text}")
+    for name, p, expected in zip(opt.names, ours, reference.params, strict=True):
+        _assert_same_bits(p, expected, f"p of {name} by\n{text}")
 
 
 def _subject(backend: str) -> Subject:
