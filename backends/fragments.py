@@ -22,7 +22,7 @@ def polynomial(name: str, terms: Sequence[str]) -> str:
 
 
 def used(parts: Mapping[str, str], text: str, code: Callable[[str], str] = str) -> list[str]:
-    """The parts that a text uses, and those that these use, in an order that defines before use.
+    """The parts that a text uses, directly or through others; each stands before its use.
 
     `parts` have patterns of what uses them, and come after those that they use. `code` is a text without comments.
     """

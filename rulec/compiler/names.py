@@ -1,4 +1,4 @@
-"""Names for what the compiler makes: the author's where there is one, else short words for what it is or is for."""
+"""Names for what the compiler makes: the author's name, else short words for the value or for its use."""
 
 from __future__ import annotations
 

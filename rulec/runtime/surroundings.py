@@ -1,4 +1,4 @@
-"""Where the values of a launch come from, and those that have been worked out so far."""
+"""The sources of a launch's values, and the values worked out so far."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|
 
 
 def example(name: str) -> ModuleType:
-    """One of these files as a module, which other processes that are given this one's path find too."""
+    """A file of the manual as a module; its folder joins sys.path, so that child processes find it."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     return importlib.import_module(name)
