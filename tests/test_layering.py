@@ -22,8 +22,8 @@ FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", 
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
-    "language", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es", "runtime", "standalone",
-    "backends", "array", "torch", "jax", "testing", "compare", "demo", "cli", "benchmarks",
+    "language", "arrays", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es", "runtime",
+    "standalone", "backends", "array", "torch", "jax", "testing", "compare", "demo", "cli", "benchmarks",
 )  # fmt: skip
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}

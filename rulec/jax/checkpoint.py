@@ -17,11 +17,11 @@ from rulec.checkpoint.match import Axes, Names, group_numbers, group_steps, pair
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine
-from rulec.jax.matrix import is_traced
 from rulec.jax.packing import Packed, packed, unpacked
 from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
+from rulec.jax.traced import is_traced
 from rulec.jax.transform import options
 from rulec.jax.values import Values
 from rulec.language.node import Node

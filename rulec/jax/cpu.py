@@ -24,10 +24,10 @@ from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
-from rulec.jax.matrix import is_traced
 from rulec.jax.packing import Piece
 from rulec.jax.plan import Bucket
 from rulec.jax.state import State
+from rulec.jax.traced import is_traced
 from rulec.jax.values import LIBRARY
 from rulec.runtime.debug import LEVEL
 

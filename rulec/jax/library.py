@@ -12,8 +12,7 @@ import numpy as np
 from rulec.compiler import random
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.errors import InternalError
-from rulec.jax.arithmetic import ARITHMETIC
-from rulec.jax.matrix import MATRIX
+from rulec.jax.arrays import ARITHMETIC, MATRIX
 from rulec.language.node import Op
 
 Places = np.ndarray[Any, Any]

@@ -20,13 +20,13 @@ from rulec.compiler.routing import Router
 from rulec.errors import RulecError, TensorError
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Leaf, Tree, flat, like
-from rulec.jax.matrix import is_traced
 from rulec.jax.operands import explained, without_remarks
 from rulec.jax.plan import Assignment, Options, StepPlan
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.schedule import check_number, value_at
 from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import one_step
+from rulec.jax.traced import is_traced
 from rulec.jax.values import Values
 from rulec.jax.xla import compiler_options
 from rulec.language.rule import Rule

@@ -14,7 +14,7 @@ import numpy as np
 
 from rulec.errors import RulecError, TensorError
 from rulec.jax.leaves import called, leaf_name
-from rulec.jax.matrix import is_traced
+from rulec.jax.traced import is_traced
 
 #: What the leaves of an operand are called, by the name of its parameter.
 _WORDS: Mapping[str, str] = {

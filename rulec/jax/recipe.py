@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rulec.errors import HyperError
 from rulec.jax.apart import apart
 from rulec.jax.leaves import Leaf
-from rulec.jax.matrix import is_traced
+from rulec.jax.traced import is_traced
 from rulec.jax.values import evaluated
 from rulec.language.hyper import Hyper, number_of
 from rulec.language.library import load

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import HyperError, RulecError
-from rulec.jax.matrix import is_traced
 from rulec.jax.operands import without_remarks
+from rulec.jax.traced import is_traced
 
 #: Compiled functions are kept for this many.
 _KEPT = 256

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.jax.matrix import is_traced
+from rulec.jax.traced import is_traced
 
 #: That XLA, where it wants to write over an array that others read, looks for an order in which that does no harm:
 #: without it XLA on the CPU copies the array first.

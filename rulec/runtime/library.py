@@ -11,11 +11,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from rulec.arrays.numpy import NUMPY_MATRIX
 from rulec.compiler import random
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Op
-from rulec.runtime.matrix import NUMPY_MATRIX
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,7 @@ from rulec.compiler import random
 from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.node import Op
 from rulec.runtime.library import NumpyLibrary
-from rulec.torch.arithmetic import ARITHMETIC
-from rulec.torch.device_matrix import DEVICE_MATRIX
+from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX
 from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
@@ -71,7 +70,7 @@ def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
 
 
 class DeviceLibrary:
-    """torch on one device, which is never waited for, but for what `rulec.torch.device_matrix` says.
+    """torch on one device, which is never waited for, but for what `rulec.torch.arrays` says.
 
     Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
     """

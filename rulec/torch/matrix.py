@@ -9,17 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.compiler.matrix import iterations
+from rulec.arrays.matrix import COEFFICIENTS, iterations
+from rulec.arrays.numpy import NUMPY_MATRIX
 from rulec.language.node import Op
-from rulec.runtime.matrix import NUMPY_MATRIX
 
 Array = np.ndarray[Any, Any]
 
 #: From this size on, copying a quarter of a symmetric product is quicker than computing it.
 _WORTH_HALVING = 256
-
-#: Those of the quintic iteration that Muon takes (Jordan, 2024).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def _matmul(a: Array, b: Array) -> Array:

@@ -1,0 +1,121 @@
+"""The matrix functions of the language, once for all array libraries.
+
+Matrices are stacks `(batch, rows, cols)` of one dtype, and results keep that dtype. The numbers beside them are of one
+element, but for those that a stack `(batch, 1, 1)` may differ in. NaN or infinity in a matrix makes the result for that
+matrix NaN; its neighbours in the stack are untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.arrays.functions import Functions
+from rulec.errors import RuleError, TensorError
+from rulec.language.counts import MAX_STEPS, count_problem, is_count
+from rulec.language.node import Op
+
+#: Those of the quintic iteration that Muon takes (Jordan, 2024).
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def iterations(steps: Any) -> int:
+    """How often newton_schulz iterates; RuleError for what is no such number."""
+    if not is_count(steps, 0, MAX_STEPS):
+        raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
+    return int(steps)
+
+
+def leading(rank: Any, x: Any) -> int:
+    """How many singular vectors of a stack of matrices are wanted; TensorError where it has not so many."""
+    most = min(x.shape[-2:])
+    if not is_count(rank, 1, most):
+        raise TensorError(f"a matrix of {_sides(x)} has no {float(rank):g} singular vectors: choose from 1 to {most}")
+    return int(rank)
+
+
+def _sides(x: Any) -> str:
+    return f"{x.shape[-2]} by {x.shape[-1]}"
+
+
+def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
+    """Every matrix function, on the arrays of a library."""
+    functions = _MatrixFunctions(of)
+    return {
+        Op.MATMUL: of.matmul,
+        Op.TRANSPOSE: of.transposed,
+        Op.NEWTON_SCHULZ: functions.newton_schulz,
+        Op.QR: functions.where_finite(functions.qr),
+        Op.EIGH: functions.where_finite(functions.eigh),
+        Op.SINGULAR_VECTORS: functions.where_finite(functions.singular_vectors),
+        Op.INVERSE_ROOT: functions.where_finite(functions.inverse_root),
+    }
+
+
+@dataclass(frozen=True)
+class _MatrixFunctions:
+    of: Functions
+
+    def where_finite(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """LAPACK and its like fail, or give anything, where a matrix has NaN or infinity: give NaN."""
+        of = self.of
+
+        def guarded(x: Any, *numbers: Any) -> Any:
+            finite = of.xp.isfinite(x).all(axis=(-2, -1), keepdims=True)
+            return of.cast(of.filled(finite, compute(of.filled(finite, x, 0), *numbers), math.nan), x.dtype)
+
+        return guarded
+
+    def newton_schulz(self, x: Any, steps: Any, dtype: str | None = None) -> Any:
+        """The quintic iteration towards the nearest orthogonal matrix, in the dtype asked for or in the matrix's own.
+
+        A product and what is added to it are rounded together.
+        """
+        of, (a, b, c) = self.of, COEFFICIENTS
+        made_in = None if dtype is None else of.product_dtype(x, dtype)
+
+        def rounded(y: Any, dtype: Any = made_in) -> Any:
+            return y if made_in is None else of.cast(y, dtype)
+
+        tall = x.shape[-2] > x.shape[-1]
+        y = of.transposed(rounded(x)) if tall else rounded(x)
+        y = y / of.at_least(of.norm(y, x.dtype), 1e-7)
+        for _ in range(iterations(of.known(steps, "the number of steps of newton_schulz"))):
+            gram = of.matmul(y, of.transposed(y))
+            polynomial = rounded(b * of.wide(gram) + c * of.wide_matmul(gram, gram))
+            y = rounded(a * of.wide(y) + of.wide_matmul(polynomial, y))
+        return rounded(of.transposed(y) if tall else y, x.dtype)
+
+    def signed(self, vectors: Any) -> Any:
+        """The same columns, each with its largest component positive: else their signs are the algorithm's whim."""
+        if not math.prod(vectors.shape):
+            return vectors
+        return self.of.xp.where(self.of.largest(vectors) < 0, -vectors, vectors)
+
+    def qr(self, x: Any) -> Any:
+        """The orthogonal factor that belongs to a triangular one without negative diagonal elements: there is one."""
+        if x.shape[-2] < x.shape[-1]:
+            raise TensorError(
+                f"qr needs at least as many rows as columns, and was given {_sides(x)}: transpose the matrix"
+            )
+        orthogonal, triangular = self.of.qr(x)
+        return self.of.xp.where(self.of.diagonal(triangular)[..., None, :] < 0, -orthogonal, orthogonal)
+
+    def eigh(self, x: Any) -> Any:
+        """The eigenvectors of symmetric matrices."""
+        return self.signed(self.of.eigh(x)[1])
+
+    def singular_vectors(self, x: Any, rank: Any) -> Any:
+        """The first left singular vectors."""
+        count = leading(self.of.known(rank, "the rank of singular_vectors"), x)
+        return self.signed(self.of.left_vectors(x)[..., :count])
+
+    def inverse_root(self, x: Any, order: Any, eps: Any = 0) -> Any:
+        """`(x + eps)` to the power of `-1/order`; eigenvalues that rounding made negative are zero."""
+        of = self.of
+        lambdas, vectors = of.eigh(x)
+        order, eps = of.beside(order, x), of.beside(eps, x)
+        raised = of.at_least(lambdas[..., None, :], 0) + eps
+        return of.matmul(vectors * raised ** (-1 / order), of.transposed(vectors))

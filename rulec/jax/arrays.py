@@ -1,0 +1,90 @@
+"""What JAX arrays differ in from NumPy's: their operations, and their matrix functions on stacks `(batch, rows, cols)`.
+
+Products are of full precision: that of XLA's default is a few bits on some devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rulec.arrays.arithmetic import arithmetic, meeting
+from rulec.arrays.functions import Functions
+from rulec.arrays.matrix import matrix_functions
+from rulec.jax.traced import known_number
+from rulec.language.node import Op
+
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+class JaxFunctions(Functions):
+    """jnp's; numbers that say how to go on must not be traced, and matrices of 16 bits are multiplied."""
+
+    def largest(self, x: Any) -> Any:
+        """By an argmax of 32 bits: jnp's counts in 64 here, and users' jit cannot compile that where JAX has 32."""
+        place = jax.lax.argmax(jnp.abs(x), x.ndim - 2, jnp.int32)[..., None, :]
+        return jnp.take_along_axis(x, place, axis=-2)
+
+    def fitted(self, x: Any, dtype: Any) -> Any:
+        """A number in that dtype, where there is one."""
+        number = not getattr(x, "ndim", 0) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        return x if dtype is None or not number else jnp.asarray(x).astype(dtype)
+
+    def known(self, number: Any, what: str) -> float:
+        """RuleError where it is traced."""
+        return known_number(number, what)
+
+    def product_dtype(self, x: Any, dtype: str) -> str:
+        """Any."""
+        return dtype
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """Of full precision."""
+        return jnp.matmul(a, b, precision=_EXACT)
+
+    def wide(self, x: Any) -> Any:
+        """In at least 32 bits."""
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    def wide_matmul(self, a: Any, b: Any) -> Any:
+        """A product that is not rounded to 16 bits."""
+        return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+
+    def norm(self, x: Any, dtype: Any) -> Any:
+        """Summed in the dtype that the matrices had."""
+        return jnp.sqrt(jnp.sum(jnp.square(x.astype(dtype)), axis=(-2, -1), keepdims=True)).astype(x.dtype)
+
+    def eigh(self, x: Any) -> Any:
+        """Of the lower triangle, as NumPy's."""
+        return jnp.linalg.eigh(x, symmetrize_input=False)
+
+
+def _power(x: Any, y: Any) -> Any:
+    return jnp.power(jnp.asarray(x, _float(x)), jnp.asarray(y, _float(y)))
+
+
+def _float(x: Any) -> Any:
+    return jnp.result_type(x, jnp.float32) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.float64
+
+
+def _cbrt(x: Any) -> Any:
+    """The cube root, with the sign of x; zero where x is subnormal, for which XLA may find the wrong sign."""
+    x = jnp.asarray(x)
+    return jnp.where(jnp.abs(x) < np.finfo(x.dtype).tiny, 0.0 * x, jnp.cbrt(x))
+
+
+FUNCTIONS = JaxFunctions(jnp)
+
+_PLAIN = arithmetic(
+    FUNCTIONS, power=_power, cbrt=_cbrt, sign=jnp.sign, sigmoid=jax.nn.sigmoid, erf=jax.scipy.special.erf
+)
+
+#: The operations, in the arrays' own dtype.
+ARITHMETIC: Mapping[Op, Callable[..., Any]] = {op: meeting(FUNCTIONS, function) for op, function in _PLAIN.items()}
+
+#: The matrix functions.
+MATRIX: Mapping[Op, Callable[..., Any]] = matrix_functions(FUNCTIONS)

@@ -1,0 +1,110 @@
+"""What torch tensors differ in from NumPy's arrays, where they are: on a device, or where NumPy cannot see them.
+
+Numbers known here are 0-d tensors on the CPU, which torch hands to the kernels of any device as arguments; what would
+copy them there, and wait for it, is avoided. torch itself waits for the device in `eigh` and in singular value
+decompositions, to look for failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.arrays.arithmetic import arithmetic
+from rulec.arrays.functions import Functions
+from rulec.arrays.matrix import COEFFICIENTS, iterations, matrix_functions
+from rulec.language.node import Op
+
+
+class TorchFunctions(Functions):
+    """torch's names; numbers are made where the arrays are."""
+
+    def cast(self, x: Tensor, dtype: Any) -> Tensor:
+        """The tensor in another dtype."""
+        return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """By other keywords."""
+        return torch.diagonal(x, dim1=-2, dim2=-1)
+
+    def filled(self, condition: Tensor, x: Tensor, number: float) -> Tensor:
+        """With memory that is filled on the device."""
+        return torch.where(condition, x, torch.full_like(x, number))
+
+    def at_least(self, x: Tensor, least: float) -> Tensor:
+        """By `clamp`, which takes a number."""
+        return torch.clamp(x, min=least)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """By `gather`."""
+        return torch.gather(x, -2, torch.argmax(torch.abs(x), dim=-2, keepdim=True))
+
+    def beside(self, number: Any, x: Tensor) -> Any:
+        """An array in the matrix's dtype; a number as it is."""
+        return number.to(x.dtype) if isinstance(number, Tensor) else number
+
+
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Truth from the scalar table is a number."""
+    condition = condition if condition.dtype is torch.bool else condition != 0
+    device = next((x.device for x in (condition, a, b) if x.device.type != "cpu"), condition.device)
+    return torch.where(_on(device, condition), _on(device, a), _on(device, b))
+
+
+def _on(device: torch.device, value: Tensor) -> Tensor:
+    if value.device == device:
+        return value
+    return torch.full((), value.item(), dtype=value.dtype, device=device)
+
+
+def _power(x: Tensor, y: Tensor) -> Tensor:
+    """C99's pow; torch takes the square root for one exponent of 0.5, or one divided by it for one of -0.5, which are
+    negative at -0 and NaN at -inf."""
+    result = torch.pow(x, y)
+    half = torch.eq(torch.abs(y), 0.5)
+    special = torch.logical_and(half, torch.logical_or(torch.eq(x, 0), torch.eq(x, -torch.inf)))
+    size = torch.abs(x).to(result.dtype)
+    return _where(special, _where(torch.gt(y, 0), size, 1 / size), result)
+
+
+def _remainder(a: Tensor, b: Tensor) -> Tensor:
+    """What is left of a division rounded down, a zero too with the sign of `b`."""
+    left = torch.remainder(a, b)
+    return _where(torch.eq(left, 0), torch.copysign(torch.zeros_like(left), b), left)
+
+
+def _cbrt(x: Tensor) -> Tensor:
+    """A power near the root, and one step of Newton's in float64, away from zero and infinity."""
+    size = torch.abs(x.double())
+    plain = torch.logical_and(size > 0, size < torch.inf)
+    value = torch.where(plain, size, torch.ones_like(size))
+    root = torch.pow(value, 1 / 3)
+    root = root - (root - value / (root * root)) / 3
+    return torch.where(plain, torch.copysign(root, x), x.double()).to(x.dtype)
+
+
+def _newton_schulz(x: Tensor, steps: float, dtype: str) -> Tensor:
+    """The quintic iteration in the dtype asked for, by the operations of torch.optim.Muon, on the whole stack."""
+    a, b, c = COEFFICIENTS
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.to(getattr(torch, dtype))
+    y = y.mT if tall else y
+    y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations(steps)):
+        gram = torch.bmm(y, y.mT)
+        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    return (y.mT if tall else y).to(x.dtype)
+
+
+FUNCTIONS = TorchFunctions(torch)
+
+#: The operations, in the tensors' own dtype.
+ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
+    FUNCTIONS, power=_power, remainder=_remainder, equal=torch.eq, where=_where, cbrt=_cbrt
+)
+
+#: The matrix functions, where the tensors are.
+DEVICE_MATRIX: Mapping[Op, Callable[..., Any]] = {**matrix_functions(FUNCTIONS), Op.NEWTON_SCHULZ: _newton_schulz}
