@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.random import WORD
 from rulec.backend.binary import WORD_BITS, Bits, Window, words_of
-from rulec.compiler.random import WORD
 from rulec.es.binary.packing import contiguous
 from rulec.es.streams import BITS, Stream
 

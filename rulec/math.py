@@ -226,7 +226,7 @@ def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
     """Traced, or what the reference draws with the seed 0 for the first tensor."""
     if any(isinstance(x, Value) for x in (*shape, at)):
         return record(name, list(shape), at=at, draw=draw)
-    from rulec.compiler import random
+    from rulec.arrays import random
 
     if problem := Count(f"an extent of {name}", tuple(map(as_node, shape))).problem({}):
         raise RuleError(problem)

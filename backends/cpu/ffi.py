@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.kernel.bucket.slots import LineSlots
 from rulec.kernel.bucket.work import Planner

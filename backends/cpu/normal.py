@@ -10,7 +10,7 @@ from .tables import TABLES
 
 
 def normal_pair(unit: Unit, first: Any, second: Any) -> tuple[Real, Real]:
-    """The two numbers that two words, LLVM integers of 32 bits, stand for: as `rulec.compiler.random.normal` says.
+    """The two numbers that two words, LLVM integers of 32 bits, stand for: as `rulec.arrays.random.normal` says.
 
     Each is off by at most 4 ulp.
     """

@@ -1,4 +1,4 @@
-"""Philox4x32-10 on vectors of blocks, as LLVM instructions: the rounds are those of `rulec.compiler.random`.
+"""Philox4x32-10 on vectors of blocks, as LLVM instructions: the rounds are those of `rulec.arrays.random`.
 
 A word is kept in the lower half of 64 bits, where every processor's vectors multiply it by another to all of 64 bits.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.compiler.random import rounds
+from rulec.arrays.random import rounds
 
 from .lanes import DOUBLE, Unit, Whole
 

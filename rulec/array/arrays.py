@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.numpy import NumpyLibrary
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
-from rulec.runtime.library import NumpyLibrary
 from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
 
 Array = np.ndarray[Any, Any]

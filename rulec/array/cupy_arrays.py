@@ -10,9 +10,9 @@ import numpy as np
 
 from rulec.array.arrays import NumpyArrays, numpy_dtype
 from rulec.array.cupy_library import CupyLibrary
+from rulec.arrays.numpy import NumpyLibrary
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
-from rulec.runtime.library import NumpyLibrary
 from rulec.runtime.state import StateSpec
 
 

@@ -37,7 +37,7 @@ class CupyFunctions(Functions):
 
 
 @functools.cache
-def _functions() -> Functions:
+def functions() -> Functions:
     import cupy
 
     return CupyFunctions(cupy)
@@ -47,7 +47,7 @@ def _functions() -> Functions:
 def arithmetic() -> Table:
     """The elementwise operations."""
     erf = importlib.import_module("cupyx.scipy.special").erf
-    plain = operations.arithmetic(_functions(), remainder=_remainder, erf=erf)
+    plain = operations.arithmetic(functions(), remainder=_remainder, erf=erf)
     return {op: _on_device(op, function) for op, function in plain.items()}
 
 
@@ -55,7 +55,7 @@ def _on_device(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     """The operation on the device, or here where all operands are known here."""
     import cupy
 
-    met = operations.meeting(_functions(), function)
+    met = operations.meeting(functions(), function)
 
     def apply(*operands: Any) -> Any:
         there = any(isinstance(x, cupy.ndarray) for x in operands)
@@ -76,4 +76,4 @@ def _remainder(a: Any, b: Any) -> Any:
 @functools.cache
 def matrix() -> Table:
     """The matrix functions."""
-    return matrix_functions(_functions())
+    return matrix_functions(functions())

@@ -1,21 +1,74 @@
-"""NumPy, which is the definition: it differs in nothing, but that its arrays may be of 50-digit numbers."""
+"""NumPy, which is the definition: other libraries are compared with it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
+from rulec.arrays import random
 from rulec.arrays.functions import Functions
+from rulec.arrays.library import Array, ArrayLibrary
 from rulec.arrays.matrix import matrix_functions
+from rulec.arrays.reductions import REDUCTIONS
+from rulec.language.arithmetic import NUMPY
+from rulec.language.node import Op
 
 
 class NumpyFunctions(Functions):
-    """NumPy's."""
+    """NumPy's, whose arrays may be of 50-digit numbers."""
 
     def norm(self, x: Any, dtype: Any) -> Any:
         """By a power, which NumPy has for objects too, and takes the square root for."""
         return np.sum(x * x, axis=(-2, -1), keepdims=True) ** 0.5
 
 
-NUMPY_MATRIX = matrix_functions(NumpyFunctions(np))
+FUNCTIONS = NumpyFunctions(np)
+
+#: The matrix functions.
+NUMPY_MATRIX = matrix_functions(FUNCTIONS)
+
+
+class NumpyLibrary(ArrayLibrary):
+    """NumPy, on memory of NumPy's own or shared with it: what is known is known at once."""
+
+    of: Functions = FUNCTIONS
+    arithmetic = NUMPY
+    matrix: Mapping[Op, Callable[..., Any]] = NUMPY_MATRIX
+
+    def write(self, array: Any, values: Array) -> None:
+        """Gives the array these values, rounded to its dtype."""
+        array[...] = values.reshape(array.shape)
+
+    def handed(self, values: Array, dtype: str, own: bool) -> Any:
+        """The same array where it will do."""
+        return np.array(values, dtype, order="C", copy=True if own else None)
+
+    def copy(self, values: Any) -> Array:
+        """A copy."""
+        return np.array(values)
+
+    def at(self, values: Any, i: int) -> Any:
+        """A Python number."""
+        found = values if np.ndim(values) == 0 else values[i]
+        return bool(found) if np.asarray(found).dtype.kind == "b" else float(found)
+
+    def put(self, into: Any, places: Array | slice, values: Any) -> None:
+        """Writes numbers at these places."""
+        into[places] = values
+
+    def together(self, numbers: Sequence[Any]) -> Array:
+        """One array of all."""
+        return np.array([x.reshape(-1)[0] for x in numbers], np.float64)
+
+    def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Array:
+        """By NumPy's pairwise sums."""
+        start, ufunc = REDUCTIONS[op].nothing, REDUCTIONS[op].ufunc
+        kept = axes is not None
+        return cast(Array, ufunc.reduce(values, axis=axes, keepdims=kept, initial=start, dtype=np.float64))
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Array:
+        """As it is defined."""
+        where = {"block": block, **{name: int(x) for name, x in position.items()}}
+        return random.normal(count, **where) if op is Op.NORMAL else random.uniform(random.stream(count, **where))

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from rulec.compiler import random
+from rulec.arrays import random
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program, Site, Store
 from rulec.compiler.lower import check_counts
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import compile
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.stages import joins

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compiler.random import Words, philox, uniform
+from rulec.arrays.random import Words, philox, uniform
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.backend import registry
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
 from rulec.jax.packing import Piece

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.view import MatrixView
 from rulec.kernel.moving import in_memory
 from rulec.kernel.nest import Level, Nest

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rulec.runtime.library import Library
+from rulec.arrays.library import Library
 from rulec.runtime.state import StateSpec
 
 

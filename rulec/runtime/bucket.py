@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
@@ -19,7 +20,6 @@ from rulec.runtime.arrays import Vector
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
-from rulec.runtime.library import Library
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import ScalarRows
 

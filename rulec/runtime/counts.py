@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
 from rulec.runtime.arrays import Vector
-from rulec.runtime.library import Library
 
 
 class _Shown:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
 from rulec.backend.protocol import Scalars
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.arrays import Vector
-from rulec.runtime.library import Library
 from rulec.runtime.shared import SharedNumbers
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]

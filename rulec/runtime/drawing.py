@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
 from rulec.backend.noise import Noise
 from rulec.language.node import Op
-from rulec.runtime.library import Library
 
 #: Numbers in a block of the generator.
 _BLOCK = 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import resolve_hyper
 from rulec.errors import HyperError
@@ -15,7 +16,6 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.bucket import Bucket
 from rulec.runtime.device import DeviceHyper
-from rulec.runtime.library import Library
 from rulec.runtime.rows import Numbers
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

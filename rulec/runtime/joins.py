@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rulec.arrays.library import Library
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.language.node import Op
-from rulec.runtime.library import Library
 
 Array = np.ndarray[Any, Any]
 

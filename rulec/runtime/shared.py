@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.library import Library
+from rulec.arrays.numpy import NumpyLibrary
 from rulec.language.node import Op
-from rulec.runtime.library import Library, NumpyLibrary
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rulec.arrays.library import Library
 from rulec.language.node import Op
-from rulec.runtime.library import Library
 
 
 class SkippedThere:

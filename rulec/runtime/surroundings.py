@@ -8,13 +8,13 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rulec.compiler import random
+from rulec.arrays import random
+from rulec.arrays.library import Library
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, is_boolean
 from rulec.runtime.drawing import Drawing
 from rulec.runtime.joins import Processes
-from rulec.runtime.library import Library
 from rulec.runtime.plan import Plan
 from rulec.runtime.tiled import Tiled
 

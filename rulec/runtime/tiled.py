@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rulec.arrays.library import Library
 from rulec.language.node import Op
-from rulec.runtime.library import Library
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op
 from rulec.runtime.projection import Projection, Step

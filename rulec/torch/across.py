@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.compiler.reductions import REDUCTIONS
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Kind, Op, walk
 from rulec.language.rule import Rule

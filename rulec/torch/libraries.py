@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.compiler import random
-from rulec.compiler.reductions import REDUCTIONS
+from rulec.arrays.library import ArrayLibrary
+from rulec.arrays.numpy import NumpyLibrary
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.language.node import Op
-from rulec.runtime.library import NumpyLibrary
-from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX
+from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS
 from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
@@ -69,16 +68,15 @@ def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
     return torch.baddbmm(into, a.expand(len(b), -1, -1), b, out=into)
 
 
-class DeviceLibrary:
+class DeviceLibrary(ArrayLibrary):
     """torch on one device, which is never waited for, but for what `rulec.torch.arrays` says.
 
     Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
     """
 
+    of = FUNCTIONS
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
-
-    _REDUCE: Mapping[Op, Callable[..., Tensor]] = {Op.SUM: torch.sum, Op.MIN: torch.amin, Op.MAX: torch.amax}
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -129,10 +127,6 @@ class DeviceLibrary:
             return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
         return values.broadcast_to(shape)
 
-    def at(self, values: Tensor, i: int) -> Tensor:
-        """A 0-d tensor, which does not widen the arrays it meets."""
-        return values[i] if values.dim() else values
-
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
         """The numbers at these places, which are on the device already from the second time on."""
         return torch.index_select(values, 0, self.places(places))
@@ -169,10 +163,6 @@ class DeviceLibrary:
         """One tensor of all."""
         return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
 
-    def stack(self, matrices: Sequence[Tensor]) -> Tensor:
-        """One after the other."""
-        return torch.cat([*matrices])
-
     def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
         """Views of one stack."""
         return torch.tensor_split(matrices, count)
@@ -184,34 +174,17 @@ class DeviceLibrary:
         if op is not Op.SUM and not all(values.shape[axis] for axis in axes):
             shape = [1 if i in axes else n for i, n in enumerate(values.shape)] if kept else []
             return values.new_full(shape, REDUCTIONS[op].nothing)
-        return self._REDUCE[op](values, dim=axes, keepdim=kept) if axes else values
+        function: Callable[..., Tensor] = getattr(torch, self._REDUCE[op])
+        return function(values, dim=axes, keepdim=kept) if axes else values
 
     def empty(self, count: int) -> Tensor:
         """A new tensor."""
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
-    def join(self, arrays: Sequence[Tensor], axis: int) -> Tensor:
-        """One tensor of all."""
-        return torch.cat([*arrays], axis)
-
     def product(self, a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
         """By torch."""
         return accumulated(a, b, into)
 
-    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Tensor:
-        """The language's words in integers of 64 bits, and what is made of them in float64."""
-        if op is not Op.NORMAL:
-            return self._uniform(count, block, position)
-        u = self._uniform(count + count % 2, block, position).reshape(-1, 2)
-        radius, angle = torch.sqrt(-2.0 * torch.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
-        return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).reshape(-1)[:count]
-
-    def _uniform(self, count: int, block: int, position: Mapping[str, Any]) -> Tensor:
-        return ((self._words(count, block, **position) >> 9).double() + 0.5) * 2.0**-23
-
-    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Tensor:
-        block = torch.arange(first, first + (count + 3) // 4, dtype=torch.int64, device=self.device)
-        at = step.to(torch.int64) if isinstance(step, Tensor) else int(step)
-        counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
-        made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
-        return torch.stack([self.spread(word, tuple(block.shape)) for word in made], dim=-1).reshape(-1)[:count]
+    def counted(self, first: int, stop: int) -> Tensor:
+        """On the device."""
+        return torch.arange(first, stop, dtype=torch.int64, device=self.device)

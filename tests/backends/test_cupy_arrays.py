@@ -12,11 +12,12 @@ import rulec
 from rulec.array import Optimizer
 from rulec.array.cupy_functions import arithmetic
 from rulec.array.cupy_library import CupyLibrary
+from rulec.arrays.library import Library
+from rulec.arrays.numpy import NumpyLibrary
 from rulec.backend import registry
 from rulec.errors import StateMismatch, TensorError
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Kind, Op
-from rulec.runtime.library import Library, NumpyLibrary
 from rulec.testing.cases import SPECIAL
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in

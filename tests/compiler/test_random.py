@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.compiler.random import normal, philox, stream, uniform
+from rulec.arrays.random import normal, philox, stream, uniform
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.node import Kind, walk
 

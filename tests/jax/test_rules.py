@@ -15,7 +15,7 @@ import pytest
 
 import rulec
 import rulec.jax
-from rulec.compiler import random
+from rulec.arrays import random
 from rulec.jax.machine import is_wide
 from tests.jax.runs import WAYS, JaxRun
 from tests.rules.matrices import MATRICES

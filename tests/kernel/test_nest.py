@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rulec
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.layout import layout_for
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.kernel.interpreter import Interpreter, nest_text
 from rulec.kernel.nest import Level, Nest, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR

@@ -15,7 +15,7 @@ from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rulec
-from rulec.compiler import random
+from rulec.arrays import random
 from tests.rules.measure import ALL_DIMENSIONS, Shapes
 from tests.rules.runs import Array, Hyper, OptaxRun, OracleRun, Run, TorchRun
 

@@ -18,12 +18,11 @@ import rulec
 from rulec import Rule
 from rulec.array import Optimizer
 from rulec.array.arrays import NumpyArrays
+from rulec.arrays.numpy import NUMPY_MATRIX, NumpyLibrary
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
 from rulec.language.node import Op, walk
-from rulec.runtime import matrix
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.runtime.library import NumpyLibrary
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 from tests.library import by_kind
@@ -677,7 +676,7 @@ def test_a_matrix_function_that_fails(
     ours.step(grads)
     straight.step(grads)
     before = ours.everything()
-    broken = {**matrix.NUMPY_MATRIX, Op.NEWTON_SCHULZ: failing}
+    broken = {**NUMPY_MATRIX, Op.NEWTON_SCHULZ: failing}
     with monkeypatch.context() as patch:
         patch.setattr(NumpyLibrary, "matrix", broken)
         kind, words = (PartialUpdate, f"after {written}: device lost") if written else (OSError, "device lost")

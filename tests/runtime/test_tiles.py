@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec.arrays import random
+from rulec.arrays.numpy import NumpyLibrary
 from rulec.backend.registry import usable
-from rulec.compiler import random
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import PartialUpdate
@@ -20,7 +21,6 @@ from rulec.language.node import Op
 from rulec.runtime import tiles
 from rulec.runtime.drawing import Drawing
 from rulec.runtime.engine import default_hyper
-from rulec.runtime.library import NumpyLibrary
 from rulec.runtime.plan import Plan
 from rulec.runtime.projection import Projection
 from rulec.testing.cases import loaded

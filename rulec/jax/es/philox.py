@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.compiler.random import ROUNDS, WORD, one_round, rounds
+from rulec.arrays.random import ROUNDS, WORD, one_round, rounds
 from rulec.es.streams import DOMAIN, ELEMENTS, NOISE, SCALE
 
 

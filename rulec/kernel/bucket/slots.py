@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Result, Stage
 from rulec.compiler.layout import Layout
-from rulec.compiler.reductions import REDUCTIONS
 from rulec.kernel.place import ROW, TENSOR, place
 from rulec.language.node import Op
 

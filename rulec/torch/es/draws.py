@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.arrays.random import WORD, rounds
 from rulec.backend.noise import Noise, Values
-from rulec.compiler.random import WORD, rounds
 from rulec.es.streams import DOMAIN, ELEMENTS, SCALE
 from rulec.torch.es.writers import line_writer, writer
 

@@ -1,0 +1,243 @@
+"""What is computed between the stages: arithmetic, reductions and matrix functions on arrays of one kind.
+
+Backends of the CPU leave their results to NumPy; those that work on a device leave them there, for the tensors' own
+framework, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.arrays import random
+from rulec.arrays.functions import Functions
+from rulec.arrays.reductions import REDUCTIONS
+from rulec.errors import InternalError
+from rulec.language.node import Op
+
+Array = np.ndarray[Any, Any]
+
+
+class Library(Protocol):
+    """Functions on arrays of one kind, on one device.
+
+    Numbers of tensors, groups and the model are float64 arrays of one dimension, or none. Vectors and matrices are
+    stacks `(batch, rows, cols)`. Where an array is of the device, no function here waits for it, but for decompositions
+    that the framework itself waits in.
+    """
+
+    @property
+    def arithmetic(self) -> Mapping[Op, Callable[..., Any]]:
+        """The elementwise operations."""
+        ...
+
+    @property
+    def matrix(self) -> Mapping[Op, Callable[..., Any]]:
+        """The matrix functions; the numbers beside matrices are Python's where they are known."""
+        ...
+
+    def constant(self, value: float) -> Any:
+        """One number, which takes part in arithmetic with arrays."""
+        ...
+
+    def numbers(self, values: Any) -> Any:
+        """NumPy's numbers, or an array of another library or device, as an array of this one."""
+        ...
+
+    def read(self, array: Any) -> Any:
+        """The elements of a stored array, in float32 or float64: the same memory where that is the dtype."""
+        ...
+
+    def write(self, array: Any, values: Any) -> None:
+        """Gives a stored array these values, rounded to its dtype."""
+        ...
+
+    def handed(self, values: Any, dtype: str, own: bool) -> Any:
+        """Values as kernels read them: contiguous, of this dtype, and where `own` in memory of their own."""
+        ...
+
+    def cast(self, values: Any, dtype: str) -> Any:
+        """Values in another dtype; the same array where it has it."""
+        ...
+
+    def copy(self, values: Any) -> Any:
+        """The same values in memory of their own."""
+        ...
+
+    def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
+        """Values broadcast to a shape, as a view."""
+        ...
+
+    def at(self, values: Any, i: int) -> Any:
+        """The number of tensor i among numbers of tensors, which takes the dtype of the array it meets."""
+        ...
+
+    def take(self, values: Any, places: Array) -> Any:
+        """The numbers at these places."""
+        ...
+
+    def put(self, into: Any, places: Array | slice, values: Any) -> None:
+        """Writes numbers at these places, or one at all of them."""
+        ...
+
+    def together(self, numbers: Sequence[Any]) -> Any:
+        """Arrays of one element each, in any shape, as numbers of tensors."""
+        ...
+
+    def stack(self, matrices: Sequence[Any]) -> Any:
+        """Several stacks as one."""
+        ...
+
+    def split(self, matrices: Any, count: int) -> Sequence[Any]:
+        """The inverse of `stack`, for stacks of equal length."""
+        ...
+
+    def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
+        """A sum, minimum or maximum in float64: over these axes, which stay with an extent of 1, or over everything."""
+        ...
+
+    def empty(self, count: int) -> Any:
+        """Memory for so many numbers of float64."""
+        ...
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Arrays side by side along an axis."""
+        ...
+
+    def product(self, a: Any, b: Any, into: Any = None) -> Any:
+        """The product of two stacks of matrices of one dtype; where there is `into`, added to it in its memory."""
+        ...
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
+        """Uniform or normal numbers of the language's stream, in float64; the `step` may be an array of one number.
+
+        The first is the first of four in a block of the stream.
+        """
+        ...
+
+    def hold(self, thing: Any) -> None:
+        """Keeps something for good where a graph is being captured that will read its memory again."""
+        ...
+
+
+class ArrayLibrary:
+    """What libraries do whose arrays are NumPy's in all but place, by their functions `of`.
+
+    Nothing is written: results are new arrays, or what was given. A library that writes says how, and all say what they
+    do otherwise.
+    """
+
+    of: Functions
+    arithmetic: Mapping[Op, Callable[..., Any]]
+    matrix: Mapping[Op, Callable[..., Any]]
+
+    _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+
+    def constant(self, value: float) -> Any:
+        """A NumPy float64."""
+        return np.float64(value)
+
+    def numbers(self, values: Any) -> Any:
+        """An array of the same numbers; one of this library as it is."""
+        return self.of.xp.asarray(values)
+
+    def read(self, array: Any) -> Any:
+        """The array itself, or in float32 one of 16 bits."""
+        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+    def write(self, array: Any, values: Any) -> None:
+        """InternalError: these arrays are never written."""
+        raise InternalError("arrays of this library cannot be written")
+
+    def handed(self, values: Any, dtype: str, own: bool) -> Any:
+        """The values in that dtype."""
+        return self.cast(values, dtype)
+
+    def cast(self, values: Any, dtype: str) -> Any:
+        """Values in another dtype."""
+        return self.of.cast(self.of.xp.asarray(values), dtype)
+
+    def copy(self, values: Any) -> Any:
+        """The same: what is never written need not be copied."""
+        return values
+
+    def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
+        """Values broadcast to a shape."""
+        return self.of.xp.broadcast_to(values, shape)
+
+    def at(self, values: Any, i: int) -> Any:
+        """A 0-d array, which does not widen the arrays it meets."""
+        return values[i] if getattr(values, "ndim", 0) else values
+
+    def take(self, values: Any, places: Array) -> Any:
+        """The numbers at these places."""
+        return values[places]
+
+    def put(self, into: Any, places: Array | slice, values: Any) -> None:
+        """InternalError: these arrays are never written."""
+        raise InternalError("arrays of this library cannot be written")
+
+    def together(self, numbers: Sequence[Any]) -> Any:
+        """One array of all."""
+        return self.of.xp.concatenate([self.cast(self.numbers(x), "float64").reshape(1) for x in numbers])
+
+    def stack(self, matrices: Sequence[Any]) -> Any:
+        """One after the other."""
+        return self.of.xp.concatenate([*matrices])
+
+    def split(self, matrices: Any, count: int) -> Sequence[Any]:
+        """The parts."""
+        return self.of.xp.split(matrices, count)  # type: ignore[no-any-return]
+
+    def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
+        """In float64."""
+        values, kept = self.cast(self.numbers(values), "float64"), axes is not None
+        axes = tuple(range(values.ndim)) if axes is None else axes
+        if not all(values.shape[axis] for axis in axes):
+            shape = tuple(1 if i in axes else n for i, n in enumerate(values.shape)) if kept else ()
+            return self.of.xp.full(shape, REDUCTIONS[op].nothing, np.float64)
+        return getattr(self.of.xp, self._REDUCE[op])(values, axis=axes, keepdims=kept) if axes else values
+
+    def empty(self, count: int) -> Any:
+        """A new array."""
+        return self.of.xp.empty(count, np.float64)
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        """One array of all."""
+        return self.of.xp.concatenate([*arrays], axis)
+
+    def product(self, a: Any, b: Any, into: Any = None) -> Any:
+        """By the library's own."""
+        made = self.of.matmul(a, b)
+        if into is None:
+            return made
+        into += made
+        return into
+
+    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
+        """The language's words in integers of 64 bits, and what is made of them in float64."""
+        xp, normal = self.of.xp, op is Op.NORMAL
+        words = self._words(count + count % 2 if normal else count, block, **position)
+        uniform = (self.cast(words >> 9, "float64") + 0.5) * 2.0**-23
+        if not normal:
+            return uniform
+        u = uniform.reshape(-1, 2)
+        radius, angle = xp.sqrt(-2.0 * xp.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
+        return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1).reshape(-1)[:count]
+
+    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
+        block = self.counted(first, first + (count + 3) // 4)
+        at = int(step) if isinstance(step, int | float) else self.cast(step, "int64")
+        counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
+        made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
+        return self.of.xp.stack(made, axis=-1).reshape(-1)[:count]
+
+    def counted(self, first: int, stop: int) -> Any:
+        """The integers from the first on, in 64 bits."""
+        return self.of.xp.arange(first, stop, dtype=np.int64)
+
+    def hold(self, thing: Any) -> None:
+        """Nothing is captured here."""
