@@ -158,7 +158,7 @@ class ArrayLibrary:
 
     def cast(self, values: Any, dtype: str) -> Any:
         """Values in another dtype."""
-        return self.of.cast(self.of.xp.asarray(values), dtype)
+        return self.of.xp.asarray(values).astype(dtype, copy=False)
 
     def copy(self, values: Any) -> Any:
         """The same: what is never written need not be copied."""
