@@ -134,7 +134,7 @@ class ArrayLibrary:
     arithmetic: Mapping[Op, Callable[..., Any]]
     matrix: Mapping[Op, Callable[..., Any]]
 
-    _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+    _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
     def constant(self, value: float) -> Any:
         """A NumPy float64."""
@@ -198,12 +198,12 @@ class ArrayLibrary:
         axes = tuple(range(values.ndim)) if axes is None else axes
         if not all(values.shape[axis] for axis in axes):
             shape = tuple(1 if i in axes else n for i, n in enumerate(values.shape)) if kept else ()
-            return self.of.xp.full(shape, REDUCTIONS[op].nothing, np.float64)
+            return self.of.xp.full(shape, REDUCTIONS[op].nothing, dtype=self.of.xp.float64)
         return getattr(self.of.xp, self._REDUCE[op])(values, axis=axes, keepdims=kept) if axes else values
 
     def empty(self, count: int) -> Any:
         """A new array."""
-        return self.of.xp.empty(count, np.float64)
+        return self.of.xp.empty(count, dtype=self.of.xp.float64)
 
     def join(self, arrays: Sequence[Any], axis: int) -> Any:
         """One array of all."""
@@ -237,7 +237,7 @@ class ArrayLibrary:
 
     def counted(self, first: int, stop: int) -> Any:
         """The integers from the first on, in 64 bits."""
-        return self.of.xp.arange(first, stop, dtype=np.int64)
+        return self.of.xp.arange(first, stop, dtype=self.of.xp.int64)
 
     def hold(self, thing: Any) -> None:
         """Nothing is captured here."""

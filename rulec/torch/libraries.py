@@ -78,6 +78,8 @@ class DeviceLibrary(ArrayLibrary):
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
 
+    _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
