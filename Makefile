@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format docs refresh budget shape prove bench ci clean
+.PHONY: help setup demo test slow lint format docs refresh budget shape words prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
 	@echo 'make shape   print lines of each folder, how long functions are, circles of imports'
+	@echo 'make words   count sentences that point at something unnamed, and names that say nothing'
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (a quarter of an hour)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
@@ -82,6 +83,9 @@ budget: setup
 
 shape: setup
 	@$(BIN)/python -m tests.shape
+
+words: setup
+	@$(BIN)/python -m tests.words
 
 # The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
 prove: setup

@@ -1,0 +1,75 @@
+"""How plainly the project speaks: sentences to be guessed, and names that say nothing, in each folder.
+
+`make words` prints the counts; `python -m tests.words FOLDER` lists those of a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.shape import files
+from tests.test_layering import ROOT
+
+#: Words for something that is not named. A sentence with several of them has to be guessed.
+POINTING = re.compile(r"\b(that|which|what|whose|those|these)\b", re.IGNORECASE)
+
+#: Participles in the place of a noun of the field.
+VAGUE = frozenset({"found", "own", "given", "made"})
+
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sentences(file: Path) -> Iterator[str]:
+    """The sentences of a module's docstrings."""
+    for item in ast.walk(ast.parse(file.read_text())):
+        if isinstance(item, _DOCUMENTED):
+            for sentence in re.split(r"(?<=[.!?])\s+|\n\s*\n", ast.get_docstring(item) or ""):
+                if sentence.strip():
+                    yield " ".join(sentence.split())
+
+
+def obscure(file: Path) -> Iterator[str]:
+    """The sentences with two or more words that point at something unnamed."""
+    return (sentence for sentence in sentences(file) if len(POINTING.findall(sentence)) > 1)
+
+
+def vague(file: Path) -> Iterator[str]:
+    """Each place where a variable, a parameter or a member has a participle as its name."""
+    for item in ast.walk(ast.parse(file.read_text())):
+        name = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.keyword: "arg"}.get(type(item))
+        if name and str(getattr(item, name)).strip("_") in VAGUE:
+            yield f"line {item.lineno}: {getattr(item, name)}"  # type: ignore[attr-defined]
+
+
+def folder(file: Path) -> str:
+    """`rulec/torch`, `backends`."""
+    parts = file.relative_to(ROOT).parts
+    return "/".join(parts[:2]) if parts[0] == "rulec" and len(parts) > 2 else parts[0]
+
+
+def total(count: Callable[[Path], Iterator[str]]) -> int:
+    """How many there are in all modules."""
+    return sum(1 for file in files() for _ in count(file))
+
+
+def main() -> None:
+    """Prints the counts of all folders, or what there is in some."""
+    for place in sys.argv[1:]:
+        for file in (file for file in files() if file.is_relative_to(ROOT / place)):
+            for line in (*obscure(file), *vague(file)):
+                print(f"{file.relative_to(ROOT)}: {line}")
+    if len(sys.argv) == 1:
+        print(f"{'':20} sentences  obscure  vague names")
+        for place in dict.fromkeys(map(folder, files())):
+            inside = [file for file in files() if folder(file) == place]
+            counts = [sum(1 for file in inside for _ in count(file)) for count in (sentences, obscure, vague)]
+            print(f"{place:20} {counts[0]:9} {counts[1]:8} {counts[2]:12}")
+        print(f"{'all':20} {total(sentences):9} {total(obscure):8} {total(vague):12}")
+
+
+if __name__ == "__main__":
+    main()
