@@ -15,7 +15,7 @@ from rulec.errors import HyperError, RuleError, StepTooLarge
 from rulec.jax.eager.bytes import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.measure import Measured, in_two_passes
 from rulec.jax.eager.parts import Parts
-from rulec.jax.eager.shared import Shared, shared_in
+from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.eager.users import Mode
 from rulec.jax.machine import Settings, call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
@@ -36,10 +36,10 @@ class Outcome(NamedTuple):
     ok: Any = None
 
 
-class Run(ABC):
+class EagerRun(ABC):
     """The functions of one rule, traced: a first state, and a step."""
 
-    def __init__(self, parts: Parts, shared: Shared, mode: Mode, measured: Measured) -> None:
+    def __init__(self, parts: Parts, shared: Tied, mode: Mode, measured: Measured) -> None:
         self.parts, self.shared, self.mode, self.measured = parts, shared, mode, measured
         self.init = jax.jit(self._init)
         #: Parameters and state are donated; not for calls that others trace.
@@ -61,7 +61,7 @@ class Run(ABC):
 class Call:
     """A step with all that it is given, of arrays or of their shapes and dtypes."""
 
-    run: Run
+    run: EagerRun
     params: Any
     state: Any
     batch: Any
@@ -105,8 +105,8 @@ class Eager(ABC):
         self._runs: dict[Any, Any] = {}
 
     @abstractmethod
-    def _made(self, *common: Any) -> Run:
-        """The functions for the arguments that a Run takes."""
+    def _made(self, *common: Any) -> EagerRun:
+        """The functions for the arguments of an EagerRun."""
 
     @abstractmethod
     def _checked(self, params: Any) -> Any:
@@ -118,7 +118,7 @@ class Eager(ABC):
 
     def init(self, params: Any, **hyper: Given) -> Any:
         """The state before the first step; only rules whose states begin with a hyper-parameter need any of these."""
-        shared = shared_in(self._checked(params), self._shared)
+        shared = tied_in(self._checked(params), self._shared)
         run, numbers = self._run(hyper, None, shared)
         return call(run.init, shared.once(params), numbers)
 
@@ -146,7 +146,7 @@ class Eager(ABC):
         return replace(made, state=state).bytes()
 
     def _bound(self, params: Any, state: Any, batch: Any, key: Any, hyper: Mapping[str, Given], count: Any) -> Call:
-        shared = shared_in(self._checked(params), self._shared)
+        shared = tied_in(self._checked(params), self._shared)
         given = dict(hyper)
         inputs = {name: self._input(name, given) for name in self._inputs}
         run, numbers = self._run(given, count, shared)
@@ -167,7 +167,7 @@ class Eager(ABC):
             raise HyperError(f"the rule needs {name}: give it to step as a keyword, {name}=...")
         return given.pop(name)
 
-    def _run(self, hyper: Mapping[str, Given], count: Any, shared: Shared) -> tuple[Run, list[dict[str, Any]]]:
+    def _run(self, hyper: Mapping[str, Given], count: Any, shared: Tied) -> tuple[EagerRun, list[dict[str, Any]]]:
         made, numbers = numbered(recipe(self._rule, hyper, self._tags), count)
         settings, mode = Settings(replace(self._options, backend="jax"), (), is_wide()), Mode.now()
         key = made.key, settings, mode, shared

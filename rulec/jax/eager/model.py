@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import TensorError
-from rulec.jax.eager.shared import ALONE, Shared
+from rulec.jax.eager.tied import ALONE, Tied
 from rulec.jax.eager.users import Mode, UserFunction
 
 #: What a loop over the layers does with one: its number, its gradients and what is carried, for what is carried on.
@@ -48,8 +48,8 @@ class Bound:
     rest: Any
     batch: Any
     key: Any
-    shared_layer: Shared = ALONE
-    shared_rest: Shared = ALONE
+    shared_layer: Tied = ALONE
+    shared_rest: Tied = ALONE
 
     @property
     def count(self) -> int:

@@ -21,14 +21,14 @@ from rulec.runtime.engine import EPS
 _BEYOND = {"group": "all tensors of its group", "model": "all tensors of the model"}
 
 
-class Numbers(NamedTuple):
+class Arguments(NamedTuple):
     """What a step is given beside arrays: hyper-parameters by group, and inputs of the rule."""
 
     hyper: Sequence[Mapping[str, Any]]
     inputs: Mapping[str, Any]
 
 
-class Part(NamedTuple):
+class Subtree(NamedTuple):
     """Some parameters of a model: the name that their paths begin with, and their tree."""
 
     name: str
@@ -60,30 +60,30 @@ class Parts(Machine):
         for rule in {id(rule): rule for plan in plans for rule in plan.rules}.values():
             check_scope(rule)
 
-    def planned(self, part: Part) -> StepPlan:
+    def planned(self, part: Subtree) -> StepPlan:
         """The plan of a part before its first step, of arrays or of their shapes and dtypes."""
         return self.plan_of(self.tree(part), None, None, False)
 
-    def tree(self, part: Part) -> Tree:
+    def tree(self, part: Subtree) -> Tree:
         """The leaves of a part, by their paths in the model."""
         found = _named(flat(part.tree, "the parameter", self.settings.wide), part.name)
         found.check_real("an eager update is of real ones")
         return found
 
-    def first(self, part: Part, plans: Sequence[StepPlan], numbers: Any) -> Any:
+    def first(self, part: Subtree, plans: Sequence[StepPlan], numbers: Any) -> Any:
         """The first state of a part; `plans` are those of all parts."""
         tree = self.tree(part)
         plan = self.plan_of(tree, None, None, False)
         dtype = "float64" if self.settings.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, self._of_all(numbers, plans), dtype), tree)
 
-    def begun(self, part: Part, grads: Any, state: Any) -> tuple[Tree, Tree, StepPlan, Values]:
+    def begun(self, part: Subtree, grads: Any, state: Any) -> tuple[Tree, Tree, StepPlan, Values]:
         """The leaves of a part and of its gradients, the plan of a step, and what the state has."""
         tree = self.tree(part)
         found = _named(flat(grads, "the gradient of", self.settings.wide), part.name)
         return tree, found, *self._begun(state, tree, found, False)
 
-    def moved(self, part: Part, grads: Any, state: Any, given: Numbers, first: int) -> tuple[Any, Any]:
+    def moved(self, part: Subtree, grads: Any, state: Any, given: Arguments, first: int) -> tuple[Any, Any]:
         """New parameters of a part and its new state; `first` is the number of its first leaf in the model."""
         tree, found, plan, values = self.begun(part, grads, state)
         new, results = values.copied(), []
@@ -101,16 +101,16 @@ class Parts(Machine):
         return self._plan((plan.leaves[place],), False)
 
     def leaf_moved(
-        self, plan: StepPlan, place: int, param: Any, grad: Any, share: Values, given: Numbers, number: Any
+        self, plan: StepPlan, place: int, param: Any, grad: Any, share: Values, given: Arguments, number: Any
     ) -> tuple[Any, Values]:
         """A leaf's new array and its new share of the state; `number` is its own in the model, and may be traced."""
         own = self.alone(plan, place)
         (result,), new = one_step(own, [param], [grad], share, given.hyper, given.inputs, [number])
         return result, new
 
-    def given(self, numbers: Any, inputs: Mapping[str, Any], plans: Sequence[StepPlan]) -> Numbers:
+    def given(self, numbers: Any, inputs: Mapping[str, Any], plans: Sequence[StepPlan]) -> Arguments:
         """The numbers of a step; `plans` are those of all parts."""
-        return Numbers(self._of_all(numbers, plans), inputs)
+        return Arguments(self._of_all(numbers, plans), inputs)
 
     def _of_all(self, numbers: Any, plans: Sequence[StepPlan]) -> list[Mapping[str, Any]]:
         """Hyper-parameters by group; the machine epsilon of a group is of its leaves in all parts."""

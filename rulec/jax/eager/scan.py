@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from rulec.errors import StateMismatch, TensorError
 from rulec.jax.eager.bytes import bytes_of, shape_of
-from rulec.jax.eager.call import Eager, Outcome, Run, unless
+from rulec.jax.eager.call import Eager, EagerRun, Outcome, unless
 from rulec.jax.eager.listed import Split, listed, stacked
 from rulec.jax.eager.model import Bound, Model, Pass
-from rulec.jax.eager.parts import Part
-from rulec.jax.eager.shared import Shared, shared_in
+from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.stacks import Stacks
+from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
 from rulec.jax.machine import call
 from rulec.jax.plan import StepPlan
@@ -92,13 +92,13 @@ class EagerScan(Eager):
         params, made = call(run.stacked, params, state)
         return shared.everywhere(params), made
 
-    def _run_for(self, params: Any) -> tuple[_ScanRun, Shared]:
-        shared = shared_in(self._checked(params), self._shared)
+    def _run_for(self, params: Any) -> tuple[_ScanRun, Tied]:
+        shared = tied_in(self._checked(params), self._shared)
         run, _ = self._run({}, None, shared)
         assert isinstance(run, _ScanRun)
         return run, shared
 
-    def _made(self, *common: Any) -> Run:
+    def _made(self, *common: Any) -> EagerRun:
         return _ScanRun(self.model, *common)
 
     def _checked(self, params: Any) -> Any:
@@ -119,7 +119,7 @@ class EagerScan(Eager):
         return state.layers.count
 
 
-class _ScanRun(Run):
+class _ScanRun(EagerRun):
     """The functions of a model and a rule."""
 
     def __init__(self, model: Model, *common: Any) -> None:
@@ -149,11 +149,11 @@ class _ScanRun(Run):
         pairs = zip((state.layers, state.rest), trees, strict=True)
         values = [self.parts.fields.unpacked(own, tree, self.parts.recipe.title) for own, tree in pairs]
         tree = listed(params)
-        return tree, self.parts.fields.packed(split.joined(*values), self.parts.tree(Part("", tree)))
+        return tree, self.parts.fields.packed(split.joined(*values), self.parts.tree(Subtree("", tree)))
 
     def stacked(self, params: Any, state: Any) -> tuple[Any, ScanState]:
         """The way back."""
-        whole = self.parts.fields.unpacked(state, self.parts.tree(Part("", params)), self.parts.recipe.title)
+        whole = self.parts.fields.unpacked(state, self.parts.tree(Subtree("", params)), self.parts.recipe.title)
         params = stacked(params)
         split, trees = self._split(params)
         pairs = zip(split.parted(whole), trees, strict=True)
@@ -162,12 +162,12 @@ class _ScanRun(Run):
     def _split(self, params: Any) -> tuple[Split, list[Tree]]:
         layer, rest = self._planned(params)[2]
         count = jax.tree.leaves(params["layers"])[0].shape[0]
-        return Split(layer, rest, count), [self.parts.tree(Part(name, params[name])) for name in ("layers", "rest")]
+        return Split(layer, rest, count), [self.parts.tree(Subtree(name, params[name])) for name in ("layers", "rest")]
 
-    def _planned(self, params: Any) -> tuple[Part, Part, list[StepPlan]]:
+    def _planned(self, params: Any) -> tuple[Subtree, Subtree, list[StepPlan]]:
         """One layer, by its shapes, and the rest; their plans."""
         one = jax.tree.map(lambda stack: shape_of(stack.shape[1:], stack.dtype), params["layers"])
-        layers, rest = Part("layers", one), Part("rest", params["rest"])
+        layers, rest = Subtree("layers", one), Subtree("rest", params["rest"])
         plans = [self.parts.planned(part) for part in (layers, rest)]
         self.parts.check([name for part in (layers, rest) for name in self.parts.tree(part).names], plans)
         return layers, rest, plans

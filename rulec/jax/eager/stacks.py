@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from rulec.compiler.ir import Program
 from rulec.jax.eager.bytes import shape_of
-from rulec.jax.eager.parts import Numbers, Part, Parts, put_back, share_of
+from rulec.jax.eager.parts import Arguments, Parts, Subtree, put_back, share_of
 from rulec.jax.plan import StepPlan
 from rulec.jax.values import Values
 from rulec.language.node import Op, walk
@@ -26,7 +26,7 @@ from rulec.language.node import Op, walk
 class Stacks:
     """The update of one layer; `layer` is one by its shapes and dtypes."""
 
-    def __init__(self, parts: Parts, layer: Part, given: Numbers) -> None:
+    def __init__(self, parts: Parts, layer: Subtree, given: Arguments) -> None:
         self._parts, self._layer, self._given = parts, layer, given
 
     def replaced(self, index: Any, grads: Any, stacks: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -64,7 +64,7 @@ class _Leaf:
     plan: StepPlan
     place: int
     names: list[str]
-    given: Numbers
+    given: Arguments
     number: Any
     old: Values
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from rulec.errors import StateMismatch
 from rulec.jax.eager.bytes import bytes_of, residual_bytes
-from rulec.jax.eager.call import Eager, Outcome, Run, unless
+from rulec.jax.eager.call import Eager, EagerRun, Outcome, unless
 from rulec.jax.eager.model import check_loss, pair
-from rulec.jax.eager.parts import Part
+from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.users import UserFunction
 from rulec.jax.recipe import Rules
 
@@ -49,7 +49,7 @@ class EagerStep(Eager):
         super().__init__(rule, **keywords)
         self._loss, self._has_aux = UserFunction(loss, "loss", ["key"]), has_aux
 
-    def _made(self, *common: Any) -> Run:
+    def _made(self, *common: Any) -> EagerRun:
         return _StepRun(self._loss, self._has_aux, *common)
 
     def _checked(self, params: Any) -> Any:
@@ -61,7 +61,7 @@ class EagerStep(Eager):
         return state.count
 
 
-class _StepRun(Run):
+class _StepRun(EagerRun):
     """The functions of a loss and a rule."""
 
     def __init__(self, loss: UserFunction, has_aux: bool, *common: Any) -> None:
@@ -85,8 +85,8 @@ class _StepRun(Run):
         part, plans = self._planned(params)
         return self.parts.first(part, plans, numbers)
 
-    def _planned(self, params: Any) -> tuple[Part, Any]:
-        part = Part("", params)
+    def _planned(self, params: Any) -> tuple[Subtree, Any]:
+        part = Subtree("", params)
         plans = [self.parts.planned(part)]
         self.parts.check(self.parts.tree(part).names, plans)
         return part, plans

@@ -1,4 +1,4 @@
-"""Parameters that stand at two places of a tree: they are one, whose gradients are summed before its one update."""
+"""Tied parameters: one at several places of a tree. Its gradients are summed before its one update."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rulec.language.source import did_you_mean
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Which places of a tree, by their number, have the parameter of which other, earlier or declared."""
+class Tied:
+    """The places of tied parameters: pairs of a leaf's number and that of the leaf it is tied to, its origin."""
 
     origins: tuple[tuple[int, int], ...] = ()
 
@@ -27,14 +27,14 @@ class Shared:
         """The tree with every parameter wherever it stands, out of what `once` gave."""
         return self._changed(tree, lambda leaves, place, origin: leaves[origin])
 
-    def apart(self, params: Any) -> tuple[Shared, Shared]:
+    def apart(self, params: Any) -> tuple[Tied, Tied]:
         """The same of the parameters of one layer, and of the rest; TensorError where these share any."""
         count = len(jax.tree.leaves(params["layers"], is_leaf=_is_none))
         for place, origin in self.origins:
             if (place < count) != (origin < count):
                 raise TensorError("a parameter of the rest cannot be one of the layers, of which there are many")
         own = tuple(pair for pair in self.origins if pair[0] < count)
-        return Shared(own), Shared(tuple((a - count, b - count) for a, b in self.origins if a >= count))
+        return Tied(own), Tied(tuple((a - count, b - count) for a, b in self.origins if a >= count))
 
     def _changed(self, tree: Any, function: Any) -> Any:
         if not self.origins:
@@ -46,14 +46,14 @@ class Shared:
 
 
 #: Every parameter stands at one place alone.
-ALONE = Shared()
+ALONE = Tied()
 
 
 def _is_none(x: Any) -> bool:
     return x is None
 
 
-def shared_in(tree: Any, declared: Mapping[str, str]) -> Shared:
+def tied_in(tree: Any, declared: Mapping[str, str]) -> Tied:
     """What is shared in a tree: arrays that are the very same object, and what is declared, by paths.
 
     `declared` has for the path of a leaf that of the one that it is. TensorError for paths that there are not, and for
@@ -67,7 +67,7 @@ def shared_in(tree: Any, declared: Mapping[str, str]) -> Shared:
         check_apart(names)
         found |= dict(_declared({name: place for place, name in enumerate(names)}, leaves, declared))
     roots = {place: _root(found, place) for place in found}
-    return Shared(tuple((place, root) for place, root in sorted(roots.items()) if place != root))
+    return Tied(tuple((place, root) for place, root in sorted(roots.items()) if place != root))
 
 
 def _same(leaves: list[Any]) -> dict[int, int]:

@@ -11,7 +11,7 @@ import pytest
 
 import rulec.jax
 from rulec.errors import TensorError
-from rulec.jax.eager.shared import shared_in
+from rulec.jax.eager.tied import tied_in
 from tests.jax.eager import models
 from tests.jax.training import difference
 
@@ -84,9 +84,9 @@ def test_layers_may_share_in_themselves_and_the_rest_in_itself() -> None:
 
 def test_chains_and_circles_of_declarations_end_at_one_parameter() -> None:
     a, b, c = jnp.ones(2), jnp.zeros(2), jnp.ones(2)
-    assert shared_in([a, b, c], {"2": "1", "1": "0"}).origins == ((1, 0), (2, 0))
-    assert shared_in([a, b, c], {"0": "1", "1": "0"}).origins == ((1, 0),)
-    assert shared_in([a, b, a, None, b], {}).origins == ((2, 0), (4, 1))
+    assert tied_in([a, b, c], {"2": "1", "1": "0"}).origins == ((1, 0), (2, 0))
+    assert tied_in([a, b, c], {"0": "1", "1": "0"}).origins == ((1, 0),)
+    assert tied_in([a, b, a, None, b], {}).origins == ((2, 0), (4, 1))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_cannot_be_shared_is_refused(declared: dict[str, str], message: str
 def test_leaves_of_one_name_cannot_be_told_apart() -> None:
     params = {**tied(), "more/in": jnp.ones(2), "more": {"in": jnp.ones(2)}}
     with pytest.raises(TensorError, match=r"^two leaves are called more/in by the keys on their paths: give each a"):
-        shared_in(params, {"out": "in"})
+        tied_in(params, {"out": "in"})
     layers = {"w/b": jnp.ones((1, 2)), "w": {"b": jnp.ones((1, 2))}}
     with pytest.raises(TensorError, match=r"^two leaves are called .*w/b by the keys"):
         rulec.jax.eager_scan(lambda own, x: x, models.head, "sgd").init({"layers": layers, "rest": tied()})
