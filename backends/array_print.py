@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rulec.backend.printer import (
     OpTable,
@@ -31,7 +31,7 @@ class Dialect:
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
     `functions` gives, for those that libraries lack or compute badly, the line that imports them. `cast` is a format
     of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array. A step that `writes` takes
-    the arrays that it only stores to.
+    the arrays that it only stores to. `others` are functions, by operation, that stand in for those of `module`.
     """
 
     backend: str
@@ -43,6 +43,7 @@ class Dialect:
     number: str
     copy: str
     writes: bool = True
+    others: Mapping[Op, str] = field(default_factory=dict)
 
 
 #: What operators mean is the same in every array library.
@@ -75,7 +76,7 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
         return text
 
     functions = {op: call(f"{dialect.module}.{name}") for op, name in _FUNCTIONS.items()}
-    others = {op: call(name) for op, name in _OTHERS.items()}
+    others = {op: call(name) for op, name in {**_OTHERS, **dialect.others}.items()}
     composed = {Op.FLOORDIV: f"{dialect.module}.floor({{}} / {{}})", Op.RSQRT: f"(1.0 / {dialect.module}.sqrt({{}}))"}
     return {**_OPERATORS, **functions, **others, **composed}
 

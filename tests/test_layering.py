@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "numba", "llvmlite", "triton", "cupy"})
+FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
@@ -157,7 +157,7 @@ for backend in map(registry.get, BUNDLED):
     for name in rulec.rules():
         rule = rulec.load(name)
         program = rulec.compile(rule(rulec.load("adam")) if rule.wraps else rule)
-        if backend.name in ("jax", "triton") and not program.elementwise:
+        if backend.name in ("jax", "mlx", "triton") and not program.elementwise:
             continue
         for dtype in DTYPES:
             source = backend.emit(*kernel_for(program, dtype))
@@ -180,6 +180,6 @@ def test_every_rule_is_emitted_where_no_framework_can_be_imported() -> None:
     again = in_a_process(f"DTYPES = ('float32',)\n{program}", PYTHONHASHSEED="2")
     lines = [line.split() for line in printed.splitlines()]
     assert [line.split() for line in again.splitlines()] == [line for line in lines if line[2] == "float32"]
-    assert {backend for backend, *_ in lines} == {"numpy", "cpu", "c", "cupy", "triton", "jax"}
+    assert {backend for backend, *_ in lines} == {"numpy", "cpu", "c", "cupy", "triton", "jax", "mlx"}
     assert len({rule for _, rule, *_ in lines}) >= 30
     assert all(int(length) > 0 for _, _, _, length, _ in lines)

@@ -10,24 +10,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
-from rulec.kernel.bucket.slots import of_all
+from rulec.errors import BackendUnavailable
 
 from ..array_print import print_file
-from ..printed import run_source
+from ..pure import Done, PureKernel
 from .print import DIALECT, JaxFunction
-
-#: New values by buffer, and reductions by name.
-Done = tuple[dict[str, Any], dict[str, Any]]
 
 
 class JaxBackend:
@@ -65,92 +58,40 @@ def _kernel(program: Program, layout: Layout, source: str) -> JaxKernel:
     return JaxKernel(program, layout, source)
 
 
-class JaxKernel:
+class JaxKernel(PureKernel):
     """The functions of one program and layout."""
 
+    functions: Sequence[JaxFunction]
+
     def __init__(self, program: Program, layout: Layout, source: str) -> None:
-        self.program, self.layout = program, layout
-        self.functions = _functions(program, layout)
-        printed = run_source("jax", program.name, source)
-        self._steps: list[Callable[..., Any]] = [printed[f.name] for f in self.functions]
-        #: Under jit, so that a stage is traced once for all tensors of one shape.
-        self._stages = [self._traced_once(index) for index in range(len(self.functions))]
-        self._jitted: dict[Any, Callable[..., Any]] = {}
-
-    def columns(self, stage: int) -> list[int]:
-        """The columns of the scalar table that a stage reads, in order."""
-        return self.functions[stage].columns()
-
-    def stage(
-        self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], view: MatrixView | None = None
-    ) -> Done:
-        """A stage of one tensor, under whatever traces it, with JAX allowed 64 bits.
-
-        `arrays` are by name its buffers, scratch and inputs, each in the tensor's shape, and vectors, which are in that
-        shape or `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values are of
-        the dtypes and shapes that the buffers have; reductions are numbers or `(batch, rows, cols)`.
-        """
-        function = self.functions[index]
-        if function.sees_matrices and view is None:
-            raise InternalError("a stage that sees tensors as matrices was given no view")
-        taken = {name: arrays[name] for name in (*function.buffers, *function.vectors)}
-        return self._stages[index](taken, list(scalars), arrays["p"].shape, view)  # type: ignore[no-any-return]
-
-    def _traced_once(self, index: int) -> Callable[..., Any]:
         import jax
 
-        function = self.functions[index]
+        super().__init__(program, layout, source, _functions(program, layout))
+        #: A stage under jit, so that it is traced once for all tensors of one shape.
+        self.applied = jax.jit(self.applied, static_argnums=(0, 3, 4))  # type: ignore[method-assign]
+        self._jitted: dict[Any, Callable[..., Any]] = {}
 
-        def stage(arrays: Mapping[str, Any], scalars: Sequence[Any], shape: Any, view: MatrixView | None) -> Done:
-            taken = [arrays[b] for b in function.buffers]
-            taken += [self._vector(name, arrays[name], shape, view) for name in function.vectors]
-            axes = view.axes if view is not None and function.takes_axes else ()
-            new, reduced = self._evaluated(index, axes, [*taken, *scalars])
-            stored = {b: self._stored(b, value, shape) for b, value in new.items()}
-            return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
-
-        return jax.jit(stage, static_argnums=(2, 3))
-
-    def _evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
+    def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
         """What the printed function returns; a reduction of what another reduces too is worked out apart from it."""
-        new, reduced = self._once(index, axes, _apart(operands) if index else operands)
+        new, reduced = super().evaluated(index, axes, _apart(operands) if index else operands)
         for names in self.functions[index].repeated:
-            again = self._once(index, axes, _apart(operands))[1]
+            again = super().evaluated(index, axes, _apart(operands))[1]
             reduced = {**reduced, **{name: again[name] for name in names}}
         return new, reduced
 
-    def _once(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
-        found = self._steps[index](*axes, *operands)
-        return found if isinstance(found, tuple) else (found, {})
-
-    def _vector(self, name: str, array: Any, shape: tuple[int, ...], view: MatrixView | None) -> Any:
-        axes = self.program.result(name).axes
-        if axes.elementwise:
-            return array.reshape(shape)
-        assert view is not None  # only what sees matrices reads vectors of rows and columns
-        rows, cols = view.axes
-        gone = ({*rows} if axes.rows is None else set()) | ({*cols} if axes.cols is None else set())
-        return array.reshape(tuple(1 if axis in gone else size for axis, size in enumerate(shape)))
-
-    def _reduced(self, name: str, value: Any, view: MatrixView | None) -> Any:
-        axes = self.program.result(name).axes
-        if view is None or not {"b", "i", "j"} & set(axes.letters):
-            return value
-        return value.reshape(view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols)
-
-    def _stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
+    def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
+        """A value in the dtype of its buffer and the shape of its tensor."""
         import jax.numpy as jnp
 
         value = jnp.asarray(value, self.layout.dtype(buffer))
         return value if value.shape == shape else jnp.broadcast_to(value, shape)
 
-    def bind(
-        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
-    ) -> JaxCall:
-        """A call over these arrays. They are donated when it runs: afterwards only what it returns can be used."""
-        if any(hasattr(p, "data_ptr") for p in params):
-            raise BackendUnsupported("jax", "an update of PyTorch's tensors", self.program.name)
-        return JaxCall(self, params, states, views)
+    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor, `stored` donated, with JAX allowed 64 bits."""
+        import jax
+
+        with jax.enable_x64(True):
+            return self.jitted(index, view)(stored, given, row)  # type: ignore[no-any-return]
 
     def jitted(self, index: int, view: MatrixView | None) -> Callable[..., Any]:
         """A stage of one tensor under jit: (stored, given, row) -> new values by buffer, and reductions.
@@ -178,48 +119,3 @@ def _apart(operands: Sequence[Any]) -> Sequence[Any]:
     import jax
 
     return jax.lax.optimization_barrier(list(operands))  # type: ignore[no-untyped-call, no-any-return]
-
-
-class JaxCall:
-    """A kernel bound to the parameters and states of one bucket, and after each call to their new values."""
-
-    def __init__(
-        self, kernel: JaxKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
-    ) -> None:
-        self._kernel = kernel
-        self._params, self._states = list(params), [dict(s) for s in states]
-        self._views: list[MatrixView | None] = [*views] or [None] * len(params)
-
-    def __call__(
-        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
-        tensors: Sequence[int] | None = None, stream: Any = None,
-    ) -> Written:  # fmt: skip
-        """New (params, states) of the whole bucket, of which all tensors, or `tensors` alone, are updated.
-
-        Scratch buffers that the stage stores are replaced in `scratch`.
-        """
-        import jax
-
-        kernel = self._kernel
-        fired = list(range(len(self._params)) if tensors is None else tensors)
-        table = rows.table[rows.index[fired]][:, kernel.columns(stage)].astype(kernel.layout.compute)
-        reduced = []
-        with jax.enable_x64(True):
-            for place, (i, g, row) in enumerate(zip(fired, moving, table, strict=True)):
-                stored = {"p": self._params[i], **self._own(i, stage)}
-                given = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
-                new, found = kernel.jitted(stage, self._views[i])(stored, given, row)
-                self._params[i] = new.pop("p")
-                reduced.append(found)
-                for buffer, value in new.items():
-                    if buffer in self._states[i]:
-                        self._states[i][buffer] = value
-                    else:
-                        scratch[buffer][place] = value  # type: ignore[index]
-        arrays = [{name: np.asarray(value) for name, value in each.items()} for each in reduced]
-        totals = of_all(kernel.functions[stage].stage, arrays)
-        return Written(list(self._params), [dict(s) for s in self._states], totals)
-
-    def _own(self, i: int, stage: int) -> dict[str, Any]:
-        """The states of a tensor that a stage takes."""
-        return {b: x for b, x in self._states[i].items() if b in self._kernel.functions[stage].buffers}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rulec.testing.conformance import Report, check_backend
-from rulec.testing.kinds import ArrayKind, CupyKind, JaxKind, NumpyKind, TorchKind
-from rulec.testing.numerics import IEEE, XLA, Numerics
+from rulec.testing.kinds import ArrayKind, CupyKind, JaxKind, MlxKind, NumpyKind, TorchKind
+from rulec.testing.numerics import IEEE, MLX, XLA, Numerics
 
 __all__ = [
-    "IEEE", "XLA", "ArrayKind", "CupyKind", "JaxKind", "Numerics", "NumpyKind", "Report", "TorchKind", "check_backend",
+    "IEEE", "MLX", "XLA", "ArrayKind", "CupyKind", "JaxKind", "MlxKind", "Numerics", "NumpyKind", "Report", "TorchKind",
+    "check_backend",
 ]  # fmt: skip

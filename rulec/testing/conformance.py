@@ -62,13 +62,13 @@ from rulec.testing.cases import (
 )
 from rulec.testing.interval import Array
 from rulec.testing.kinds import ArrayKind, kind_named, kind_of
-from rulec.testing.numerics import IEEE, XLA, Numerics
+from rulec.testing.numerics import IEEE, MLX, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
 from rulec.testing.trial import OnDevice, Subject, Trial
 from rulec.testing.whole import check_whole
 
 #: The arithmetic of backends whose own is not IEEE's.
-_NUMERICS = {"jax": XLA}
+_NUMERICS = {"jax": XLA, "mlx": MLX}
 
 _NOT_ELEMENTWISE = (
     "name: Normed\nstep: |\n  direction = g/norm(g)\n",

@@ -135,8 +135,37 @@ class CupyKind:
         return np.array(array.get())
 
 
+class MlxKind:
+    """MLX arrays on the default device."""
+
+    name = "mlx"
+    mutable = False
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """All of ours, but for float64 on a GPU."""
+        import mlx.core as mx
+
+        wide = mx.default_device().type == mx.DeviceType.cpu
+        return [d for d in ITEM_SIZE if d != "float64" or wide]
+
+    def make(self, values: Array, skip: int = 0) -> Any:
+        """A new array; where it lies is MLX's affair."""
+        import mlx.core as mx
+
+        return mx.array(values, getattr(mx, values.dtype.name))
+
+    def read(self, array: Any) -> Array:
+        """A copy."""
+        import mlx.core as mx
+
+        if array.dtype == mx.bfloat16:
+            return np.array(array.view(mx.uint16)).view(numpy_dtype("bfloat16"))
+        return np.array(array)
+
+
 #: The arrays of backends that work on one library's alone.
-_OWN = {"jax": "jax", "cupy": "cupy"}
+_OWN = {"jax": "jax", "cupy": "cupy", "mlx": "mlx"}
 
 
 def kind_of(backend: Backend) -> ArrayKind:
@@ -150,8 +179,14 @@ def kind_of(backend: Backend) -> ArrayKind:
 
 
 def kind_named(name: str) -> ArrayKind:
-    """The arrays of that library: `numpy`, `torch` (on the CPU), `jax` or `cupy`."""
-    kinds: dict[str, type[Any]] = {"numpy": NumpyKind, "torch": TorchKind, "jax": JaxKind, "cupy": CupyKind}
+    """The arrays of that library: `numpy`, `torch` (on the CPU), `jax`, `cupy` or `mlx`."""
+    kinds: dict[str, type[Any]] = {
+        "numpy": NumpyKind,
+        "torch": TorchKind,
+        "jax": JaxKind,
+        "cupy": CupyKind,
+        "mlx": MlxKind,
+    }
     if name not in kinds:
         raise ValueError(f"arrays are {', '.join(kinds)}, or an object like rulec.testing.NumpyKind, not {name!r}")
     kind: ArrayKind = kinds[name]()

@@ -37,3 +37,6 @@ IEEE = Numerics()
 
 #: XLA's arithmetic on CPUs, as exact, but subnormal numbers are zero.
 XLA = Numerics(flushes=True)
+
+#: MLX's arithmetic on CPUs: as exact, but what is too small to be normal may come out as zero.
+MLX = Numerics(flushes=True)

@@ -14,7 +14,7 @@ from rulec.errors import BackendUnsupported, RulecError
 from rulec.testing.cases import loaded
 
 FRAMEWORKS = (
-    "cupy", "jax", "jaxlib", "llvmlite", "mxnet", "numba", "optax", "sympy", "tensorflow", "torch", "triton",
+    "cupy", "jax", "jaxlib", "llvmlite", "mlx", "mxnet", "numba", "optax", "sympy", "tensorflow", "torch", "triton",
 )  # fmt: skip
 
 _CHILD = """

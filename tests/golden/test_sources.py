@@ -35,7 +35,7 @@ RULES = {
     "schedule_free_adamw": ("float32", "float32"),
     "clip_by_global_norm >> lookahead(adamw)": ("float32", "float32"),
 }
-SUFFIXES = {"numpy": "py", "cpu": "py", "jax": "py", "triton": "py", "c": "c", "cupy": "cu"}
+SUFFIXES = {"numpy": "py", "cpu": "py", "jax": "py", "mlx": "py", "triton": "py", "c": "c", "cupy": "cu"}
 
 
 def printed(rule: str, backend: str) -> str | None:

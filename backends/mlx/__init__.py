@@ -1,0 +1,81 @@
+"""The mlx backend: functions of MLX's arrays, which is lazy and fuses them under `mx.compile`.
+
+Reductions are made in float64 on the CPU, and in float32 on a GPU, which has no wider numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnavailable
+
+from ..array_print import print_file
+from ..pure import Done, PureKernel
+from .print import DIALECT, MlxFunction
+from .words import wide
+
+
+class MlxBackend:
+    """Functions of MLX's arrays."""
+
+    name = "mlx"
+
+    def unavailable_reason(self) -> str | None:
+        """None: where MLX is not installed, the one line that says so."""
+        return (
+            None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]', or mlx on a Mac"
+        )
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """A function for each stage, `step` or `stage_0` and so on, that gives one tensor's new values.
+
+        Raises BackendUnsupported for erf.
+        """
+        return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
+
+    def build(self, program: Program, layout: Layout, source: str) -> MlxKernel:
+        """The kernel of a source text. BackendUnavailable for float64 where MLX computes on a GPU."""
+        import mlx.core as mx
+
+        if layout.compute == "float64" and wide() != mx.float64:
+            raise BackendUnavailable(
+                f"{program.name} on float64 needs MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu), or use "
+                "float32"
+            )
+        return _kernel(program, layout, source)
+
+
+def _functions(program: Program, layout: Layout) -> list[MlxFunction]:
+    return [MlxFunction(program, layout, index) for index in range(len(program.stages))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(program: Program, layout: Layout, source: str) -> MlxKernel:
+    return MlxKernel(program, layout, source, _functions(program, layout))
+
+
+class MlxKernel(PureKernel):
+    """The functions of one program and layout."""
+
+    def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
+        """A value in the dtype of its buffer and the shape of its tensor."""
+        import mlx.core as mx
+
+        dtype = getattr(mx, self.layout.dtype(buffer))
+        array = value.astype(dtype) if isinstance(value, mx.array) else mx.array(value, dtype)
+        return array if array.shape == shape else mx.broadcast_to(array, shape)
+
+    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor, and its reductions in float64 as NumPy's."""
+        import mlx.core as mx
+        import numpy as np
+
+        dtype = getattr(mx, self.layout.compute)
+        scalars = [mx.array(float(number), dtype) for number in row]
+        new, reduced = self.stage(index, {**stored, **given}, scalars, view)
+        return {**stored, **new}, {name: np.array(value).astype(np.float64) for name, value in reduced.items()}

@@ -1,0 +1,44 @@
+"""How the mlx backend spells a stage: values, then reductions, and new values returned."""
+
+from __future__ import annotations
+
+from rulec.compiler.ir import Program, Result
+from rulec.compiler.layout import Layout
+from rulec.errors import BackendUnsupported
+from rulec.language.node import Op, walk
+
+from ..array_print import Dialect
+from ..pure_print import PureFunction
+
+_WORDS = ("cbrt", "exp", "greatest", "least", "mod", "power", "sigmoid", "sign", "total")
+
+DIALECT = Dialect(
+    backend="mlx",
+    module="mx",
+    parameters=(),
+    imports=("import mlx.core as mx",),
+    functions={name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS},
+    cast="{}.astype(mx.{})",
+    number="mx.array({}, mx.{})",
+    copy="{}",
+    writes=False,
+    others={Op.EXP: "exp", Op.MOD: "mod", Op.SIGN: "sign"},
+)
+
+_REDUCE = {Op.SUM: "total", Op.MIN: "least", Op.MAX: "greatest"}
+
+
+class MlxFunction(PureFunction):
+    """One stage as a function that returns the new values of its buffers, and its reductions where it has any."""
+
+    dialect = DIALECT
+    reduced_dtype = "float64 on the CPU, float32 elsewhere"
+
+    def __init__(self, program: Program, layout: Layout, index: int) -> None:
+        if any(value.op is Op.ERF for value in walk(program.stages[index].roots)):
+            raise BackendUnsupported("mlx", "erf, of which MLX has three digits", program.name)
+        super().__init__(program, layout, index)
+
+    def reduction(self, result: Result, operand: str, axes: str | None) -> str:
+        """A reduction, in the widest dtype that the device has."""
+        return f"{_REDUCE[result.value.op]}({operand}{f', {axes}' if axes else ''})"

@@ -1,0 +1,143 @@
+"""Kernels and calls that return new arrays: what `jax` and `mlx`, whose arrays are never written, share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnsupported, InternalError
+from rulec.kernel.bucket.slots import of_all
+
+from .printed import run_source
+from .pure_print import PureFunction
+
+#: New values by buffer, and reductions by name.
+Done = tuple[dict[str, Any], dict[str, Any]]
+
+
+class PureKernel:
+    """The functions of one program and layout."""
+
+    def __init__(self, program: Program, layout: Layout, source: str, functions: Sequence[PureFunction]) -> None:
+        self.program, self.layout, self.functions = program, layout, functions
+        printed = run_source(functions[0].dialect.backend, program.name, source)
+        self.steps: list[Callable[..., Any]] = [printed[f.name] for f in functions]
+
+    def columns(self, stage: int) -> list[int]:
+        """The columns of the scalar table that a stage reads, in order."""
+        return self.functions[stage].columns()
+
+    def stage(
+        self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], view: MatrixView | None = None
+    ) -> Done:
+        """A stage of one tensor, under whatever traces it.
+
+        `arrays` are by name its buffers, scratch and inputs, each in the tensor's shape, and vectors, which are in that
+        shape or `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values are of
+        the dtypes and shapes that the buffers have; reductions are numbers or `(batch, rows, cols)`.
+        """
+        function = self.functions[index]
+        if function.sees_matrices and view is None:
+            raise InternalError("a stage that sees tensors as matrices was given no view")
+        taken = {name: arrays[name] for name in (*function.buffers, *function.vectors)}
+        return self.applied(index, taken, scalars, tuple(arrays["p"].shape), view)
+
+    def applied(
+        self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], shape: tuple[int, ...],
+        view: MatrixView | None,
+    ) -> Done:  # fmt: skip
+        """A stage of one tensor of that shape, of the arrays that it takes."""
+        function = self.functions[index]
+        operands = [arrays[b] for b in function.buffers]
+        operands += [self._vector(name, arrays[name], shape, view) for name in function.vectors]
+        axes = view.axes if view is not None and function.takes_axes else ()
+        new, reduced = self.evaluated(index, axes, [*operands, *scalars])
+        stored = {b: self.stored(b, value, shape) for b, value in new.items()}
+        return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
+
+    def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
+        """What the printed function returns."""
+        found = self.steps[index](*axes, *operands)
+        return found if isinstance(found, tuple) else (found, {})
+
+    def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
+        """A value in the dtype of its buffer and the shape of its tensor."""
+        raise NotImplementedError
+
+    def _vector(self, name: str, array: Any, shape: tuple[int, ...], view: MatrixView | None) -> Any:
+        axes = self.program.result(name).axes
+        if axes.elementwise:
+            return array.reshape(shape)
+        assert view is not None  # only what sees matrices reads vectors of rows and columns
+        rows, cols = view.axes
+        gone = ({*rows} if axes.rows is None else set()) | ({*cols} if axes.cols is None else set())
+        return array.reshape(tuple(1 if axis in gone else size for axis, size in enumerate(shape)))
+
+    def _reduced(self, name: str, value: Any, view: MatrixView | None) -> Any:
+        axes = self.program.result(name).axes
+        if view is None or not {"b", "i", "j"} & set(axes.letters):
+            return value
+        sides = view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
+        return value.reshape(sides)
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> PureCall:
+        """A call over these arrays. Where they are donated only what it returns can be used after it."""
+        if any(hasattr(p, "data_ptr") for p in params):
+            raise BackendUnsupported(
+                self.functions[0].dialect.backend, "an update of PyTorch's tensors", self.program.name
+            )
+        return PureCall(self, params, states, views)
+
+    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor: all of `stored` that is new or was there, and reductions, of a row for its columns."""
+        raise NotImplementedError
+
+
+class PureCall:
+    """A kernel bound to the parameters and states of one bucket, and after each call to their new values."""
+
+    def __init__(
+        self, kernel: PureKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
+    ) -> None:
+        self._kernel = kernel
+        self._params, self._states = list(params), [dict(s) for s in states]
+        self._views: list[MatrixView | None] = [*views] or [None] * len(params)
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """New (params, states) of the whole bucket, of which all tensors, or `tensors` alone, are updated.
+
+        Scratch buffers that the stage stores are replaced in `scratch`.
+        """
+        kernel = self._kernel
+        fired = list(range(len(self._params)) if tensors is None else tensors)
+        table = rows.table[rows.index[fired]][:, kernel.columns(stage)].astype(kernel.layout.compute)
+        reduced = []
+        for place, (i, g, row) in enumerate(zip(fired, moving, table, strict=True)):
+            stored = {"p": self._params[i], **self._own(i, stage)}
+            given = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
+            new, found = kernel.run(stage, stored, given, row, self._views[i])
+            self._params[i] = new.pop("p")
+            reduced.append(found)
+            for buffer, value in new.items():
+                if buffer in self._states[i]:
+                    self._states[i][buffer] = value
+                else:
+                    scratch[buffer][place] = value  # type: ignore[index]
+        arrays = [{name: np.array(value) for name, value in each.items()} for each in reduced]
+        totals = of_all(kernel.functions[stage].stage, arrays)
+        return Written(list(self._params), [dict(s) for s in self._states], totals)
+
+    def _own(self, i: int, stage: int) -> dict[str, Any]:
+        """The states of a tensor that a stage takes."""
+        return {b: x for b, x in self._states[i].items() if b in self._kernel.functions[stage].buffers}

@@ -1,0 +1,27 @@
+"""Prodigy by the mlx backend: p:f32 g:f32 m:f32 v:f32 s:f32 x0:f32. Printed by rulec."""
+
+import mlx.core as mx
+from rulec_backends.mlx.words import total
+
+
+def stage_0(p, g, s, x0, beta3, a_d_over_d0, a):
+    """Stage 0 of 2 for one tensor, and reductions in float64 on the CPU, float32 elsewhere.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    s_new = beta3 * s + a_d_over_d0 * g
+    sum_a_g_x0_minus_p_model = total(a * g * (x0 - p))
+    total_ = total(mx.abs(s_new))
+    return {'s': s_new}, {'sum_a_g_x0_minus_p_model': sum_a_g_x0_minus_p_model, 'total': total_}
+
+
+def stage_1(p, g, m, v, beta1, beta2, one_minus_beta2, weight_decay, one_minus_beta1_d, d_2, a, d_new_eps):
+    """Stage 1 of 2 for one tensor.
+
+    Arrays are of one shape, scalars 0-d; computed in float32.
+    """
+    m_new = beta1 * m + one_minus_beta1_d * g
+    x1 = d_2 * g
+    v_new = beta2 * v + one_minus_beta2 * x1 * x1
+    p_new = p - a * (m_new / (mx.sqrt(v_new) + d_new_eps) + weight_decay * p)
+    return {'m': m_new, 'v': v_new, 'p': p_new}
