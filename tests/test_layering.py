@@ -23,7 +23,7 @@ HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pyda
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "arrays", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es", "runtime",
-    "standalone", "backends", "array", "torch", "jax", "testing", "compare", "demo", "cli", "benchmarks",
+    "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli", "benchmarks",
 )  # fmt: skip
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}
@@ -112,7 +112,8 @@ def test_backends_import_nothing_heavy_at_module_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "framework"), [("torch", {"torch"}), ("jax", {"jax", "jaxlib", "optax"}), ("array", set())]
+    ("adapter", "framework"),
+    [("torch", {"torch"}), ("jax", {"jax", "jaxlib", "optax"}), ("mlx", {"mlx"}), ("array", set())],
 )
 def test_adapters_import_nothing_heavy_but_their_framework(adapter: str, framework: set[str]) -> None:
     assert offences(f"rulec/{adapter}", HEAVY - framework, only_when_imported=True) == []

@@ -1,0 +1,32 @@
+"""Rules in MLX: under the names, keywords and defaults of mlx.optimizers, and a class for every rule of the library.
+
+Classes such as `AdamW` are made when first asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rulec.mlx.entries import KEYWORDS, OTHERS, library_names
+from rulec.mlx.optimizer import MlxOptimizer, RuleOptimizer, optimizer
+
+__all__ = ["RuleOptimizer", "optimizer"]
+
+
+@functools.cache
+def __getattr__(name: str) -> Any:
+    if name in KEYWORDS:
+        return type(name, (MlxOptimizer,), {"own": name, "__doc__": f"{name} as mlx.optimizers has it."})
+    if name in OTHERS:
+        raise AttributeError(
+            f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: "
+            f'rulec.mlx.optimizer("{OTHERS[name]}") is the rule of the library'
+        )
+    if not name.startswith("_") and name in library_names():
+        return optimizer(library_names()[name])
+    raise AttributeError(f"module 'rulec.mlx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *KEYWORDS, *library_names()])

@@ -1,0 +1,244 @@
+"""The classes of rulec.mlx beside those of mlx.optimizers: values, states, compiled steps, a model, and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+import mlx.nn as nn  # noqa: E402
+import mlx.optimizers as optim  # noqa: E402
+from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
+
+import rulec  # noqa: E402
+import rulec.mlx  # noqa: E402
+from rulec.compare.sides import ReferenceSide  # noqa: E402
+from rulec.errors import RulecError  # noqa: E402
+
+#: Classes of MLX, with keywords, and how many times 2**-23 a parameter may differ by, of its largest, after 12 steps.
+CLASSES: list[tuple[str, Mapping[str, Any], float]] = [
+    ("SGD", {}, 0), ("SGD", {"weight_decay": 0.1}, 0), ("SGD", {"momentum": 0.9}, 0),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.2}, 0),
+    ("SGD", {"momentum": 0.9, "nesterov": True}, 0), ("RMSprop", {}, 4), ("Adagrad", {}, 4), ("AdaDelta", {}, 0),
+    ("Adam", {}, 4), ("AdamW", {}, 4), ("Adamax", {"betas": [0.8, 0.99]}, 4), ("Lion", {"weight_decay": 0.1}, 4),
+]  # fmt: skip
+
+
+def tree(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+
+    def array(*shape: int) -> Any:
+        return mx.array(rng.normal(size=shape).astype(np.float32))
+
+    return {"a": array(4, 3), "layers": [{"b": array(5)}, {"c": array(2, 3)}]}
+
+
+def values(given: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.array(array) for _, array in tree_flatten(given)]
+
+
+def steps(optimizer: Any, params: Any, first: int = 1, last: int = 12) -> Any:
+    for seed in range(first, last + 1):
+        params = optimizer.apply_gradients(tree(seed), params)
+    return params
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    pairs = zip(values(ours), values(theirs), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs) / 2.0**-23
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(("name", "keywords", "allowed"), CLASSES)
+def test_parameters_are_those_of_mlx(name: str, keywords: Mapping[str, Any], allowed: float, scheduled: bool) -> None:
+    def made(package: Any) -> Any:
+        return getattr(package, name)(optim.cosine_decay(0.1, 20) if scheduled else 0.01, **keywords)
+
+    ours, theirs = made(rulec.mlx), made(optim)
+    assert difference(steps(ours, tree(0)), steps(theirs, tree(0))) <= allowed
+    assert ours.step.item() == theirs.step.item() == 12
+    assert ours.learning_rate.item() == theirs.learning_rate.item()
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_bias_correction_is_exact(name: str) -> None:
+    """MLX takes 1 - beta2**t in float32, which has four of its digits: torch is the peer."""
+    torch = pytest.importorskip("torch")
+    optimizer = getattr(rulec.mlx, name)(0.01, bias_correction=True)
+    params = steps(optimizer, tree(0))
+    tensors = [torch.nn.Parameter(torch.tensor(x)) for x in values(tree(0))]
+    peer = getattr(torch.optim, name)(tensors, lr=float(np.float32(0.01)))
+    for seed in range(1, 13):
+        for tensor, gradient in zip(tensors, values(tree(seed)), strict=True):
+            tensor.grad = torch.tensor(gradient)
+        peer.step()
+    for ours, tensor in zip(values(params), tensors, strict=True):
+        np.testing.assert_allclose(ours, tensor.detach().numpy(), rtol=0, atol=8 * 2.0**-23 * np.abs(ours).max())
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(("name", "keywords", "allowed"), CLASSES[2:])
+def test_states_go_both_ways(name: str, keywords: Mapping[str, Any], allowed: float) -> None:
+    """As MLX's users save them: the flat tree, by its paths."""
+    whole = steps(getattr(optim, name)(0.01, **keywords), tree(0))
+    for first, second in ((optim, rulec.mlx), (rulec.mlx, optim)):
+        before, after = (getattr(package, name)(0.01, **keywords) for package in (first, second))
+        params = steps(before, tree(0), last=6)
+        after.state = tree_unflatten(tree_flatten(before.state))
+        assert difference(steps(after, params, first=7), whole) <= allowed
+
+
+RULES = [
+    "adabelief",
+    "adafactor",
+    "apollo_mini",
+    "dadapt_adam",
+    "dog",
+    "lamb",
+    "prodigy",
+    "schedule_free_adamw",
+    "soap",
+]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_of_every_kind_are_the_reference(name: str) -> None:
+    check_rule(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in rulec.rules() if "/" not in name and name not in RULES])
+def test_every_rule_is_the_reference(name: str) -> None:
+    check_rule(name)
+
+
+def check_rule(name: str) -> None:
+    kind = rulec.mlx.optimizer(name)
+    lr = kind.entry.rule.settings["lr"].default if "lr" in kind.entry.rule.settings else None
+    more = {"rank": 2} if name in ("apollo", "galore") else {}
+    hyper = more | ({} if lr is None else {"lr": float(np.float32(lr))})
+    side = ReferenceSide(rulec.load(name), values(tree(0)), hyper)
+    optimizer, params = kind(**more), tree(0)
+    for seed in range(1, 5):
+        params = optimizer.apply_gradients(tree(seed), params)
+        side.step(values(tree(seed)))
+    for ours, want in zip(values(params), side.values(), strict=True):
+        allowed = 1e-4 if name in ("muon", "normuon", "shampoo") else 2e-6
+        np.testing.assert_allclose(ours, want["p"], rtol=0, atol=allowed * np.abs(want["p"]).max())
+
+
+@pytest.mark.parametrize(
+    "name", ["momentum", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "lamb"))]
+)
+def test_a_compiled_step_is_the_step(name: str) -> None:
+    plain, compiled = (rulec.mlx.optimizer(name)(optim.linear_schedule(0.1, 0.01, 4)) for _ in range(2))
+    params = again = {"a": tree(0)["a"]}
+    compiled.init(again)
+
+    def step(params: Any, gradients: Any) -> Any:
+        return compiled.apply_gradients(gradients, params)
+
+    whole = mx.compile(step, inputs=compiled.state, outputs=compiled.state)
+    for seed in range(1, 4):
+        gradients = {"a": tree(seed)["a"]}
+        params, again = plain.apply_gradients(gradients, params), whole(again, gradients)
+        mx.eval(again, compiled.state)
+    assert difference(again, params) <= 4
+    assert difference(compiled.state, plain.state) <= 4
+    assert compiled.step.item() == 3
+
+
+@pytest.mark.peer
+def test_several_optimizers() -> None:
+    def made(package: Any) -> Any:
+        return optim.MultiOptimizer([package.Lion(0.01), package.SGD(0.1)], [lambda name, array: array.ndim == 2])
+
+    assert difference(steps(made(rulec.mlx), tree(0)), steps(made(optim), tree(0))) <= 4
+
+
+def trained(optimizer: Any) -> float:
+    """The share of handwritten digits that a perceptron tells after 60 steps on all of the others."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    images, labels = mx.array((digits.data / 16).astype(np.float32)), mx.array(digits.target)
+    mx.random.seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def loss(model: Any) -> Any:
+        return nn.losses.cross_entropy(model(images[:1400]), labels[:1400], reduction="mean")
+
+    both = nn.value_and_grad(model, loss)
+    for _ in range(60):
+        optimizer.update(model, both(model)[1])
+        mx.eval(model.parameters(), optimizer.state)
+    return float(mx.mean(mx.argmax(model(images[1400:]), axis=1) == labels[1400:]))
+
+
+@pytest.mark.peer
+def test_a_model_learns_as_with_mlx() -> None:
+    ours, theirs = trained(rulec.mlx.AdamW(0.02)), trained(optim.AdamW(0.02))
+    assert theirs > 0.85
+    assert ours == pytest.approx(theirs, abs=0.01)
+
+
+def test_states_begin_as_the_rule_says() -> None:
+    """That of averaged weights begins as the parameter: not as the gradient that a step without init is given first."""
+    optimizer = rulec.mlx.optimizer("schedule_free_adamw")()
+    optimizer.init({"a": tree(0)["a"]})
+    assert any(np.array_equal(x, tree(0)["a"]) for x in values(optimizer.state["a"]))
+    later = rulec.mlx.optimizer("schedule_free_adamw")()
+    later.apply_gradients({"a": tree(1)["a"]}, {"a": tree(0)["a"]})
+    optimizer.apply_gradients({"a": tree(1)["a"]}, {"a": tree(0)["a"]})
+    assert difference(later.state, optimizer.state) == 0
+
+
+def test_keywords_of_a_class_by_place() -> None:
+    assert difference(steps(rulec.mlx.SGD(0.1, 0.9), tree(0)), steps(optim.SGD(0.1, 0.9), tree(0))) == 0
+
+
+MISTAKES = [
+    (lambda: rulec.mlx.AdamW(0.1, beta=0.9), "AdamW has no keyword 'beta': it has betas, eps, weight_decay"),
+    (lambda: rulec.mlx.AdamW(0.1, betas=[0.9]), "betas of AdamW must be 2 numbers, not 1"),
+    (lambda: rulec.mlx.Adam(0.1, betas=[0.9, 1.5]), "beta2"),
+    (lambda: rulec.mlx.SGD(0.1, nesterov=True), "nesterov=True needs a momentum above 0"),
+    (lambda: rulec.mlx.optimizer("lamb")(0.1, epsilon=1), "LAMB has no keyword 'epsilon'"),
+    (lambda: rulec.mlx.optimizer("transforms/lookahead")(0.1), "a rule to wrap"),
+    (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.ones(2)}, {"a": mx.ones(3)}), "gradient of a has shape"),
+    (lambda: rulec.mlx.SGD(0.1).apply_gradients({"b": mx.ones(2)}, {"a": mx.ones(3)}), "the parameters nothing there"),
+    (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.array([1])}, {"a": mx.array([1])}), "a is of int32"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), MISTAKES)
+def test_mistakes_are_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(RulecError) as caught:
+        call()
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Muon", "Adafactor"])
+def test_what_mlx_computes_otherwise_has_no_class_of_its_name(name: str) -> None:
+    with pytest.raises(AttributeError, match="the rule of the library"):
+        getattr(rulec.mlx, name)
+
+
+def test_a_refused_step_leaves_the_state_as_it_was() -> None:
+    optimizer = rulec.mlx.Adam(0.1)
+    params = steps(optimizer, tree(0), last=1)
+    before = values(optimizer.state)
+    with pytest.raises(RulecError):
+        optimizer.apply_gradients({"a": mx.ones((4, 4))}, params)
+    for now, then in zip(values(optimizer.state), before, strict=True):
+        assert np.array_equal(now, then)
+
+
+def test_a_state_of_other_shapes_is_refused() -> None:
+    optimizer = rulec.mlx.Adam(0.1)
+    optimizer.init({"a": mx.ones(3)})
+    with pytest.raises(RulecError, match=r"the state m of a has shape \(3,\), not \(4, 3\)"):
+        optimizer.apply_gradients({"a": tree(1)["a"]}, {"a": tree(0)["a"]})
