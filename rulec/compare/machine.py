@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 #: Packages whose versions change what is measured or checked.
-PACKAGES = ("numpy", "numba", "llvmlite", "torch", "jax", "jaxlib", "optax", "triton", "cupy", "sympy")
+PACKAGES = ("numpy", "numba", "llvmlite", "torch", "jax", "jaxlib", "optax", "mlx", "triton", "cupy", "sympy")
 
 #: The names under which some of them are installed, beside their own.
 _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")}

@@ -242,3 +242,26 @@ def test_a_state_of_other_shapes_is_refused() -> None:
     optimizer.init({"a": mx.ones(3)})
     with pytest.raises(RulecError, match=r"the state m of a has shape \(3,\), not \(4, 3\)"):
         optimizer.apply_gradients({"a": tree(1)["a"]}, {"a": tree(0)["a"]})
+
+
+@pytest.mark.parametrize("name", ["prodigy", "nadam", "soap", "adafactor"])
+def test_a_saved_run_goes_on(name: str, tmp_path: Any) -> None:
+    """Numbers of the model and of tensors too, through a file of MLX's."""
+    kind = rulec.mlx.optimizer(name)
+    whole, before, after = kind(), kind(), kind()
+    params = steps(before, tree(0), last=3)
+    file = str(tmp_path / "state.safetensors")
+    mx.save_safetensors(file, dict(tree_flatten(before.state)))
+    after.state = tree_unflatten([*mx.load(file).items()])
+    assert difference(steps(after, params, first=4, last=6), steps(whole, tree(0), last=6)) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_parameters_of_other_dtypes(dtype: str) -> None:
+    """The first step of Adam without a correction of its moments, in closed form."""
+    kind = getattr(mx, dtype)
+    optimizer = rulec.mlx.Adam(0.125)
+    params = optimizer.apply_gradients({"a": mx.full((3,), 2.0, kind)}, {"a": mx.zeros((3,), kind)})["a"]
+    assert params.dtype == optimizer.state["a"]["m"].dtype == kind
+    expected = -0.125 * 0.1 * 2 / ((0.001 * 4) ** 0.5 + 1e-8)
+    assert float(params[0]) == pytest.approx(expected, rel={"bfloat16": 2.0**-7, "float16": 2.0**-9}.get(dtype, 1e-13))
