@@ -18,8 +18,8 @@ from rulec.language.library import load
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
+from rulec.mlx.arrays import number
 from rulec.mlx.entries import KEYWORDS, Entry, entry_of, hyper_of, plain
-from rulec.mlx.library import number
 from rulec.mlx.step import LeafPlan, LeafStep, dtype_name, run
 from rulec.runtime.engine import EPS
 from rulec.runtime.joins import Processes

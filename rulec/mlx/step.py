@@ -22,7 +22,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported, RuleError
 from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
-from rulec.mlx.library import LIBRARY, number
+from rulec.mlx.arrays import LIBRARY, number
 from rulec.runtime.between import Between
 from rulec.runtime.device import known_number
 from rulec.runtime.engine import EPS
@@ -134,7 +134,7 @@ class LeafStep:
         if key not in tables:
             tables[key] = evaluated(roots, self._scalar)
         self.values = tables[key]
-        self.between = _Between(plan.plan, self)  # type: ignore[arg-type]
+        self.between = _Between(plan.plan, self)
         self.reads = {**self.arrays}
 
     def __len__(self) -> int:
