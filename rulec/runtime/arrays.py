@@ -1,4 +1,4 @@
-"""What the runtime asks of a kind of array: NumPy's in `rulec.array`, torch's in `rulec.torch`."""
+"""The protocol of one kind of array. `rulec.array` implements it for NumPy, `rulec.torch` for torch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Arrays(Protocol):
         ...
 
     def dtype(self, array: Any) -> str:
-        """The dtype by our name; TensorError for one that no kernel stores."""
+        """The dtype by rulec's name; TensorError for a dtype that no kernel stores."""
         ...
 
     def device(self, array: Any) -> str:
-        """A word for where the memory is: arrays of different devices never share a bucket."""
+        """A word for the device of the memory: arrays of different devices never share a bucket."""
         ...
 
     def backend(self, device: str) -> str:
@@ -45,9 +45,9 @@ class Arrays(Protocol):
     def gradient_check(
         self, params: Sequence[Any], dtype: str, names: Sequence[str]
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """A function of these parameters' gradients that gives them as kernels can read them.
+        """A function from the gradients of these parameters to arrays for kernels.
 
-        It raises TensorError, naming the tensor, where one does not fit its parameter or is not of this dtype.
+        It raises TensorError with the tensor's name where a gradient does not fit its parameter or has another dtype.
         """
         ...
 
@@ -55,9 +55,9 @@ class Arrays(Protocol):
         self, params: Sequence[Any], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
         hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """For each parameter its initialised states by name, of the shapes given.
+        """The initialised states of each parameter, by name, in these shapes.
 
-        Those of its own shape are contiguous in its memory order, others as their shape says.
+        A state of its parameter's shape has the parameter's memory order; any other is contiguous in its own shape.
         """
         ...
 
@@ -66,13 +66,13 @@ class Arrays(Protocol):
         ...
 
     def plain(self, array: Any) -> bool:
-        """Whether the elements lie in memory in the order that the shape says."""
+        """Whether the elements lie in memory in the order of the shape."""
         ...
 
     def library(self, device: str, on_device: bool) -> Library:
-        """What is worked out between stages with: NumPy, or, where `on_device`, the framework on that device."""
+        """The array library for values between stages: NumPy, or the framework on the device where `on_device`."""
         ...
 
     def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Vector:
-        """A copy of these numbers (float64, or int64 for step counts), one for each tensor; on a device, or here."""
+        """A copy of these numbers, one for each tensor: float64, or int64 for step counts. None is the host."""
         ...

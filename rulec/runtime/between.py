@@ -1,8 +1,8 @@
-"""What is worked out between the stages of one launch: all that is narrower than a parameter, and matrix functions.
+"""The values between the stages of one launch: numbers, vectors, and results of matrix functions.
 
-Numbers of tensors, groups and the model are arrays over the tensors fired, in float64. Values of rows, columns and
-matrices are, for each tensor, an array `(batch, rows, cols)` with 1 for an axis that it does not have: vectors in
-float64, matrices in the compute dtype. All are arrays of the launch's library.
+Numbers of tensors, groups and the model are arrays over the fired tensors, in float64. A vector or a matrix is one
+array `(batch, rows, cols)` for each tensor, with 1 for an axis that it does not have. Vectors are in float64, matrices
+in the compute dtype. All are arrays of the launch's library.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rulec.runtime.projection import Projection
 from rulec.runtime.surroundings import Array, LaunchValues
 from rulec.runtime.tiles import Tiles
 
-#: What gives a matrix of a stack the bits that it gives the matrix alone. Products do not: BLAS has another way for a
-#: matrix times its own transpose, which it takes only where the two are one piece of memory.
+#: Functions with the same bits for a matrix in a stack as for the matrix alone. Products differ: BLAS has a special
+#: routine for a matrix times its own transpose, and takes it only where both are the same memory.
 _STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
 
 #: Matrices of at most this many elements are worth stacking.
@@ -32,12 +32,12 @@ _SMALL = 1 << 14
 
 @dataclass
 class Between(LaunchValues):
-    """Works out the values of one launch, gap by gap; `reduced` is what its stages reduced, by name."""
+    """Computes the values of one launch, gap by gap. `reduced` has the results of its stages' reductions, by name."""
 
     reduced: dict[str, Any] = field(default_factory=dict)
 
     def work_out(self, gap: Gap) -> Joining:
-        """Everything of a gap that is needed after it."""
+        """Computes the values of a gap, and drops each after its last use."""
         projection = gap.projection
         yield from self._each(gap.values if projection is None else projection.before, gap)
         if projection is not None:
@@ -51,10 +51,10 @@ class Between(LaunchValues):
                 self.values.pop(over, None)
 
     def _project(self, projection: Projection) -> None:
-        """The reductions of a projection; what it stores is stored."""
-        found = [Tiles(self, projection, i).work_out() for i in range(self.count)]
+        """Computes a projection's reductions, and writes its states."""
+        by_tensor = [Tiles(self, projection, i).work_out() for i in range(self.count)]
         for value in projection.reductions:
-            reduced = [each[value] for each in found]
+            reduced = [each[value] for each in by_tensor]
             self.values[value] = self.library.together(reduced) if self.is_number(value) else reduced
 
     # One value
@@ -88,41 +88,41 @@ class Between(LaunchValues):
         return [self.around.matrices(str(value.arg), i) for i in range(self.count)]
 
     def _operands(self, value: Node, i: int) -> list[Any]:
-        """The operands of a value for tensor i: arrays, and numbers; those that say how to go on are Python's."""
+        """The operands of a value for tensor i: arrays and numbers. Settings of matrix functions are known numbers."""
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
         return [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
 
     def _operand(self, value: Node, i: int, known: bool) -> Any:
-        found = self.values[value]
+        operand = self.values[value]
         if not self.is_number(value):
-            return found[i]
-        return self.around.known(value, found, i) if known else self.library.at(found, i)
+            return operand[i]
+        return self.around.known(value, operand, i) if known else self.library.at(operand, i)
 
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
     def _by_shape(self, value: Node, function: Callable[..., Array]) -> list[Array]:
-        """A matrix function of all tensors: small matrices of equal shape are stacked and go through it at once."""
+        """A matrix function of all tensors: one call for each stack of small matrices of equal shape."""
         operands = [self._operands(value, i) for i in range(self.count)]
         alike: dict[Any, list[int]] = {}
-        for i, own in enumerate(operands):
-            small = all(math.prod(x.shape) <= _SMALL for x in own if hasattr(x, "shape"))
-            key = tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in own) if small else i
+        for i, arguments in enumerate(operands):
+            small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
+            key = tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in arguments) if small else i
             alike.setdefault(key, []).append(i)
-        made: list[Any] = [None] * self.count
+        results: list[Any] = [None] * self.count
         for places in alike.values():
             first = operands[places[0]]
             if len(places) == 1:
-                made[places[0]] = self.rounded(value, function(*first))
+                results[places[0]] = self.rounded(value, function(*first))
                 continue
             stacked = [
                 self.library.stack([operands[i][k] for i in places]) if getattr(x, "shape", ()) else x
                 for k, x in enumerate(first)
             ]
-            found = self.rounded(value, function(*stacked))
-            for i, array in zip(places, self.library.split(found, len(places)), strict=True):
-                made[i] = array
-        return made
+            result = self.rounded(value, function(*stacked))
+            for i, array in zip(places, self.library.split(result, len(places)), strict=True):
+                results[i] = array
+        return results
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]
@@ -139,17 +139,17 @@ class Between(LaunchValues):
     def _reduction(self, value: Node) -> Generator[Join, Array, Any]:
         (operand,) = value.args
         letters, level = self.axes(value).letters, str(value.arg)
-        found = self.values[operand]
+        values = self.values[operand]
         if not self.is_number(operand):
             removed = set(self.axes(operand).letters) - set(letters)
             axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-            reduced = [self.library.reduce(value.op, x, axes) for x in found]
+            reduced = [self.library.reduce(value.op, x, axes) for x in values]
             if not set(letters) <= {"k", "n"}:
                 return reduced
-            found = self.library.together(reduced)
+            values = self.library.together(reduced)
         if "n" in letters:
-            return found
-        numbers = self.library.spread(self.library.cast(found, "float64"), (self.count,))
+            return values
+        numbers = self.library.spread(self.library.cast(values, "float64"), (self.count,))
         groups = self.around.groups
         per_group = "n" not in self.axes(operand).letters
         if per_group:

@@ -26,9 +26,9 @@ from rulec.runtime.rows import ScalarRows
 
 @dataclass
 class Tensor:
-    """A parameter as the engine knows it; in no bucket until its first gradient, and without state until then.
+    """A parameter of the engine. It has no bucket and no state until its first gradient.
 
-    `number` tells its random numbers from those of others; `rule` is the one it is routed to.
+    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing.
     """
 
     array: Any
@@ -43,13 +43,13 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return int(self.view.facts["numel"])
 
 
 @dataclass
 class Version:
-    """A program of a bucket for one outcome of its predicates: with its kernel, and the kernel bound to the tensors."""
+    """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors."""
 
     program: Program
     layout: Layout
@@ -61,10 +61,10 @@ class Version:
 
 @dataclass
 class Bucket:
-    """Tensors that one kernel updates in one call: of one program, device and layout, whatever their group.
+    """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` works out what lies between its stages. Where `resident`, counts and scalars are on the device: what
-    branches on them has both arms in the kernel.
+    `library` computes the values between its stages. Where `resident`, counts and scalars are on the device, and a
+    branch on them has both arms in the kernel.
     """
 
     program: Program
@@ -84,10 +84,10 @@ class Bucket:
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def made(self, decided: tuple[bool, ...] = ()) -> Version:
-        """The version for this outcome of the program's predicates, in their order; compiled when first asked for."""
-        found = self.versions.get(decided)
-        if found is None:
+    def compiled(self, decided: tuple[bool, ...] = ()) -> Version:
+        """The version for this outcome of the program's predicates, in their order; compiled at the first call."""
+        version = self.versions.get(decided)
+        if version is None:
             program = self.program
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
@@ -97,37 +97,37 @@ class Bucket:
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
             kernel = self.backend.build(program, layout, source)
-            found = self.versions[decided] = Version(program, layout, kernel, Plan(program))
-        return found
+            version = self.versions[decided] = Version(program, layout, kernel, Plan(program))
+        return version
 
     def version(self, decided: tuple[bool, ...] = ()) -> Version:
-        """The same, bound to the tensors."""
-        found = self.versions.get(decided) or self.made(decided)
-        if found.call is None:
-            views = [[t.view for t in self.tensors]] if is_shaped(found.program) else []
-            found.call = found.kernel.bind(self.params, self.states, *views)
+        """The compiled version for this outcome, bound to the tensors."""
+        version = self.versions.get(decided) or self.compiled(decided)
+        if version.call is None:
+            views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
+            version.call = version.kernel.bind(self.params, self.states, *views)
             if self.resident:
-                found.rows = DeviceScalarRows(found.program, self.groups, self.facts, self.library)
+                version.rows = DeviceScalarRows(version.program, self.groups, self.facts, self.library)
             else:
-                found.rows = ScalarRows(found.program, self.groups, self.facts)
-        return found
+                version.rows = ScalarRows(version.program, self.groups, self.facts)
+        return version
 
     def knows_only_there(self, state: str) -> bool:
-        """Whether a state that is a number is kept on the device: it follows from what kernels reduce there."""
+        """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
         late = any(s.buffer == state for s in self.program.finish)
         return self.resident or (late and getattr(self.backend, "on_device", False))
 
     def under(self, program: Program) -> Bucket:
-        """The same tensors and states under another program of them, whose `t` in the next step is the count so far."""
+        """The same tensors and states under another program; its `t` in the next step is the count so far."""
         counts = self.counts.over(Vector(self.counts.numbers - 1, []))
         return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={})
 
     def within(self, program: Program, counts: bool) -> Bucket:
-        """The same tensors and states under another program of them, a part of a step, which `counts` it or not."""
+        """The same tensors and states under a program for one part of a step; the part advances `t` where `counts`."""
         held = self.counts if counts else self.counts.held()
         return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={})
 
     def rebind(self) -> None:
-        """Forgets where tensors lie: they moved, or there are more of them."""
+        """Drops the bound calls: tensors moved, or joined."""
         for version in self.versions.values():
             version.call = None

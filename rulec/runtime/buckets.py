@@ -24,9 +24,9 @@ from rulec.runtime.rows import Numbers
 
 
 class Buckets:
-    """Tensors, which are in buckets from their first gradients on: of one program, device and layout each.
+    """The tensors, and their buckets: one for each program, device and layout.
 
-    `extensions` counts how often tensors joined.
+    A tensor joins its bucket at its first gradient. `extensions` counts the times that tensors joined.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Buckets:
         return {**tensor.view.facts, "machine_eps": EPS[self.common.arrays.dtype(tensor.array)]}
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, table: Numbers) -> bool:
-        """Puts tensors in their buckets and allocates their states, where that has not happened yet; whether it did.
+        """Puts new tensors in buckets and allocates their states. True where there was a new one.
 
-        `grad_dtypes` are the gradients' dtypes; None expects each parameter's own.
+        `grad_dtypes` are the dtypes of the gradients; None expects each parameter's dtype.
         """
         new: dict[Any, list[Tensor]] = {}
         for place, i in enumerate(ids):
@@ -91,8 +91,8 @@ class Buckets:
         extensions = {key: self._extension(key, tensors, table) for key, tensors in new.items()}
         # All that may fail is done before the first tensor joins.
         states = [extension.states() for extension in extensions.values()]
-        for (key, extension), own in zip(extensions.items(), states, strict=True):
-            extension.join(own)
+        for (key, extension), first_states in zip(extensions.items(), states, strict=True):
+            extension.join(first_states)
             self.by_key[key] = extension.bucket
         self.extensions += 1
         return True
@@ -112,11 +112,11 @@ class Buckets:
         library = self.common.arrays.library(device, there)
         bucket = Bucket(program, layout, device, backend, dict(static), library, resident)
         if resident or not program.predicates:
-            bucket.made()
+            bucket.compiled()
         return bucket
 
     def _program(self, tensor: Tensor, table: Numbers) -> tuple[Program, dict[str, float]]:
-        """The program of a tensor's rule for its shape, and the static hyper-parameters that it was made for."""
+        """The program of a tensor's rule for its shape and static hyper-parameters, and these hyper-parameters."""
         named = self.common.hyper.of_group(table, tensor.group)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
         return compile(tensor.rule, self.facts(tensor), static), static

@@ -1,4 +1,4 @@
-"""What the launches of one engine have in common."""
+"""Numbers and memory that the launches of one engine share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rulec.runtime.skips import SkippedThere
 
 
 class Common:
-    """The numbers and the memory that launches of one engine read and write beside those of their tensors.
+    """The numbers and the memory that launches of one engine share, beside the tensors of each.
 
-    `largest` has the bytes of the largest parameter, as its gradient has them; `skipped` counts the updates of tensors
-    that were skipped so far, by the rule's own condition, as far as the host knows.
+    `largest` is the size of the largest parameter in bytes. `skipped` counts the updates of tensors that the rule's
+    `skip` prevented so far, as far as the host knows.
     """
 
     def __init__(self, arrays: Arrays, hyper: HyperValues, processes: Processes, seed: int) -> None:
@@ -27,9 +27,12 @@ class Common:
         self._scratch: dict[Any, Any] = {}
 
     def scratch(self, slot: Any, like: Any, dtype: str) -> Any:
-        """Memory for one step, like a parameter; the same again for the same slot, which says the device, and shape."""
+        """Memory for one step, like a parameter. The same slot, shape and dtype give the same memory again.
+
+        The slot includes the device.
+        """
         key = (slot, self.arrays.shape(like), dtype)
-        found = self._scratch.get(key)
-        if found is None:
-            found = self._scratch[key] = self.arrays.scratch(like, dtype)
-        return found
+        memory = self._scratch.get(key)
+        if memory is None:
+            memory = self._scratch[key] = self.arrays.scratch(like, dtype)
+        return memory

@@ -1,4 +1,4 @@
-"""How often each tensor of a bucket was updated."""
+"""Step counts: the number of updates of each tensor of a bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rulec.runtime.arrays import Vector
 
 
 class _Shown:
-    """Step counts that users may see and change through views of their own."""
+    """Step counts with one view for each tensor, through which users see and change its count."""
 
     def __init__(self, vector: Vector) -> None:
         self._vector = vector
@@ -24,15 +24,15 @@ class _Shown:
 
     @property
     def views(self) -> Sequence[Any]:
-        """Each tensor's count as users see it."""
+        """Each tensor's count, in the user's kind of array."""
         return self._vector.views
 
 
 class Counts(_Shown):
     """The step counts of a bucket's tensors.
 
-    Nearly always all are equal. That is looked for again only where the numbers are not what they were left as, which
-    comparing bytes tells faster than anything NumPy does.
+    Nearly always all are equal. They are compared again only after a user changed them; a comparison of bytes finds
+    that faster than any NumPy function.
     """
 
     def __init__(self, vector: Vector) -> None:
@@ -45,7 +45,7 @@ class Counts(_Shown):
         return Counts(vector)
 
     def held(self) -> Counts:
-        """The same counts, which do not advance."""
+        """The same counts, but `advance` does nothing."""
         return HeldCounts(self._vector)
 
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
@@ -71,14 +71,14 @@ class Counts(_Shown):
 
 
 class HeldCounts(Counts):
-    """The counts of a vector during a part of a step that is not the one that counts it."""
+    """The counts of a vector during a part of a step that does not advance them."""
 
     def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1) -> None:
         """Counts nothing."""
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is one number that can be how often something was updated."""
+    """Whether this is one whole number from 0 on."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -102,11 +102,11 @@ class DeviceCounts(_Shown):
         return DeviceCounts(vector, self._library)
 
     def held(self) -> DeviceCounts:
-        """The same counts, which do not advance."""
+        """The same counts, but `advance` does nothing."""
         return HeldDeviceCounts(self._vector, self._library)
 
     def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
-        """One more update of every tensor, or of those at the positions `fired`, but where `stays` is true of them."""
+        """One more update of every tensor, or of those at the positions `fired`, except where `stays` is true."""
         numbers, library = self.numbers, self._library
         if fired is None:
             numbers += 1 if stays is None else 1 - library.cast(stays, "float32")

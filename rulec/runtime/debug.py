@@ -1,5 +1,5 @@
-"""RULEC_DEBUG: 1 names each call's backend and bucket, 2 adds its time and bandwidth, 3 prints each pass as a rule is
-compiled, 4 the source of each kernel."""
+"""RULEC_DEBUG: 1 prints the backend and bucket of each call, 2 also time and bandwidth, 3 each pass of the compiler, 4
+the source of each kernel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scalars that the host does not know: hyper-parameters, step counts and the table that follows, on a device.
+"""Scalars on a device that the host does not know: hyper-parameters, step counts, and the scalar table from them.
 
-So a step can be captured once and run again, with another learning rate, and a step that is skipped is not counted,
-without the host waiting to hear of it.
+So a captured step can run again with another learning rate, and a skipped step is not counted; the host does not wait
+for the device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Scaling:
-    """How gradients were scaled, as arrays of one number on the device.
+    """The scale of gradients, as arrays of one number on the device.
 
-    Where `found_inf` is not 0 no tensor is updated.
+    Where `found_inf` is not 0, no tensor is updated.
     """
 
     found_inf: Any
@@ -35,9 +35,9 @@ class Scaling:
 
 
 class DeviceHyper:
-    """The hyper-parameters `names` of all groups as a table on a device, which stays where it is.
+    """The hyper-parameters `names` of all groups as a table on a device, always in the same memory.
 
-    Those that are arrays on the device themselves are read at every step.
+    Live ones are arrays on the device; the table reads them at every step.
     """
 
     def __init__(self, names: Sequence[str], library: Library) -> None:
@@ -47,15 +47,15 @@ class DeviceHyper:
         self._source: Any = None
 
     def take(self, named: Mapping[str, Numbers], source: Any, live: Mapping[tuple[str, int], Any]) -> None:
-        """Takes over other numbers, where `source` is not what it was, and those that are live."""
+        """Writes the live numbers into the table, and the others where `source` is another object than before."""
         if source is not self._source:
-            given = np.array([named[name] for name in self.names], np.float64)
-            given = given if self.names else np.zeros((0, 1))
-            made = self.library.numbers(given)
-            if self.table is None or tuple(self.table.shape) != given.shape:
-                self.table = made
+            numbers = np.array([named[name] for name in self.names], np.float64)
+            numbers = numbers if self.names else np.zeros((0, 1))
+            table = self.library.numbers(numbers)
+            if self.table is None or tuple(self.table.shape) != numbers.shape:
+                self.table = table
             else:
-                self.library.write(self.table, made)
+                self.library.write(self.table, table)
             self._source = source
         self.live = {key: value for key, value in live.items() if key[0] in self.names}
         for (name, group), value in self.live.items():
@@ -92,18 +92,18 @@ class DeviceScalarRows:
             } if self._levels else {},
         )  # fmt: skip
         if hasattr(call, "scalars"):
-            found: tuple[Any, dict[str, Any]] = call.scalars(known)
-            return found
+            result: tuple[Any, dict[str, Any]] = call.scalars(known)
+            return result
         return self._by_library(known)
 
-    def _states(self, own: Mapping[str, Vector], shared: SharedNumbers) -> dict[str, Any]:
+    def _states(self, states: Mapping[str, Vector], shared: SharedNumbers) -> dict[str, Any]:
         return {
-            name: own[name].numbers if name in own else self.library.numbers(shared.values[name])
+            name: states[name].numbers if name in states else self.library.numbers(shared.values[name])
             for name in sorted(self.table.loads)
         }
 
     def _by_library(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
-        """By the library's operations, one after the other: what a backend without a kernel for it does."""
+        """The table by operations of the library, for a backend without a kernel for it."""
         library, count = self.library, len(self.index)
         values: dict[Node, Any] = {}
         for part in self.table.order:
@@ -133,23 +133,23 @@ class DeviceScalarRows:
         return known.levels["model"][0] if part.arg == "model" else self.library.cast(known.counts, "float64") + 1
 
     def _state(self, name: str, known: Scalars) -> Any:
-        letters, found = self.program.buffer(name).axes.letters, known.states[name]
-        return found if "n" in letters else found[known.groups] if "k" in letters else found[0]
+        letters, numbers = self.program.buffer(name).axes.letters, known.states[name]
+        return numbers if "n" in letters else numbers[known.groups] if "k" in letters else numbers[0]
 
     def all_alike(self, truth: Any) -> Any:
-        """Whether a number on the device is not 0, once for each tensor."""
-        found = self.library.arithmetic[Op.NE](self.library.numbers(truth).reshape(()), self.library.constant(0.0))
-        return self.library.copy(self.library.spread(found, (len(self.index),)))
+        """The truth of a number on the device, that it is not 0, once for each tensor."""
+        outcome = self.library.arithmetic[Op.NE](self.library.numbers(truth).reshape(()), self.library.constant(0.0))
+        return self.library.copy(self.library.spread(outcome, (len(self.index),)))
 
-    def scale(self, given: Any) -> Any:
-        """What gradients were multiplied by, as kernels read it; None where they were not."""
-        if given is None:
+    def scale(self, factor: Any) -> Any:
+        """The scale of the gradients as kernels read it: float32, shape (). None for None."""
+        if factor is None:
             return None
-        return self.library.spread(self.library.cast(self.library.numbers(given).reshape(()), "float32"), ())
+        return self.library.spread(self.library.cast(self.library.numbers(factor).reshape(()), "float32"), ())
 
 
 def known_number(value: Node, program: Program, hyper: Mapping[str, float], live: Mapping[Any, Any]) -> Node | None:
-    """The expression of a column of hyper-parameters alone, none of which is on the device; None for any other."""
+    """The expression of a column of constants and hyper-parameters on the host; None for any other column."""
     if value.op is not Op.SCALAR:
         return value if value.op is Op.CONST else None
     column = program.columns[int(value.arg)].value  # type: ignore[call-overload]

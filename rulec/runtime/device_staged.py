@@ -1,4 +1,4 @@
-"""A launch whose stages and all between them happen on a device, while the host goes on."""
+"""A launch of several stages on a device. The values between stages are there too, and the host does not wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rulec.runtime.tiled import Tiled
 
 
 class DeviceStaged(Staged):
-    """What tensors are left as they are is known on the device alone: every write asks there."""
+    """The run of a launch on a device. Only the device knows the skipped tensors, so every write asks there."""
 
     def _values(self, portion: Portion) -> DeviceValues:
         return DeviceValues(self.launch, portion)
@@ -32,9 +32,9 @@ class DeviceStaged(Staged):
         if skip is not None:
             truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
             truth = library.copy(library.spread(truth, (len(values),)))
-            # What gradients that were scaled too far leave as it is was not skipped by the rule.
-            own = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
-            self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(own, "float64")), library)
+            # A tensor left as it is because its scaled gradients overflowed does not count as skipped by the rule.
+            by_rule = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
+            self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
             stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
         values.rows = replace(values.rows, stays=stays)
         return stays
@@ -53,21 +53,21 @@ class DeviceStaged(Staged):
                 self._write_unless(portion, i, buffer, value[i], stays)
 
     def _write_unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> None:
-        state, made = self._stored_as(portion, i, buffer, value)
+        state, new = self._stored_as(portion, i, buffer, value)
         library = portion.bucket.library
         if stays is not None:
-            made = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), made)
-        library.write(state, made)
+            new = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), new)
+        library.write(state, new)
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         bucket = portion.bucket
         for state, values in self.launch.scalar_states.items():
             if not bucket.resident:
-                own = values if portion.places is None else values[portion.places]
-                self.launch.keep_number(state, portion.at, own)
+                numbers = values if portion.places is None else values[portion.places]
+                self.launch.keep_number(state, portion.at, numbers)
                 continue
-            own = values if portion.whole else bucket.library.take(values, portion.at)
-            self.launch.keep_number(state, portion.whole or portion.at, own, stays)
+            numbers = values if portion.whole else bucket.library.take(values, portion.at)
+            self.launch.keep_number(state, portion.whole or portion.at, numbers, stays)
 
     def _count(self, portion: Portion, stays: Any) -> None:
         counts, fired = portion.bucket.counts, None if portion.whole else portion.at
@@ -104,21 +104,21 @@ class DeviceValues(PortionValues):
             return table[:, index]
         return self.library.take(table[:, index], places)
 
-    def fill(self, index: int, found: Any) -> None:
-        """Takes over a late column."""
+    def fill(self, index: int, numbers: Any) -> None:
+        """Writes a late column into the table."""
         table = self.rows.table
-        first = len(table) == 1 and len(found.shape) > 0
-        self.library.write(table[:, index], self.library.spread(found[0] if first else found, (len(table),)))
+        first = len(table) == 1 and len(numbers.shape) > 0
+        self.library.write(table[:, index], self.library.spread(numbers[0] if first else numbers, (len(table),)))
 
-    def known(self, value: Node, found: Any, i: int) -> Any:
-        """The number of tensor i: Python's where the host knows it."""
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
+        """The number of tensor i: a Python number where the host knows it."""
         if self._host is not None and value.op is Op.SCALAR and int(value.arg) < self._known_columns:  # type: ignore[call-overload]
             place = int(self._host.index[self.portion.positions[i]])
             return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
         hyper = self.hyper(i)
         expression = known_number(value, self.program, hyper, self.launch.common.hyper.live)
         if expression is None:
-            return self.library.at(found, i)
+            return self.library.at(numbers, i)
         return float(evaluate_once(expression, hyper, {}, {}))
 
     @property
@@ -126,31 +126,31 @@ class DeviceValues(PortionValues):
         return len(self.program.scalars.columns)
 
     def numbers(self, buffer: str) -> Any:
-        """The value of a buffer that is a number, for each tensor."""
+        """The value of a scalar buffer, for each tensor."""
         bucket, library = self.portion.bucket, self.library
         if buffer in self.launch.inputs:
-            given = self.launch.inputs[buffer]
-            if isinstance(given, float):
-                return library.constant(given)
-            return library.cast(library.numbers(given), "float64")
+            number = self.launch.inputs[buffer]
+            if isinstance(number, float):
+                return library.constant(number)
+            return library.cast(library.numbers(number), "float64")
         if buffer in bucket.scalar_states:
-            found = bucket.scalar_states[buffer].numbers
+            numbers = bucket.scalar_states[buffer].numbers
             if not bucket.knows_only_there(buffer):
-                return library.numbers(found[self.portion.at].astype(np.float64))
-            return found if self.portion.whole else library.take(found, self.portion.at)
+                return library.numbers(numbers[self.portion.at].astype(np.float64))
+            return numbers if self.portion.whole else library.take(numbers, self.portion.at)
         shared = library.numbers(self.launch.common.shared.values[buffer])
         return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def tiled(self, buffer: str, i: int) -> Tiled:
-        """A buffer's matrices; a state is not written where its tensor stays as it is."""
-        made, stays = super().tiled(buffer, i), self.rows.stays
-        return made if stays is None else replace(made, stays=self.library.at(stays, i))
+        """A buffer's matrices for reading and writing by tiles. The state of a skipped tensor keeps its value."""
+        matrices, stays = super().tiled(buffer, i), self.rows.stays
+        return matrices if stays is None else replace(matrices, stays=self.library.at(stays, i))
 
     def _copies(self, buffer: str) -> bool:
         return super()._copies(buffer) or (buffer == "g" and self.rows.scale is not None)
 
     def _read(self, buffer: str, array: Any) -> Any:
-        found, scale = super()._read(buffer, array), self.rows.scale
+        elements, scale = super()._read(buffer, array), self.rows.scale
         if buffer == "g" and scale is not None:
-            found = found * (1 / self.library.numbers(scale).reshape(()))
-        return found
+            elements = elements * (1 / self.library.numbers(scale).reshape(()))
+        return elements

@@ -15,11 +15,11 @@ from rulec.language.node import Op
 #: Numbers in a block of the generator.
 _BLOCK = 4
 
-#: Bytes of room for each number while it is made: by a backend's kernel, in float64 and then in another dtype, and by a
-#: library, on whose way there are more.
+#: Bytes of room for each number during the work: of a backend's kernel, in float64 and then in another dtype; and of a
+#: library, with more values on the way.
 _BY_KERNEL, _BY_LIBRARY = 14, 64
 
-#: How many numbers are made at once at least.
+#: The least count of numbers in one piece.
 _LEAST = 4096
 
 _ONE = np.ones(1)
@@ -27,18 +27,20 @@ _WORD = 0xFFFFFFFF
 
 
 class Draw(Noise):
-    """A rule's draw as a backend fills it in: noise of the one direction that has the draw's number."""
+    """A rule's draw as noise for a backend's `fill_noise`: one direction, with the draw's number."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """That of the rule's own streams, which do not have the bit of perturbations."""
+        """The key of the generator for a rule's streams, without the bit that marks perturbations."""
         return self.seed & _WORD, self.layer & _WORD
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One draw of a tensor at a step. `room` is how many bytes may be taken on the way, `fill` the backend's
-    `fill_noise`, where it has one."""
+    """One draw of a tensor at a step.
+
+    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None.
+    """
 
     library: Library
     op: Op
@@ -48,7 +50,7 @@ class Drawing:
     fill: Callable[[Any, Noise, int], None] | None
 
     def numbers(self, first: int, count: int) -> Any:
-        """So many numbers from one on, made in float64, a part at a time."""
+        """`count` numbers of the draw from the position `first` on, computed in float64, piece by piece."""
         draw = self._draw()
         each = _BY_LIBRARY if draw is None else _BY_KERNEL
         size = max(self.room // each, _LEAST) // _BLOCK * _BLOCK
@@ -57,7 +59,7 @@ class Drawing:
         return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
 
     def _draw(self) -> Draw | None:
-        """What the backend fills in; None where it cannot, or does not know the step."""
+        """The draw for the backend's kernel; None where it has no such kernel or the host does not know the step."""
         step = self.position["step"]
         if self.fill is None or self.op is not Op.NORMAL or not isinstance(step, int | float):
             return None
@@ -66,9 +68,9 @@ class Drawing:
 
     def _part(self, draw: Draw | None, first: int, stop: int) -> Any:
         if draw is not None and self.fill is not None:
-            made = self.library.empty(stop - first)
-            self.fill(made, draw, first)
-            return self.library.cast(made, self.dtype)
+            numbers = self.library.empty(stop - first)
+            self.fill(numbers, draw, first)
+            return self.library.cast(numbers, self.dtype)
         block, before = divmod(first, _BLOCK)
-        made = self.library.random(self.op, stop - first + before, self.position, block)
-        return self.library.cast(made[before:], self.dtype)
+        numbers = self.library.random(self.op, stop - first + before, self.position, block)
+        return self.library.cast(numbers[before:], self.dtype)

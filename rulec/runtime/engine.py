@@ -1,10 +1,10 @@
 """The engine: tensors in buckets, hyper-parameters, and steps.
 
 An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`, and `end`. Nothing here knows a
-framework: what differs between arrays is behind `Arrays`, what differs between machines behind `Backend`.
+framework: `Arrays` hides the kind of array, `Backend` the machine.
 
-The engine is a door: its `Buckets` know which tensor is where, `Partitions` which tensors fire together, `HyperValues`
-the numbers of a step, the `Launcher` makes what is run, and `Common` is what that reads and writes beside its tensors.
+The engine delegates. `Buckets` holds the tensors in buckets, `Partitions` the tensors that fire together, `HyperValues`
+the hyper-parameters of a step. `Launcher` makes launches; `Common` holds the numbers and the memory they share.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ __all__ = ["EPS", "Engine", "Launch", "default_hyper", "run"]
 class Engine:
     """Runs one rule over any number of tensors.
 
-    `backend` is a backend for all tensors, or its name, else each device has its own default. `state_dtype` gives the
-    storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is that of
-    the rule's random numbers. `processes` take part in reductions over groups and the model.
+    `backend` is a backend for all tensors, or its name; by default each device has its own. `state_dtype` gives the
+    storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is for the
+    rule's random numbers. `processes` take part in reductions over groups and the model.
 
-    Where `resident`, tensors on a device have their step counts and scalars there too, so that a step can be captured
-    and run again: `live` then gives the hyper-parameters that are read from an array on the device at every step, by
-    name and group.
+    Where `resident`, tensors on a device have their step counts and scalars there too, and a step can be captured and
+    run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Engine:
 
     @property
     def live(self) -> dict[tuple[str, int], Any]:
-        """The hyper-parameters that are read from an array on the device at every step, by name and group."""
+        """Hyper-parameters as arrays on the device, by (name, group); every step reads them anew."""
         return self._values.live
 
     @live.setter
@@ -84,12 +83,12 @@ class Engine:
 
     @property
     def skipped(self) -> int:
-        """How many updates of tensors were skipped so far, by the rule's own condition, as far as the host knows."""
+        """The number of updates of tensors that the rule's `skip` prevented so far, as far as the host knows."""
         return self._common.skipped
 
     @property
     def extensions(self) -> int:
-        """How often tensors joined buckets."""
+        """The number of times that tensors joined buckets."""
         return self._homes.extensions
 
     # Tensors and buckets
@@ -98,10 +97,11 @@ class Engine:
         self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None,
         maximize: bool | None = None,
     ) -> int:  # fmt: skip
-        """Adds a parameter and returns its id; its state is allocated when it first gets a gradient.
+        """Adds a parameter and returns its id. Its state is allocated at its first gradient.
 
-        `tags` are its words for `tagged(...)`; `number`, its id by default, tells its random numbers from others';
-        `maximize` is the engine's by default. RuleError where the rule does not apply to it and names no other.
+        `tags` are its words for `tagged(...)`. `number`, its id by default, makes its random numbers different from
+        other tensors'. `maximize` is the engine's by default. RuleError where the rule does not apply to it and names
+        no other.
         """
         maximize = self.maximize if maximize is None else maximize
         return self._homes.add(array, group, name, tags, number, maximize)
@@ -112,9 +112,9 @@ class Engine:
         self._forget_parts()
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
-        """Puts tensors in their buckets and allocates their states, where that has not happened yet.
+        """Puts new tensors in buckets and allocates their states.
 
-        `grad_dtypes` are the gradients' dtypes; None expects each parameter's own.
+        `grad_dtypes` are the dtypes of the gradients; None expects each parameter's dtype.
         """
         if self._homes.prepare(ids, grad_dtypes, hyper):
             self._forget_parts()
@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def joins(self) -> bool:
-        """Whether a tensor's update needs other tensors'."""
+        """Whether the update of a tensor needs values of other tensors."""
         return self._homes.joins
 
     def state(self, tensor_id: int) -> dict[str, Any]:
@@ -140,13 +140,13 @@ class Engine:
         tensor = self.tensors[tensor_id]
         if tensor.bucket is None:
             return {}
-        found = {"step": tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
-        return found | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
+        states = {"step": tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
+        return states | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
 
     # Hyper-parameters
 
     def hyper_table(self, groups: Sequence[Mapping[str, float]]) -> Numbers:
-        """Hyper-parameters by name and group, in float64: what `step` takes."""
+        """The hyper-parameters as a float64 table (names, groups), for `step`."""
         return self._values.table_of(groups)
 
     def check_hyper(self, hyper: Numbers) -> None:
@@ -158,7 +158,7 @@ class Engine:
     def step(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None
     ) -> None:
-        """One step of these tensors with these gradients. Nothing is written where anything is wrong."""
+        """One step of the tensors `ids` with `grads`, in the same order. Nothing is written where anything is wrong."""
         self.begin()
         try:
             self.fire(ids, grads, hyper, inputs)
@@ -166,11 +166,11 @@ class Engine:
             self.end()
 
     def begin(self) -> None:
-        """Opens a step: group- and model-wide values advance once in it, however many times tensors fire."""
+        """Opens a step: values of groups and the model advance once in it, for any number of `fire`."""
         self.shared.begin()
 
     def end(self) -> None:
-        """Closes a step: what groups and the model remember takes its new value."""
+        """Closes a step: states of groups and the model take their new values."""
         self.shared.end()
         self.skipped_there.close()
 
@@ -184,11 +184,11 @@ class Engine:
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> list[Launch]:  # fmt: skip
-        """What `run` needs to update these tensors; everything is checked and nothing written.
+        """The launches that update these tensors, for `run`. Everything is checked and nothing written.
 
         `hyper` is a table that is not changed afterwards: the same object stands for the same numbers. `inputs` has
-        what the rule names under `inputs`: a number, or a list of one array for each of these tensors. `scaling` is
-        how gradients were scaled, where tensors are resident.
+        the rule's inputs by name, each a number or a list of one array for each tensor. `scaling` is the scale of the
+        gradients, for resident tensors.
         """
         if hyper is not self._values.table:
             self._values.take(hyper, self.buckets.values())
@@ -216,10 +216,10 @@ class Engine:
     # Steps of other rules
 
     def change(self, way: Callable[[Rule], Rule | None], hyper: Numbers) -> None:
-        """Runs one step of another rule over every tensor that has states, without gradients. Nothing is counted.
+        """Runs one step of another rule over every tensor with states, without gradients. Step counts stay.
 
-        `way` gives, for the rule of a tensor, one of the same hyper-parameters and states, whose `t` is the count of
-        updates so far; None leaves the tensor as it is.
+        `way` maps the rule of a tensor to a rule of the same hyper-parameters and states; its `t` is the count of
+        updates so far. None leaves the tensor as it is.
         """
         if hyper is not self._values.table:
             self._values.take(hyper, self.buckets.values())
@@ -237,9 +237,9 @@ class Engine:
     def ready_part(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[Rule], Rule], counts: bool
     ) -> list[Launch]:  # fmt: skip
-        """As `ready`, of a part of a step of these tensors: `way` gives its rule, of the same states, for a tensor's.
+        """As `ready`, for one part of a step: `way` maps the rule of a tensor to the part's rule, of the same states.
 
-        `t` is that of the step, which is counted by the part that `counts`.
+        All parts have the `t` of the step; the part with `counts` advances it.
         """
         if hyper is not self._values.table:
             self._values.take(hyper, self.buckets.values())
@@ -250,8 +250,8 @@ class Engine:
             if key not in self._within:
                 program = compile(way(bucket.program.rule), bucket.facts[0], bucket.static)
                 self._within[key] = bucket.within(program, counts)
-            own = replace(part, bucket=self._within[key], pick=None)
-            launches += self._launcher.launches(own, grads if part.pick is None else part.pick(grads), {})
+            chosen = replace(part, bucket=self._within[key], pick=None)
+            launches += self._launcher.launches(chosen, grads if part.pick is None else part.pick(grads), {})
         return launches
 
 
@@ -264,15 +264,15 @@ def _check_state_dtypes(rule: str, dtypes: Mapping[str, str], known: Collection[
 
 
 def _check_shared(rules: Sequence[Rule]) -> None:
-    """RuleError where rules that tensors are routed to keep one state of a group or the model in different ways."""
-    found: dict[str, tuple[Rule, Any]] = {}
+    """RuleError where two rules of a routing define one state of a group or the model differently."""
+    definitions: dict[str, tuple[Rule, Any]] = {}
     for rule in rules:
         for name, state in rule.state.items():
             if state.per not in ("group", "model"):
                 continue
-            made = state.per, state.init, [line.value for line in assignments(rule.step) if line.target == name]
-            first, before = found.setdefault(name, (rule, made))
-            if before != made:
+            definition = state.per, state.init, [line.value for line in assignments(rule.step) if line.target == name]
+            first, before = definitions.setdefault(name, (rule, definition))
+            if before != definition:
                 raise RuleError(
                     f"{first.name} and {rule.name}, which gets the other tensors, both keep {name} per {state.per}, "
                     f"and not the same: give one of them another name"

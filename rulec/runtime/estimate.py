@@ -1,4 +1,4 @@
-"""Launches whose gradients are not arrays: what makes them is given to a kernel that takes it, bound as any other."""
+"""Launches without gradient arrays: the kernel gets a description of the noise and computes the gradients itself."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from rulec.errors import BackendUnsupported
 from rulec.runtime.bucket import Version
 from rulec.runtime.launch import Launch
 
-#: Versions of programs whose calls are remembered.
+#: The number of remembered calls.
 _REMEMBERED = 64
 
 
 def takes_parts(program: Program) -> bool:
-    """Whether a program's update can be made part by part: of one elementwise stage of gradient, parameter, states."""
+    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip` and inputs."""
     return program.elementwise and program.skip is None and not program.rule.inputs
 
 
 class OtherCalls:
-    """Calls that take the places of buckets' own, bound to the same tensors."""
+    """Calls that replace those of buckets, bound to the same tensors."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, tuple[Version, Any, Version]] = {}
+        self._bound: dict[Any, tuple[Version, Any, Version]] = {}
 
     def give(self, launch: Launch, kind: str, bind: Callable[[], Any]) -> Any:
-        """Has a launch run the call of this kind, which `bind` makes where it is new, and gives it."""
+        """Gives a launch the call of this kind, bound by `bind` at first, and returns the call."""
         version = launch.version
         key = id(version), kind
-        found = self._found.get(key)
-        # Bound again where the bucket's own call was: tensors have moved, or there are more of them.
-        if found is None or found[1] is not version.call:
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            made = replace(version, call=bind())
-            found = self._found[key] = (version, version.call, made)
-        launch.version = found[2]
-        return found[2].call
+        entry = self._bound.get(key)
+        # Bound again after the bucket's call was: tensors moved, or joined.
+        if entry is None or entry[1] is not version.call:
+            if len(self._bound) >= _REMEMBERED:
+                self._bound.clear()
+            other = replace(version, call=bind())
+            entry = self._bound[key] = (version, version.call, other)
+        launch.version = entry[2]
+        return entry[2].call
 
 
 class EstimateCalls:
-    """The calls of kernels for gradients that are noise, bound to the tensors of buckets."""
+    """The calls of kernels that compute gradients from noise, bound to the tensors of buckets."""
 
     def __init__(self) -> None:
         self._calls = OtherCalls()
 
     def give(self, launch: Launch, noises: Sequence[Noise]) -> bool:
-        """Has a launch make its gradients itself, of noise for each tensor fired, in order. Nothing is run yet.
+        """Gives a launch the noise of each fired tensor, in order, in place of gradients. Nothing is run yet.
 
-        False, and the launch is as it was, where the rule or its backend has no kernel for that.
+        False, and the launch is unchanged, where the rule or its backend has no such kernel.
         """
         kinds = {noise.values for noise in noises}
         backend: Any = launch.part.bucket.backend

@@ -1,4 +1,4 @@
-"""Tensors that join a bucket: their states, made beside what there is before anything is changed."""
+"""Tensors that join a bucket. All their states are allocated before the bucket changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rulec.runtime.state import state_specs
 
 @dataclass(frozen=True)
 class Extension:
-    """Tensors that are to join a bucket, with the hyper-parameters and the shape facts of each."""
+    """Tensors that will join a bucket, with the hyper-parameters and the shape facts of each."""
 
     common: Common
     bucket: Bucket
@@ -26,7 +26,7 @@ class Extension:
     facts: Sequence[dict[str, float]]
 
     def states(self) -> list[dict[str, Any]]:
-        """The first states of each tensor that are arrays."""
+        """The initialised array states of each tensor, by name."""
         specs = state_specs(self.bucket.program, self.bucket.layout)
         each = zip(self.tensors, self.hyper, self.facts, strict=True)
         shapes = [[s.shape(t.view, h, f) for s in specs] for t, h, f in each]
@@ -34,7 +34,7 @@ class Extension:
         return self.common.arrays.allocate(params, specs, shapes, self.hyper, self.facts)
 
     def join(self, states: list[dict[str, Any]]) -> None:
-        """Joins the tensors, with these states; nothing fails."""
+        """Adds the tensors with these states to the bucket. Nothing in it can fail."""
         bucket, tensors = self.bucket, self.tensors
         self._join_numbers()
         for position, tensor in enumerate(tensors, len(bucket.tensors)):
@@ -54,14 +54,14 @@ class Extension:
         bucket.rebind()
 
     def _join_numbers(self) -> None:
-        """The first values of the states that are single numbers for a tensor, a group or the model."""
+        """The first values of scalar states of tensors, groups and the model."""
         bucket = self.bucket
         for buffer in bucket.program.states:
             letters = buffer.axes.letters
             if buffer.init is None or {"b", "i", "j"} & set(letters):
                 continue
-            given = zip(self.hyper, self.facts, strict=True)
-            initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in given])
+            each = zip(self.hyper, self.facts, strict=True)
+            initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in each])
             there = bucket.knows_only_there(buffer.name)
             if "n" in letters:
                 old = self._numbers_of(buffer.name)
@@ -74,6 +74,6 @@ class Extension:
             self.common.shared.start(buffer.name, of_group, places, initial, library)
 
     def _numbers_of(self, state: str) -> Any:
-        """A state that is a number for each tensor, of those that are in the bucket."""
+        """A scalar state of the tensors already in the bucket, in float64."""
         have = self.bucket.scalar_states.get(state)
         return np.zeros(0) if have is None else self.common.host.numbers(have.numbers)

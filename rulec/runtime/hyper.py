@@ -22,10 +22,10 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 
 
 class HyperValues:
-    """The hyper-parameters that a rule takes, `known`, and their values in the step now.
+    """The hyper-parameters of a rule, `known`, and their values in the current step.
 
-    `table` has them by name and group, `named` each name's by group. `live` are those that are read from an array on
-    the device at every step, by name and group.
+    `table` has shape (names, groups); `named` has a row of it by name. `live` has arrays on the device by (name,
+    group), read at every step.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -46,7 +46,7 @@ class HyperValues:
         return dict(zip(self.names, table[:, group].tolist(), strict=True))
 
     def take(self, table: Numbers, buckets: Iterable[Bucket]) -> None:
-        """Checks hyper-parameters and keeps them, together with each name's values."""
+        """Checks and keeps a table of hyper-parameters."""
         if table.shape != self.table.shape or table.tobytes() != self.table.tobytes():
             self.check(table, buckets)
         self.table = table
@@ -55,7 +55,7 @@ class HyperValues:
     def check(self, table: Numbers, buckets: Iterable[Bucket]) -> None:
         """HyperError where a value lies outside its range, or differs between groups where it must not.
 
-        Those that kernels and states of `buckets` were made for must not change.
+        HyperError too where a static one, compiled into kernels and states of `buckets`, changes.
         """
         if table.shape[1] == 0:
             return
@@ -67,20 +67,20 @@ class HyperValues:
         self._check_static(table, buckets)
 
     def add_programs(self, programs: Iterable[Program], table: Numbers) -> None:
-        """Hears of programs that will run; HyperError where a value differs between groups and they allow none."""
+        """Adds programs that will run. HyperError where groups differ in a value of the whole model."""
         for program in programs:
             self._of_model |= _of_model(program)
         self._check_model(table)
 
     def on_device(self, program: Program, device: str, library: Library) -> DeviceHyper:
-        """Those that a program has, as a table on a device."""
+        """The hyper-parameters of a program as a table on a device."""
         names = [*program.hyper]
         key = device, tuple(names)
         if key not in self._on_device:
             self._on_device[key] = DeviceHyper(names, library)
-        found = self._on_device[key]
-        found.take(self.named, self.table, self.live)
-        return found
+        device_hyper = self._on_device[key]
+        device_hyper.take(self.named, self.table, self.live)
+        return device_hyper
 
     def _check_static(self, table: Numbers, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
@@ -102,17 +102,20 @@ class HyperValues:
                 )
 
 
-def default_hyper(rule: Rule, given: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:
-    """Every hyper-parameter of a rule, and of those it routes tensors to: given, or by default."""
+def default_hyper(rule: Rule, chosen: Mapping[str, float], dtype: str = "float32") -> dict[str, float]:
+    """Every hyper-parameter of a rule and its routed rules, by name: the chosen value, else the default.
+
+    HyperError for a name that the rule does not have.
+    """
     hyper = rule.settings
-    for key in given:
+    for key in chosen:
         if key not in hyper:
             raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
-    return resolve_hyper(hyper, given, EPS[dtype], rule.name)
+    return resolve_hyper(hyper, chosen, EPS[dtype], rule.name)
 
 
 def _of_model(program: Program) -> set[str]:
-    """The hyper-parameters that the whole model's states are made of, their first values included."""
+    """The hyper-parameters in the states of the whole model and in their first values."""
     roots = [c.value for c in program.scalars.columns] + [s.value for s in program.scalars.stores]
     first = [b.init for b in program.states if b.init is not None and not b.axes.letters]
     return {str(n.arg) for n in walk(roots) if n.op is Op.MODEL_HYPER} | {

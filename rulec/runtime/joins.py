@@ -1,4 +1,4 @@
-"""Reductions over several tensors: what launches, engines and processes have of a group or the model, put together."""
+"""Reductions over the tensors of a group or the model, across launches, engines and processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Across(Protocol):
-    """Other processes, that have other tensors."""
+    """Other processes, with other tensors."""
 
     def total(self, op: Op, numbers: Any) -> Any:
-        """The numbers of all processes, reduced one by one; the same in all."""
+        """The numbers reduced place by place over all processes. Every process gets the same result."""
         ...
 
 
@@ -28,8 +28,8 @@ class Across(Protocol):
 class Processes:
     """The processes that take part in reductions over the groups and the model of one engine.
 
-    `across` are those beside this one, or None; `places` says which group of all is which here, and `group_count` how
-    many there are.
+    `across` reduces with the other processes, or is None. `places` maps a group of this process to its place among all
+    groups; `group_count` is the number of all groups.
     """
 
     across: Across | None = None
@@ -39,10 +39,10 @@ class Processes:
 
 @dataclass(frozen=True)
 class Join:
-    """A reduction over several tensors that waits for what other launches have.
+    """A reduction over several tensors that waits for the values of other launches.
 
-    `values` has one number for each tensor fired, or, where `per_group`, for each of their groups; `groups` are the
-    groups of these, counted by `owner`.
+    `values` has one number for each fired tensor, or for each of their groups where `per_group`. `groups` are the
+    groups of these numbers, in the counting of `owner`.
     """
 
     site: Site
@@ -55,14 +55,14 @@ class Join:
     owner: Processes = field(default_factory=Processes)
 
 
-#: A computation that yields where it needs what other launches have, and is sent the result for each of its tensors.
+#: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors.
 Joining = Generator[Join, Array, None]
 
 
 def joined(joins: Sequence[Join]) -> list[Any]:
-    """The result of one reduction for each of the launches that take part: a number, or one for each of its values.
+    """The result of one reduction for each launch: one number, or one for each value of the launch.
 
-    It is reduced by the library of the first, in the order of the launches.
+    The library of the first launch reduces, in the order of the launches.
     """
     library, across = joins[0].library, joins[0].owner.across
     if joins[0].level == "model":
@@ -72,9 +72,9 @@ def joined(joins: Sequence[Join]) -> list[Any]:
         return [join.library.numbers(total) for join in joins]
     owners = {id(join.owner): [j for j in joins if j.owner is join.owner] for join in joins}
     by_group = {
-        (owner, group): _total(library, [_of_group(join, group) for join in own])
-        for owner, own in owners.items()
-        for group in np.unique(np.concatenate([j.groups for j in own])).tolist()
+        (owner, group): _total(library, [_of_group(join, group) for join in owned])
+        for owner, owned in owners.items()
+        for group in np.unique(np.concatenate([j.groups for j in owned])).tolist()
     }
     if across is not None:
         by_group = _across_groups(library, joins, by_group)
@@ -82,20 +82,20 @@ def joined(joins: Sequence[Join]) -> list[Any]:
 
 
 def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tuple[int, int], Any]) -> Any:
-    """The numbers of groups with what other processes have of them."""
+    """The numbers of groups, reduced over all processes."""
     owners = {id(join.owner): join.owner for join in joins}
     places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
     op, across = joins[0].op, joins[0].owner.across
     assert across is not None
-    found = [library.constant(REDUCTIONS[op].nothing)] * joins[0].owner.group_count
+    numbers = [library.constant(REDUCTIONS[op].nothing)] * joins[0].owner.group_count
     for key, place in places.items():
-        found[place] = by_group[key]
-    total = across.total(op, library.together(found))
+        numbers[place] = by_group[key]
+    total = across.total(op, library.together(numbers))
     return {key: total[place] for key, place in places.items()}
 
 
 def _spread_groups(library: Library, join: Join, by_group: Mapping[tuple[int, int], Any]) -> Any:
-    """The number of each of a launch's values' groups."""
+    """The number of the group of each value of a launch."""
     groups, places = np.unique(join.groups, return_inverse=True)
     return library.take(library.together([by_group[id(join.owner), g] for g in groups.tolist()]), places)
 
@@ -108,7 +108,7 @@ def _of_group(join: Join, group: int) -> Join:
 
 
 def _total(library: Library, joins: Sequence[Join]) -> Any:
-    """All values in one, launch by launch in their order; what a group has counts once, whoever brings it."""
+    """All values reduced to one, launch by launch in their order. The number of a group counts once."""
     op = joins[0].op
     if joins[0].per_group:
         places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}

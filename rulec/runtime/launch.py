@@ -19,9 +19,9 @@ from rulec.runtime.rows import Numbers
 class Launch:
     """One bucket's share of a step: nothing of it has been written yet.
 
-    `scalar_states` are the new values of states that follow from hyper-parameters and `t`, for each tensor fired;
-    `inputs` has a number, or an array for each tensor fired. Once it runs, `wrote` says that something may be written,
-    and `skipped` names the tensors whose step was skipped.
+    `scalar_states` are new values of states that follow from hyper-parameters and `t`, for each fired tensor. `inputs`
+    has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
+    written, and `skipped` gets the names of skipped tensors.
     """
 
     common: Common
@@ -42,7 +42,7 @@ class Launch:
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any
     ) -> Mapping[str, Any]:
-        """Runs a stage over the tensors at the positions `fired` in the bucket, None for all; what it reduced."""
+        """Runs a stage over the tensors at the positions `fired`, None for all. Its reductions, by name."""
         bucket, call = self.part.bucket, self.version.call
         assert call is not None
         written = call(stage, grads, rows, scratch, tensors=fired)
@@ -51,10 +51,10 @@ class Launch:
         return written.reduced
 
     def keep_number(self, state: str, fired: Any, values: Any, stays: Any = None) -> None:
-        """Keeps the new value of a state that is one number for each of the tensors at the positions `fired`.
+        """Keeps the new values of a scalar state, one for each tensor at the positions `fired`.
 
-        A tensor's is kept at once, a group's and the model's at the end of the step. `stays` is true of tensors that
-        keep what they have; where the host knows it, these are not among those fired.
+        A tensor's is written at once, a group's and the model's at the end of the step. `stays`, on a device, is true
+        for tensors that keep the old value; on the host, `fired` leaves them out.
         """
         bucket = self.part.bucket
         there = bucket.knows_only_there(state)

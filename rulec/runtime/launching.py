@@ -29,7 +29,10 @@ class Launcher:
         self.rule, self.common = rule, common
 
     def check_inputs(self, inputs: Mapping[str, Any], count: int) -> None:
-        """TensorError where these are not the inputs that the rule names, of as many arrays as there are tensors."""
+        """Checks the names of a step's inputs, and that each input like `p` has one array for each of `count` tensors.
+
+        TensorError where an input of the rule is missing, an input is not of the rule, or the number of arrays differs.
+        """
         for name, kind in self.rule.inputs.items():
             if name not in inputs:
                 raise TensorError(f"{self.rule.name} needs the input {name!r} at every step")
@@ -42,19 +45,19 @@ class Launcher:
     def launches(
         self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None
     ) -> Iterator[Launch]:
-        """What updates the tensors of a part: everything is checked, and nothing written."""
+        """The launches that update the tensors of a part. Everything is checked, and nothing written."""
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
-        given = self._inputs_of(part, inputs) if inputs else {}
+        inputs = self._inputs_of(part, inputs) if inputs else {}
         if bucket.resident:
-            yield self._resident(part, grads, given, scaling)
+            yield self._resident(part, grads, inputs, scaling)
             return
         if scaling is not None:
             raise TensorError(
                 f"{self.rule.name} cannot take scaled gradients on {bucket.device}: unscale them before the step"
             )
         if bucket.program.predicates:
-            yield from self._decided(part, grads, given)
+            yield from self._decided(part, grads, inputs)
             return
         version = bucket.version()
         rows = version.rows
@@ -64,12 +67,12 @@ class Launcher:
             count = counts.common(fired)
             if count is not None:
                 table = rows.shared(count + 1, self.common.hyper.named)
-                yield Launch(self.common, part, version, grads, table, {}, given)
+                yield Launch(self.common, part, version, grads, table, {}, inputs)
                 return
-        yield self._separate(part, version, grads, given)
+        yield self._separate(part, version, grads, inputs)
 
-    def _resident(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any], scaling: Scaling | None) -> Launch:
-        """A launch of which the host knows neither the counts nor the scalars."""
+    def _resident(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None) -> Launch:
+        """A launch with counts and scalars on the device, unknown to the host."""
         bucket = part.bucket
         version = bucket.version()
         rows = version.rows
@@ -77,16 +80,16 @@ class Launcher:
         hyper = self.common.hyper.on_device(bucket.program, bucket.device, bucket.library)
         shared = self.common.shared
         levels = [*shared.values.values(), shared.group_t, shared.model_t]
-        # A graph goes on reading these where other tensors join, and they are replaced.
+        # A captured graph reads these even after other tensors join and they are replaced.
         bucket.library.hold((version.call, rows, hyper.table, bucket.counts, [*bucket.scalar_states.values()], levels))
         table, stored = rows.evaluate(version.call, bucket.counts.numbers, bucket.scalar_states, hyper.table, shared)
-        made = Rows(table, rows.index)
+        launch_rows = Rows(table, rows.index)
         if scaling is not None:
-            made = replace(made, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
-        return Launch(self.common, part, version, grads, made, stored, given)
+            launch_rows = replace(launch_rows, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
+        return Launch(self.common, part, version, grads, launch_rows, stored, inputs)
 
-    def _separate(self, part: Part, version: Version, grads: Sequence[Any], given: Mapping[str, Any]) -> Launch:
-        """A launch whose tensors have rows of their own in the scalar table."""
+    def _separate(self, part: Part, version: Version, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Launch:
+        """A launch with separate rows of the scalar table for tensors of different counts, groups or states."""
         bucket, fired, common = part.bucket, part.fired, self.common
         t = _next_counts(part)
         rows = version.rows
@@ -98,37 +101,37 @@ class Launcher:
             group_t, model_t = common.host.numbers(common.shared.group_t), common.host.numbers(common.shared.model_t)
             levels = {"group": group_t + 1, "model": model_t[0] + 1}
         table, stored = rows.separate(t, fired, common.hyper.named, states, levels)
-        return Launch(common, part, version, grads, table, stored, given)
+        return Launch(common, part, version, grads, table, stored, inputs)
 
     def _inputs_of(self, part: Part, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs for the tensors of a part, those like parameters checked as gradients are."""
-        found: dict[str, Any] = {}
+        """The inputs for the tensors of a part. Arrays like `p` are checked as gradients are."""
+        checked: dict[str, Any] = {}
         used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
         for name, value in ((k, v) for k, v in inputs.items() if k in used):
             if self.rule.inputs[name] != "like p":
                 there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
-                found[name] = value if there else _number(value, name)
+                checked[name] = value if there else _number(value, name)
                 continue
             chosen = value if part.pick is None else part.pick(value)
             names = [f"{t.name} (its {name})" for t in part.tensors]
             dtype = part.bucket.layout.dtype(name)
-            found[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(chosen)
-        return found
+            checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(chosen)
+        return checked
 
-    def _decided(self, part: Part, grads: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Launch]:
+    def _decided(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Iterator[Launch]:
         """A launch for each outcome of the program's predicates among the tensors."""
         bucket = part.bucket
         outcomes = self._outcomes(part)
         if len(set(outcomes)) == 1:
-            yield self._separate(part, bucket.version(outcomes[0]), grads, given)
+            yield self._separate(part, bucket.version(outcomes[0]), grads, inputs)
             return
-        positions = part.positions or list(range(len(bucket.tensors)))
+        all_positions = part.positions or list(range(len(bucket.tensors)))
         for outcome in sorted(set(outcomes)):
-            mine = [i for i, found in enumerate(outcomes) if found == outcome]
-            own = [positions[i] for i in mine]
-            smaller = Part(bucket, own, np.array(own), None, part.check)
-            chosen = {k: v if isinstance(v, float) else [v[i] for i in mine] for k, v in given.items()}
-            yield self._separate(smaller, bucket.version(outcome), [grads[i] for i in mine], chosen)
+            places = [i for i, other in enumerate(outcomes) if other == outcome]
+            positions = [all_positions[i] for i in places]
+            smaller = Part(bucket, positions, np.array(positions), None, part.check)
+            chosen = {k: v if isinstance(v, float) else [v[i] for i in places] for k, v in inputs.items()}
+            yield self._separate(smaller, bucket.version(outcome), [grads[i] for i in places], chosen)
 
     def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
         bucket = part.bucket
@@ -143,7 +146,7 @@ class Launcher:
 
 
 def _next_counts(part: Part) -> Any:
-    """What the updates of tensors that fire will be counted."""
+    """The step count `t` of the next update of each fired tensor."""
     numbers = part.bucket.counts.numbers
     return (numbers if part.fired is None else numbers[part.fired]) + 1
 

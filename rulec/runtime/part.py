@@ -1,4 +1,4 @@
-"""The tensors of a bucket that fire together, worked out once for each set of tensors and used in many steps."""
+"""The tensors of a bucket that fire together: one part for each set of tensors, used in many steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from rulec.runtime.bucket import Bucket, Tensor
 
-#: Tensors whose scratch is larger than this many elements together are updated one portion after the other.
+#: Tensors with scratch of more elements than this in total are updated one portion after the other.
 _LARGE = 1 << 22
 
 
 class Portion:
-    """Tensors of a part that go through all stages of a step together; `places` are theirs in the part, None for all.
+    """Tensors of a part that go through all stages of a step together.
 
-    `positions` are their places in the bucket.
+    `places` are their places in the part, None for all; `positions` are their places in the bucket.
     """
 
     def __init__(self, part: Part, places: list[int] | None) -> None:
@@ -34,9 +34,9 @@ class Portion:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def pick(self, found: Sequence[Any]) -> Sequence[Any]:
-        """What belongs to these tensors among things of all tensors of the part."""
-        return found if self.places is None else [found[i] for i in self.places]
+    def pick(self, items: Sequence[Any]) -> Sequence[Any]:
+        """The items of these tensors, from items for all tensors of the part."""
+        return items if self.places is None else [items[i] for i in self.places]
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -45,7 +45,7 @@ class Portion:
 
     @cached_property
     def index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """For every tensor of the bucket its row in a table that has one for each of these, in order."""
+        """The row of each tensor of the bucket in a table with one row for each tensor of the portion."""
         index = np.zeros(len(self.bucket.tensors), np.int64)
         index[self.at] = np.arange(len(self.at))
         return index
@@ -55,8 +55,8 @@ class Portion:
 class Part:
     """The tensors of one bucket that fire together.
 
-    `positions` are theirs in the bucket, None for all of it in order; `pick` takes their gradients out of those of the
-    whole step, None where they are all of it; `check` gives gradients as kernels can read them.
+    `positions` are their places in the bucket, None for all of it in order. `pick` selects their gradients from the
+    gradients of the whole step; None for all of them. `check` checks gradients and makes them readable for kernels.
     """
 
     bucket: Bucket
@@ -72,13 +72,13 @@ class Part:
         return self.bucket.tensors if self.positions is None else [self.bucket.tensors[i] for i in self.positions]
 
     def portions(self, cut: bool) -> list[Portion]:
-        """The tensors as one portion, or cut into several that are not large."""
-        found = self._portions.get(cut)
-        if found is None:
-            places = [*self._cut()] if cut else [None]
-            found = [Portion(self, None if len(places) == 1 else own) for own in places]
-            self._portions[cut] = found
-        return found
+        """The tensors as one portion, or as several small ones where `cut`."""
+        portions = self._portions.get(cut)
+        if portions is None:
+            cuts = [*self._cut()] if cut else [None]
+            portions = [Portion(self, None if len(cuts) == 1 else places) for places in cuts]
+            self._portions[cut] = portions
+        return portions
 
     def _cut(self) -> Iterator[list[int]]:
         portion: list[int] = []

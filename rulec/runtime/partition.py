@@ -1,4 +1,4 @@
-"""Tensors that fire together, cut into parts by bucket: found once for each set of them."""
+"""Tensors that fire together, cut into parts by bucket, once for each set of tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Tensor
 from rulec.runtime.part import Part
 
-#: How many sets of tensors that fire together are remembered.
+#: The number of remembered sets of tensors.
 _SETS = 1024
 
 
 class Partitions:
-    """The parts of sets of tensors, given by their ids.
+    """The parts of sets of tensors, by their ids.
 
-    `known` has those that were cut since tensors last moved, or joined buckets.
+    `known` has the sets seen since tensors last moved, or joined buckets.
     """
 
     def __init__(self, tensors: Sequence[Tensor], arrays: Arrays) -> None:
@@ -27,19 +27,19 @@ class Partitions:
         self.known: dict[tuple[int, ...], list[Part]] = {}
 
     def forget(self) -> None:
-        """Forgets all: tensors moved, or there are more in the buckets."""
+        """Forgets all parts, because tensors moved or joined buckets."""
         self.known = {}
 
     def cut(self, ids: tuple[int, ...]) -> list[Part]:
-        """The parts of a new set of tensors, all in buckets; TensorError where one is there twice."""
+        """The parts of a new set of tensors, all in buckets; TensorError for a tensor named twice."""
         if len(self.known) >= _SETS:
             self.known.clear()
         places: dict[int, list[int]] = {}
         for place, i in enumerate(ids):
             places.setdefault(id(self._tensors[i].bucket), []).append(place)
-        found = [self._part([self._tensors[ids[p]] for p in at], at, len(ids)) for at in places.values()]
-        self.known[ids] = found
-        return found
+        parts = [self._part([self._tensors[ids[p]] for p in at], at, len(ids)) for at in places.values()]
+        self.known[ids] = parts
+        return parts
 
     def _part(self, tensors: list[Tensor], places: list[int], total: int) -> Part:
         bucket = tensors[0].bucket
@@ -51,7 +51,7 @@ class Partitions:
         check = self._arrays.gradient_check([t.array for t in tensors], bucket.layout.dtype("g"), names)
         pick: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         if len(places) != total:
-            pick = lambda found: [found[i] for i in places]  # noqa: E731
+            pick = lambda arrays: [arrays[i] for i in places]  # noqa: E731
         if positions == list(range(len(bucket.tensors))):
             return Part(bucket, None, None, pick, check)
         return Part(bucket, positions, np.array(positions), pick, check)

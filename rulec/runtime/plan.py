@@ -1,4 +1,4 @@
-"""What is to be worked out between the stages of a program, and in what order: found once, followed at every step."""
+"""The plan of a program: the values to compute between its stages, and their order, for every step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.runtime.projection import Projection, Search
 
-#: What gives memory of something else: it must be copied before that is written.
+#: Operations with a result in their operand's memory: it must be copied before the operand is written.
 VIEWS = (Op.LOAD, Op.TRANSPOSE)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The values worked out before a stage, or after the last one: each after those it is made of.
+    """The values computed before a stage, or after the last one, each after its operands.
 
-    `over` has, for a value, those that nothing needs once it is there. Where there is a `projection`, it is worked out
-    tile by tile.
+    `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile.
     """
 
     values: tuple[Node, ...]
@@ -28,13 +27,13 @@ class Gap:
 
 
 class Plan:
-    """The gaps of a program, one before each stage and one after the last, and the axes of everything in them.
+    """The gaps of a program, one before each stage and one after the last, and the axes of their values.
 
-    What is stored after the last stage is worked out before it wherever it can be: the stage's kernel overwrites what
-    it is made of, and what fails should fail before anything is written. What it reads beside the last stage's
-    reductions is worked out before, too; of this, `held` is what must be copied before the kernel runs.
+    Values stored at the end of the step are computed before the last stage wherever possible: its kernel overwrites
+    their operands, and an error should come before anything is written. A value after the last stage follows from its
+    reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
-    `alone` says that a tensor's update needs no other tensor's, so that a bucket can be updated part by part.
+    `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
     """
 
     def __init__(self, program: Program) -> None:
@@ -50,7 +49,7 @@ class Plan:
                 wanted += _before([s.value for s in program.finish], stage)
             gaps.append(_gap(program, wanted, done))
         self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
-        #: What is worked out after the last stage.
+        #: The values computed after the last stage.
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
@@ -70,7 +69,7 @@ class Plan:
         )  # fmt: skip
 
     def _followed(self) -> tuple[Gap, ...]:
-        """The gaps, with what is known of a value only when all of them are."""
+        """The gaps, with the last uses of values and with projections; both need all gaps."""
         program, every = self.program, [value for gap in self.gaps for value in gap.values]
         users: dict[Node, list[Node]] = {value: [] for value in every}
         for value in every:
@@ -88,18 +87,18 @@ class Plan:
 
 
 def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:
-    """These values, or what of them is not made of a reduction of this stage."""
+    """The roots that do not depend on reductions of the stage, and such operands of the others."""
     names = {r.name for r in stage.reduces}
     late: set[Node] = set()
     for value in walk(roots):
         if (value.op is Op.RESULT and value.arg in names) or not late.isdisjoint(value.args):
             late.add(value)
-    found = [*roots, *(a for value in walk(roots) if value in late for a in value.args)]
-    return list(dict.fromkeys(value for value in found if value not in late))
+    candidates = [*roots, *(a for value in walk(roots) if value in late for a in value.args)]
+    return list(dict.fromkeys(value for value in candidates if value not in late))
 
 
 def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
-    """A gap, its joins in the order of their sites: all programs of a rule come to them in that order."""
+    """A gap with its joins in the order of their sites, as in all programs of a rule."""
     needed = set(walk(wanted, done))
     values = tuple(walk([*(n for n in program.joins if n in needed), *wanted], done))
     done.update(values)
@@ -107,7 +106,7 @@ def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
 
 
 def needs_matrix(program: Program) -> str | None:
-    """The first matrix function that a program applies to something of the parameter's shape; None without one."""
+    """The first matrix function that a program applies to an array of the parameter's shape; None without one."""
     roots = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
     wide = {b.name for b in program.buffers if b.axes.elementwise}
     for value in walk(roots):

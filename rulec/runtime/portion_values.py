@@ -1,4 +1,4 @@
-"""The values of some tensors of a launch of several stages, and what their kernels are given."""
+"""The values of some tensors of a launch of several stages, and the arguments of their kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Array = np.ndarray[Any, Any]
 
 
 class PortionValues:
-    """Where the values of one portion come from: its tensors, states, gradients, inputs and rows of the table.
+    """The sources of one portion's values: its tensors, states, gradients, inputs and rows of the table.
 
-    It also holds what its kernels are given: `rows`, `grads` and `scratch`.
+    It also holds arguments of its kernels: `rows`, `grads` and `scratch`.
     """
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
@@ -44,7 +44,7 @@ class PortionValues:
         return len(self.portion)
 
     def _rows(self) -> Rows:
-        """The rows of these tensors, each its own where late columns may differ from tensor to tensor."""
+        """The rows of these tensors, one for each where late columns may differ between tensors."""
         rows, plan = self.launch.rows, self.launch.version.plan
         if not self.program.late:
             return rows
@@ -56,7 +56,7 @@ class PortionValues:
     def _allot(self) -> None:
         """Scratch buffers and inputs."""
         common, positions = self.launch.common, self.portion.positions
-        # Launches that wait for each other are on the way at the same time.
+        # Launches that wait for each other run at the same time, so each needs its own scratch.
         owner = self.portion.bucket.device, None if self.launch.version.plan.alone else id(self.launch.version)
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
@@ -73,14 +73,14 @@ class PortionValues:
             return table[0, index]
         return self.library.take(table[:, index], self.rows.index[self.portion.at])
 
-    def known(self, value: Node, found: Any, i: int) -> Any:
-        """The number of tensor i, which is known here."""
-        return self.library.at(found, i)
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
+        """The number of tensor i, known on the host."""
+        return self.library.at(numbers, i)
 
-    def fill(self, index: int, found: Any) -> None:
-        """Takes over a late column."""
+    def fill(self, index: int, numbers: Any) -> None:
+        """Writes a late column into the table."""
         table = self.rows.table
-        table[:, index] = np.ravel(found)[0] if len(table) == 1 else found
+        table[:, index] = np.ravel(numbers)[0] if len(table) == 1 else numbers
 
     def facts(self, i: int) -> Mapping[str, float]:
         """The shape facts of a tensor."""
@@ -92,11 +92,11 @@ class PortionValues:
         return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
 
     def tensor_number(self, i: int) -> int:
-        """What tells a tensor's random numbers from others'."""
+        """The number that makes a tensor's random numbers different from other tensors'."""
         return self.portion.tensors[i].number
 
     def numbers(self, buffer: str) -> Any:
-        """The value of a buffer that is a number, for each tensor."""
+        """The value of a scalar buffer, for each tensor."""
         bucket, common = self.portion.bucket, self.launch.common
         if buffer in self.launch.inputs:
             return np.float64(self.launch.inputs[buffer])
@@ -108,17 +108,17 @@ class PortionValues:
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
         tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        found = self._read(buffer, self._stored(buffer, i))
+        elements = self._read(buffer, self._stored(buffer, i))
         if axes.elementwise:
-            found = tensor.view.matrices(found)
+            elements = tensor.view.matrices(elements)
         else:
-            found = found.reshape(tensor.view.batch, *found.shape[-2:])
-        return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+            elements = elements.reshape(tensor.view.batch, *elements.shape[-2:])
+        return self.library.cast(elements, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
     def _read(self, buffer: str, array: Any) -> Any:
         """The elements of a buffer, or of a part of it."""
-        found = self.library.read(array)
-        return -found if buffer == "g" and self.layout.maximize else found
+        elements = self.library.read(array)
+        return -elements if buffer == "g" and self.layout.maximize else elements
 
     def extents(self, i: int) -> tuple[int, int, int]:
         """The matrices of tensor i, and their rows and columns."""
@@ -126,7 +126,7 @@ class PortionValues:
         return view.batch, view.rows, view.cols
 
     def tiled(self, buffer: str, i: int) -> Tiled:
-        """A buffer's matrices, to be read and written tile by tile."""
+        """A buffer's matrices for reading and writing by tiles."""
         stored, view = self._stored(buffer, i), self.portion.tensors[i].view
         if self.program.buffer(buffer).axes.elementwise:
             whole = view.matrices(stored)
@@ -137,15 +137,15 @@ class PortionValues:
         return Tiled(self.library.read(whole), self.library, self.compute, None)
 
     def _copies(self, buffer: str) -> bool:
-        """Whether a buffer is read by copying it."""
+        """Whether reading a buffer copies it."""
         return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
 
     def writes(self) -> None:
-        """Says that states are about to be written."""
+        """Notes that states may be written from now on."""
         self.launch.wrote = True
 
     def room(self, i: int) -> int:
-        """How many bytes tiles of tensor i may take."""
+        """The bytes that tiles of tensor i may take."""
         numel = self.portion.tensors[i].numel
         return room_for(numel * ITEM_SIZE[self.layout.dtype("g")], self.launch.common.largest)
 
@@ -159,12 +159,12 @@ class PortionValues:
     def _states(self, i: int) -> dict[str, Any]:
         return self.portion.bucket.states[self.portion.positions[i]]
 
-    def vectors(self, result: Result, found: Sequence[Array]) -> list[Any]:
-        """A result as kernels read it: contiguous, in the compute dtype, in the order of memory."""
-        # A view of what the kernel writes must not be read by it at the same time.
-        own = result.value.op in VIEWS
-        made = []
-        for array, tensor in zip(found, self.portion.tensors, strict=True):
+    def vectors(self, result: Result, arrays: Sequence[Array]) -> list[Any]:
+        """A result as arrays that kernels can read: contiguous, in the compute dtype, in the order of memory."""
+        # A view of memory that the kernel writes must be copied first.
+        copied = result.value.op in VIEWS
+        vectors = []
+        for array, tensor in zip(arrays, self.portion.tensors, strict=True):
             view = tensor.view
             rows = 1 if result.axes.rows is None else view.rows
             cols = 1 if result.axes.cols is None else view.cols
@@ -172,5 +172,5 @@ class PortionValues:
                 array = self.library.spread(array, shape)
             if result.axes.elementwise:
                 array = view.tensor(array)
-            made.append(self.library.handed(array, self.compute, own))
-        return made
+            vectors.append(self.library.handed(array, self.compute, copied))
+        return vectors

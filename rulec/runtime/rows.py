@@ -1,4 +1,4 @@
-"""The rows of the scalar table: one for each distinct (group, t) among the tensors that fire."""
+"""The rows of the scalar table: one for each distinct (group, t) among the fired tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from rulec.compiler.scalars import ScalarTable
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-#: How many steps are evaluated ahead once hyper-parameters have stopped changing: the cost of a step's scalars, a
-#: dozen small NumPy calls, is paid once for all of them.
+#: The number of steps evaluated ahead while hyper-parameters stay the same: a dozen NumPy calls serve all of them.
 AHEAD = 32
 
 
 class ScalarRows:
     """Evaluates the scalar program for one bucket.
 
-    `groups` is each tensor's group, `facts` each tensor's shape facts. Per-tensor scalar states give every tensor a
-    row of its own, and so do shape facts; otherwise rows are shared, however many tensors there are.
+    `groups` is each tensor's group, `facts` each tensor's shape facts. With scalar states or shape facts of tensors,
+    every tensor has a separate row; otherwise tensors of the same group and `t` share one.
     """
 
     def __init__(self, program: Program, groups: np.ndarray[Any, Any], facts: Sequence[Mapping[str, float]]) -> None:
@@ -42,9 +41,9 @@ class ScalarRows:
         self._last: Mapping[str, Numbers] = {}
 
     def shared(self, t: int, hyper: Mapping[str, Numbers]) -> Rows:
-        """The rows where all tensors that fire are now counted `t`: one for each group.
+        """The rows where `t` is the same for all fired tensors: one for each group.
 
-        `hyper` has one number per group, and is the same object as long as they are the same numbers.
+        `hyper` has one number per group, by name; the same object stands for the same numbers.
         """
         ahead = self._ahead
         if ahead is None or ahead[0] is not hyper or not 0 <= t - ahead[1] < len(ahead[2]):
@@ -60,10 +59,10 @@ class ScalarRows:
         self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
         levels: Mapping[str, Numbers],
     ) -> tuple[Rows, dict[str, Numbers]]:  # fmt: skip
-        """The rows for tensors whose updates are now counted `t`, and the new scalar states, by tensor fired.
+        """The rows for tensors with different `t`, and the new scalar states by name, one number for each fired tensor.
 
         `fired` are positions in the bucket, None for all of it; `t` has one count for each. `hyper` has one number
-        per group. `states` are per-tensor, per-group and model-wide scalar states; `levels` the counts of groups and
+        per group. `states` are the scalar states of tensors, groups and the model; `levels` the counts of groups and
         of the model.
         """
         positions = np.arange(self.groups.size) if fired is None else np.asarray(fired, np.int64)
@@ -87,5 +86,5 @@ class ScalarRows:
 
 
 def _narrow(values: Numbers) -> Numbers:
-    """The same values, as one number where all are equal: what follows from it is computed once, not for each group."""
+    """The same values, as one number where all are equal: scalars are then computed once, not for each group."""
     return values[:1] if (values == values[:1]).all() else values

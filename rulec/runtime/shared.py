@@ -1,4 +1,4 @@
-"""What groups and the whole model remember: one number each, that advances once in a step."""
+"""States of groups and of the whole model: one number each, updated once in a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """New values at some places of a state, by its own library; `stays` is 1 where the old one remains, or None."""
+    """New values for some places of a state, in its library. `stays` is 1 where the old value remains, or None."""
 
     places: Whole
     values: Any
@@ -25,11 +25,10 @@ class _Kept:
 
 
 class SharedNumbers:
-    """The states kept per group and per model, and how many steps groups and the model have taken.
+    """The states of groups and the model, and the step counts of groups and the model.
 
-    `values` has one vector for each state: of one number per group, or of one. A state's vector is of the library that
-    it was started with, and so on a device where it follows from what is known there alone; so are the counts once
-    `count_by` said so.
+    `values` has one vector for each state: one number per group, or one number. A vector belongs to the library of
+    `start`, and lies on a device where it follows from values known only there. After `count_by`, so do the counts.
     """
 
     def __init__(self) -> None:
@@ -43,27 +42,27 @@ class SharedNumbers:
         self._pending: dict[str, list[_Kept]] = {}
 
     def make_room(self, groups: int) -> None:
-        """Makes room for the counts of this many groups."""
+        """Extends the counts to this many groups."""
         have = self.group_t
         if groups > len(have):
             self.group_t = self._counting.numbers(np.zeros(groups))
             self.group_t[: len(have)] = have
 
     def count_by(self, library: Library) -> None:
-        """Keeps the counts on a device from now on, where they are not there already."""
+        """Moves the counts to the library's device, unless they are on a device already."""
         if isinstance(self._counting, NumpyLibrary):
             self._counting = library
             self.group_t, self.model_t = library.numbers(self.group_t), library.numbers(self.model_t)
 
     def start(self, state: str, of_group: bool, places: Sequence[int], initial: Whole, library: Library) -> None:
-        """The first value of a state, which it has since the first of its tensors joined, at these places."""
+        """Writes the first value of a state at these places, where no tensor has started it yet."""
         if of_group:
             self._of_groups.add(state)
         size = len(self.group_t) if of_group else 1
         have = self.values.get(state, ())
-        own = self._library.setdefault(state, library)
+        state_library = self._library.setdefault(state, library)
         if len(have) < size:
-            self.values[state] = own.numbers(np.full(size, initial[0], np.float64))
+            self.values[state] = state_library.numbers(np.full(size, initial[0], np.float64))
             if len(have):
                 self.values[state][: len(have)] = have
         for place, value in zip(places, initial.tolist(), strict=True):
@@ -74,41 +73,41 @@ class SharedNumbers:
     # Steps
 
     def begin(self) -> None:
-        """Opens a step: values advance once in it, however many times tensors fire."""
+        """Opens a step: each state takes one new value in it, for any number of launches."""
         self._pending = {}
 
     def keep(self, state: str, groups: Whole, values: Any, library: Library, stays: Any = None) -> None:
         """Keeps a new value for the groups of some tensors, or for the model, until the end of the step.
 
-        `values` has a number for each of the tensors, those of a group alike, or one for all; `stays` is true of
-        tensors that are left as they are: a group's or the model's value is where all of its tensors are.
+        `values` has one number for each tensor, equal within a group, or one for all. `stays` is true for tensors that
+        stay as they are. The value of a group or the model stays where all of its tensors do.
         """
         level = groups if state in self._of_groups else np.zeros(len(groups), np.int64)
         places, first = np.unique(level, return_index=True)
         values = library.take(library.spread(library.cast(values, "float64"), groups.shape), first)
-        own = self._library[state]
+        state_library = self._library[state]
         if stays is not None:
             left = library.cast(stays, "float64")
             stays = library.together(
                 [library.reduce(Op.MIN, library.take(left, np.flatnonzero(level == place))) for place in places]
             )
-            stays = own.numbers(stays)
-        self._pending.setdefault(state, []).append(_Kept(places, own.numbers(values), stays))
+            stays = state_library.numbers(stays)
+        self._pending.setdefault(state, []).append(_Kept(places, state_library.numbers(values), stays))
 
     @property
     def waiting(self) -> int:
-        """How many states have new values that the step has not taken yet."""
+        """The number of states with new values not yet written."""
         return len(self._pending)
 
     def end(self) -> None:
-        """Closes the step: every state takes its new value, and is counted."""
+        """Closes the step: writes the new value of every state, and advances the counts."""
         counted: dict[int, tuple[_Kept, str]] = {}
         for state, kept in ((state, kept) for state, all_kept in self._pending.items() for kept in all_kept):
-            own, values = self._library[state], self.values[state]
+            library, values = self._library[state], self.values[state]
             new = kept.values
             if kept.stays is not None:
-                new = own.arithmetic[Op.WHERE](kept.stays > 0, own.take(values, kept.places), new)
-            own.put(values, kept.places, new)
+                new = library.arithmetic[Op.WHERE](kept.stays > 0, library.take(values, kept.places), new)
+            library.put(values, kept.places, new)
             if state in self._of_groups:
                 counted.update(dict.fromkeys(kept.places.tolist(), (kept, state)))
         for group, (kept, _) in counted.items():
@@ -118,5 +117,5 @@ class SharedNumbers:
         self._pending = {}
 
     def _advance(self, counts: Any, place: int, kept: _Kept, among: int) -> None:
-        """One more step of a group or the model, but where everything stays."""
+        """One more step of a group or the model, unless all its tensors stay."""
         counts[place] += 1 if kept.stays is None else 1 - self._counting.numbers(kept.stays[among])

@@ -1,4 +1,4 @@
-"""How many steps were skipped, where only the device knows of it."""
+"""The number of skipped steps, counted on the device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rulec.language.node import Op
 
 
 class SkippedThere:
-    """The steps in which an update of a tensor on a device was skipped, counted there without waiting to hear of it.
+    """The number of steps with a skipped update of a tensor on a device, counted there; the host does not wait.
 
-    The count stays in one place, where steps that are captured and run again count on.
+    The count stays in one place of memory, so that replays of a captured step advance it.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class SkippedThere:
         if self._count is None:
             self._count = library.copy(some), library
             return
-        before, own = self._count
-        own.write(before, before + own.numbers(some))
+        before, counting = self._count
+        counting.write(before, before + counting.numbers(some))
 
     def steps(self, host: Library) -> int:
-        """How many there were. Waits for the device."""
+        """The count of such steps. Waits for the device."""
         return 0 if self._count is None else int(host.numbers(self._count[0]))

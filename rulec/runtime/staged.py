@@ -1,4 +1,4 @@
-"""A launch of several stages: kernels, and what is worked out before each of them and after the last."""
+"""A launch of several stages: kernels, and the values computed before each of them and after the last."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Array = np.ndarray[Any, Any]
 class Staged:
     """The run of a launch of several stages.
 
-    Where what is made on the way is large and no tensor needs another, tensors are updated portion by portion, so that
-    the scratch of one is that of the next.
+    Where scratch is large and no tensor needs another, tensors are updated portion by portion: each portion uses the
+    same scratch memory.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
 
     def run(self) -> Joining:
-        """Writes everything and counts it. Yields where others must come as far."""
+        """Writes all new values and advances the counts. Yields where it needs values of other launches."""
         for portion in self.launch.part.portions(self.plan.large and self.plan.alone):
             yield from self._portion(portion)
 
@@ -58,7 +58,7 @@ class Staged:
         return PortionValues(self.launch, portion)
 
     def _kernel(self, stage: int, values: PortionValues) -> Mapping[str, Any]:
-        """Runs a stage over the portion; what it reduced."""
+        """Runs a stage over the portion. Its reductions, by name."""
         return self.launch.kernel(stage, values.rows, values.portion.fired, values.grads, values.scratch)
 
     def _last(self, values: PortionValues, stays: Array | None) -> Mapping[str, Any]:
@@ -71,38 +71,38 @@ class Staged:
         return {}
 
     def _last_of_some(self, values: PortionValues, kept: list[int]) -> None:
-        """The last stage for those tensors alone that do not skip the step; where one may, it reduces nothing."""
+        """The last stage for the tensors at the places `kept`. In a rule with `skip` it reduces nothing."""
         self.launch.wrote = True
         grads = [values.grads[i] for i in kept]
         scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}
         fired = [values.portion.positions[i] for i in kept]
         self.launch.kernel(len(self.program.stages) - 1, values.rows, fired, grads, scratch)
 
-    # What kernels are given
+    # Arguments of kernels
 
     def _give(self, stage: Stage, values: PortionValues, between: Between) -> None:
-        """Fills in the late columns of a stage, and hands its vectors over."""
+        """Writes the late columns and the vectors of a stage."""
         for column in stage.columns:
             values.fill(column, between.values[self.program.columns[column].value])
         for name in stage.vectors:
             result = self.program.result(name)
             values.scratch[name] = values.vectors(result, between.values[result.value])
 
-    # What is written
+    # New values
 
     def _stays(self, values: PortionValues, between: Between) -> Any:
-        """Which tensors skip the step; None where none does."""
+        """The truth, for each tensor, that it skips the step; None where no tensor does."""
         if self.program.skip is None:
             return None
-        found = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
-        return found if found.any() else None
+        skipped = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
+        return skipped if skipped.any() else None
 
     def _narrow(self, between: Between, before: bool) -> list[tuple[str, Any]]:
-        """The new values of what is narrower than a parameter, known before the last kernel or after it alone."""
+        """The new values of numbers and vectors: those known before the last kernel, or only after it."""
         after = self.plan.after
         early = self.plan.stored_early
         wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
-        # One that is another state's old value must be taken before that is written.
+        # A new value in the memory of another state must be copied before that state is written.
         return [
             (s.buffer, self._copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
             for s in wanted
@@ -125,8 +125,8 @@ class Staged:
                 self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
 
     def _write(self, portion: Portion, i: int, buffer: str, value: Array) -> None:
-        state, made = self._stored_as(portion, i, buffer, value)
-        portion.bucket.library.write(state, made)
+        state, new = self._stored_as(portion, i, buffer, value)
+        portion.bucket.library.write(state, new)
 
     @staticmethod
     def _stored_as(portion: Portion, i: int, buffer: str, value: Any) -> tuple[Any, Any]:
@@ -136,16 +136,16 @@ class Staged:
         return state, portion.bucket.library.spread(value, (view.batch, *shape[-2:])).reshape(shape)
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
-        """The states of the scalar program; what was skipped keeps its own."""
+        """Keeps the new states of the scalar program, except for skipped tensors."""
         launch = self.launch
         kept = slice(None) if stays is None else ~stays
         for state, values in launch.scalar_states.items():
-            own = values if portion.places is None else values[portion.places]
+            numbers = values if portion.places is None else values[portion.places]
             if stays is None or not stays.all():
-                launch.keep_number(state, portion.at[kept], own[kept])
+                launch.keep_number(state, portion.at[kept], numbers[kept])
 
     def _count(self, portion: Portion, stays: Any) -> None:
-        """One more update of these tensors, but of those that skipped it."""
+        """One more update of these tensors, except of the skipped ones."""
         counts = portion.bucket.counts
         if stays is None:
             counts.advance(portion.fired if portion.fired is None else portion.at)

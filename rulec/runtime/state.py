@@ -1,4 +1,4 @@
-"""The state allocator: what a rule must remember of each tensor, laid out in memory and initialised."""
+"""The state allocator: the states of each tensor, laid out in memory and initialised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state buffer of one tensor: its name, storage dtype and how its first value is found."""
+    """One state buffer of one tensor: its name, storage dtype, first value and axes."""
 
     name: str
     dtype: str
@@ -31,7 +31,7 @@ class StateSpec:
     axes: Axes
 
     def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
-        """The shape it is kept in: the tensor's own, or that with other rows or columns."""
+        """The shape in memory: the tensor's, or the tensor's with other rows or columns."""
         if self.axes.elementwise:
             return view.shape
         sides = (self.axes.rows, self.axes.cols)
@@ -59,13 +59,13 @@ class StateSpec:
 
 def state_specs(program: Program, layout: Layout) -> list[StateSpec]:
     """The states that are arrays for each tensor, in the program's order."""
-    found = []
+    specs = []
     for buffer in array_buffers(program):
         if buffer.role == "state":
             if buffer.init is None:
                 raise InternalError(f"state {buffer.name} of {program.name} has no initial value")
-            found.append(StateSpec(buffer.name, layout.dtype(buffer.name), buffer.init, buffer.axes))
-    return found
+            specs.append(StateSpec(buffer.name, layout.dtype(buffer.name), buffer.init, buffer.axes))
+    return specs
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Slot:
 
 
 def plan_arena(specs: Sequence[StateSpec], element_counts: Sequence[Sequence[int]]) -> tuple[list[Slot], int]:
-    """Where each state of each tensor lies in one arena, tensor by tensor, and the arena's size in bytes.
+    """The place of each state of each tensor in one arena, tensor by tensor, and the arena's size in bytes.
 
-    `element_counts` has for each tensor the number of elements of each state. Every slot is aligned and no two
-    overlap, which is checked.
+    `element_counts` has for each tensor the number of elements of each state. Every slot is aligned. InternalError
+    where two overlap.
     """
     slots: list[Slot] = []
     end = 0

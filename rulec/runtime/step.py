@@ -17,7 +17,7 @@ from rulec.runtime.staged import Staged
 
 
 def run(launches: Sequence[Launch]) -> None:
-    """Writes what is ready, of one engine or several, together where one needs what the others have.
+    """Runs the launches of one engine or several; together where one needs values of the others.
 
     PartialUpdate where a later launch fails after an earlier one has written.
     """
@@ -42,7 +42,7 @@ def run(launches: Sequence[Launch]) -> None:
 
 
 def _updated(begun: Sequence[Launch], done: Sequence[Launch]) -> str:
-    """What a step that failed has written, in words."""
+    """The tensors that a failed step has updated, in words."""
     names = [t.name for launch in done for t in launch.part.tensors]
     words = [f"{len(names)} tensors were updated ({', '.join(names[:5])}...)"] if done else []
     finished = {id(launch) for launch in done}
@@ -61,7 +61,7 @@ def _warn(launch: Launch) -> None:
 
 
 def _written(launch: Launch) -> Joining:
-    """Writes a launch. Yields where others must come as far."""
+    """Runs a launch. Yields where it needs values of other launches."""
     bucket, part = launch.part.bucket, launch.part
     begin = time.perf_counter() if LEVEL else 0.0
     if bucket.resident or (launch.version.plan.staged and getattr(bucket.backend, "on_device", False)):
@@ -69,7 +69,7 @@ def _written(launch: Launch) -> Joining:
     elif launch.version.plan.staged:
         yield from Staged(launch).run()
     else:
-        # Counted before the kernel sweeps everything else from the caches; taken back where it fails.
+        # Counts advance before the kernel, while they are in the processor's cache; they go back where it fails.
         bucket.counts.advance(part.fired)
         try:
             launch.kernel(0, launch.rows, part.positions, launch.grads, None)
@@ -84,7 +84,7 @@ def _written(launch: Launch) -> Joining:
 
 
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
-    """Runs launches that share reductions, each from one of these to the next."""
+    """Runs launches that share reductions: all of them up to one reduction, then all up to the next."""
     programs = [launch.version.program for launch in launches]
     if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
         raise _differ(launches)

@@ -1,4 +1,4 @@
-"""The sources of a launch's values, and the values worked out so far."""
+"""The sources of a launch's values, and the values computed so far."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Surroundings(Protocol):
-    """Where a launch's values come from: those of each tensor fired, by its place among them.
+    """The sources of a launch's values, for each fired tensor by its place among them.
 
-    `column` gives a column of the scalar table; `known` a number as Python's, where that needs no device, else what
-    `Library.at` gives. `room` says how many bytes may be taken on the way; `fill_noise` is the backend's, or None.
+    `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
+    of `Library.at`. `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """
 
     @property
@@ -49,13 +49,13 @@ class Surroundings(Protocol):
     def facts(self, i: int) -> Mapping[str, float]: ...
     def hyper(self, i: int) -> Mapping[str, float]: ...
     def tensor_number(self, i: int) -> int: ...
-    def known(self, value: Node, found: Any, i: int) -> Any: ...
+    def known(self, value: Node, numbers: Any, i: int) -> Any: ...
 
 
 class InTiles(Surroundings, Protocol):
-    """Surroundings whose matrices may be taken, and states written, tile by tile.
+    """Surroundings with matrices and states for reading and writing tile by tile.
 
-    `writes` is called before a state is written; `extents` are a tensor's matrices, and their rows and columns.
+    `writes` is called before a state is written. `extents` are the numbers of a tensor's matrices, rows and columns.
     """
 
     def tiled(self, buffer: str, i: int) -> Tiled: ...
@@ -76,23 +76,23 @@ class LaunchValues:
 
     @property
     def count(self) -> int:
-        """How many tensors are fired."""
+        """The number of fired tensors."""
         return len(self.around)
 
     def axes(self, value: Node) -> Axes:
-        """What a value has one of: tensors, matrices, rows, columns."""
+        """The axes of a value: tensors, matrices, rows, columns."""
         return self.plan.axes[value]
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
         return set(self.axes(value).letters) <= {"k", "n"}
 
-    def rounded(self, value: Node, found: Any) -> Array:
-        """A result in its dtype: that of arithmetic for a matrix, float64 for a vector."""
-        return cast(Array, self.library.cast(found, self.around.compute) if self.is_rounded(value) else found)
+    def rounded(self, value: Node, result: Any) -> Array:
+        """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
+        return cast(Array, self.library.cast(result, self.around.compute) if self.is_rounded(value) else result)
 
     def is_rounded(self, value: Node) -> bool:
-        """Whether a result is in the dtype of arithmetic."""
+        """Whether a result is in the compute dtype."""
         return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value)
 
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:

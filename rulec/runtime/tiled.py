@@ -1,4 +1,4 @@
-"""A buffer of one tensor, of which tiles are read and written."""
+"""A buffer of one tensor, read and written tile by tile."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rulec.language.node import Op
 class Tiled:
     """The matrices of a buffer, (batch, rows, cols).
 
-    Where they are read by copying, `copying` makes the elements of a part, and `array` is as it is stored; else `array`
-    is as the library works on it, in the same memory. `stays` says, if it is not None, whether nothing is written.
+    Where reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
+    None, and `array` is the library's, in the same memory. `stays`, a truth on the device or None, prevents writes.
     """
 
     array: Any
@@ -25,12 +25,12 @@ class Tiled:
     stays: Any = None
 
     def read(self, rows: slice, cols: slice) -> Any:
-        """Some rows and columns in the dtype of arithmetic: of what is not copied, the same memory."""
+        """Some rows and columns in the compute dtype; the same memory where `copying` is None."""
         part = self.array[:, rows, cols]
         return part if self.copying is None else self.library.cast(self.copying(part), self.compute)
 
     def write(self, rows: slice, cols: slice, values: Any) -> None:
-        """Gives some rows and columns their new values, rounded to the dtype that they are stored in."""
+        """Writes some rows and columns, rounded to the stored dtype."""
         if self.stays is not None:
             values = self.library.arithmetic[Op.WHERE](self.stays, self.read(rows, cols), values)
         if self.copying is None:

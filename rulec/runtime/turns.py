@@ -1,4 +1,4 @@
-"""One thread at a time: what steps share (states, counts, scratch, tables of addresses) is for one step alone."""
+"""One thread at a time: states, counts, scratch and tables of addresses serve one step at a time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Turns:
-    """What threads use in turns: methods marked `in_turn`, and blocks `with self._turn`, wait for each other.
+    """An object for one thread at a time: methods marked `in_turn`, and blocks `with self._turn`, wait for each other.
 
-    The thread that has the turn does not wait for itself. A copy has a turn of its own.
+    The thread in its turn does not wait for itself. A copy of the object has a separate turn.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
-        made = super().__new__(cls)
-        made._turn = RLock()
-        return made
+        instance = super().__new__(cls)
+        instance._turn = RLock()
+        return instance
 
     _turn: RLock
 
@@ -29,7 +29,7 @@ class Turns:
 
 
 def in_turn(method: _Method) -> _Method:
-    """The method, run by one thread at a time among all methods of an object that are marked so."""
+    """A decorator: one thread at a time runs the marked methods of an object."""
 
     @functools.wraps(method)
     def call(self: Turns, *args: Any, **keywords: Any) -> Any:
@@ -40,5 +40,5 @@ def in_turn(method: _Method) -> _Method:
 
 
 def turn_of(owner: Any) -> AbstractContextManager[Any]:
-    """The turn of an object, to be had together with another's; nothing for one that is not ours."""
+    """The turn of an object, as a context; an empty context for an object that is not of `Turns`."""
     return owner._turn if isinstance(owner, Turns) else nullcontext()
