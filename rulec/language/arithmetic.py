@@ -1,7 +1,7 @@
-"""What each elementwise operation means, on NumPy arrays and on mpmath numbers.
+"""The meaning of each elementwise operation, on NumPy arrays and on mpmath numbers.
 
-This is the definition; every backend is compared with it. NaN propagates through every operation, `where` takes
-nothing from the branch not chosen, and the sign of NaN is NaN.
+This is the definition, and every backend is compared with it. NaN propagates through every operation, and the sign of
+NaN is NaN. `where` takes nothing from the branch it does not choose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _erf(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    """Without overflow on either side: exp only ever sees a number that is not positive."""
+    """The logistic function without overflow: exp sees only numbers up to 0."""
     small = np.exp(-np.abs(x))
     return np.where(np.signbit(x), small, 1.0) / (1.0 + small)
 
@@ -63,7 +63,7 @@ def mpmath_context() -> Any:
 
 @functools.cache
 def mpmath_table() -> Table:
-    """The same operations on object arrays of 50-digit mpmath numbers: IEEE's at the edges, but for zero's sign."""
+    """The same operations on object arrays of 50-digit mpmath numbers, as in IEEE 754 but without a sign of zero."""
     operations = _Mpmath(mpmath_context())
     table = {Op.WHERE: np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)}
     table |= {op: np.frompyfunc(function, 1, 1) for op, function in operations.unary().items()}
@@ -71,10 +71,10 @@ def mpmath_table() -> Table:
 
 
 class _Mpmath:
-    """The operations one number at a time: mpmath raises where IEEE arithmetic gives infinity or NaN.
+    """The operations on one number at a time, with infinity and NaN where mpmath would raise.
 
-    Its numbers have no largest exponent. What is far beyond every float64 becomes infinity or zero all the same, or
-    exponents would need memory without bound.
+    mpmath numbers have no largest exponent. Numbers far beyond every float64 become infinity or zero here, so that
+    exponents do not take memory without bound.
     """
 
     _FAR = 10**9
@@ -112,7 +112,7 @@ class _Mpmath:
         return a / b
 
     def modulo(self, a: Any, b: Any) -> Any:
-        """What is left of a division rounded down, with the sign of `b`, as NumPy and Python have it."""
+        """The remainder of a division rounded down. It has the sign of `b`, as in NumPy and Python."""
         if b == 0 or self.mp.isnan(a) or self.mp.isnan(b) or self.mp.isinf(a):
             return self.mp.nan
         if self.mp.isinf(b):

@@ -24,7 +24,7 @@ Binding = float | str | Text
 
 
 class _FreeNames:
-    """What a bound expression may name: hyper-parameters, also of rules that this one will be composed with."""
+    """The names in a bound expression: hyper-parameters of this rule, or of rules to be composed with it later."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -36,7 +36,7 @@ class _FreeNames:
         return iter(self.rule.hyper)
 
     def problem(self, identifier: str) -> str:
-        """Why the expression may not name this; empty where it may."""
+        """Why a bound expression may not contain this name, as a sentence; empty where it may."""
         meaning = RESERVED.get(identifier) or RESULTS.get(identifier)
         if identifier in self.rule.state or identifier in self.rule.inputs:
             meaning = f"{'a state' if identifier in self.rule.state else 'an input'} of {self.rule.name}"
@@ -49,7 +49,7 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     """The rule with some hyper-parameters bound.
 
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
-    new name renames it. Names the rule does not have are left for another rule to supply, such as `2*lr`.
+    new name renames it. Names unknown to the rule, such as `lr` in `2*lr`, are for another rule to supply.
     """
     if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter and not rule.wraps:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
@@ -69,20 +69,20 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
 
 
 def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str, Binding]]:
-    """The rule with what concerns the tensors it leaves out bound there; and the bindings that concern itself.
+    """The rule with `otherwise` bound already, and the bindings that remain for the rule itself.
 
-    A hyper-parameter that both have is one, so it is bound in both; its default is the main rule's.
+    A hyper-parameter of both is one hyper-parameter, so it is bound in both; its default is the main rule's.
     """
     rest = None if rule.otherwise is None else rule.otherwise.rule
     known = {} if rest is None else rest.hyper_with_rate | all_hyper(rest)
-    concerned = {
+    rest_bindings = {
         key: bound for key, bound in bindings.items()
         if key in known and (key not in rule.hyper or isinstance(bound, str | Text))
     }  # fmt: skip
-    if rest is None or not concerned:
+    if rest is None or not rest_bindings:
         return rule, dict(bindings)
-    own = {key: bound for key, bound in bindings.items() if key in rule.hyper or key not in known}
-    return replace(rule, otherwise=Routing(bind(rest, concerned))), own
+    main_bindings = {key: bound for key, bound in bindings.items() if key in rule.hyper or key not in known}
+    return replace(rule, otherwise=Routing(bind(rest, rest_bindings))), main_bindings
 
 
 def _expression(rule: Rule, key: str, bound: str | Text) -> Node:
@@ -101,7 +101,7 @@ def _checked(rule: Rule, key: str, value: Any) -> float:
 
 
 def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
-    """The rule with expressions in place of hyper-parameters, and with the hyper-parameters these name."""
+    """The rule with expressions in place of hyper-parameters, and with the hyper-parameters in these expressions."""
     if "lr" in values:
         rule = with_own_rate(rule)
     hyper = {key: h for key, h in rule.hyper.items() if key not in values}
@@ -117,6 +117,6 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
     done = replace(substitute_hyper(rule, values), hyper=hyper, interop={})
     if "lr" not in names_in(values.values()) or done.assigns_parameter or done.wraps:
         return done
-    # Lines that come to mention lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
+    # Lines with a bound lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
     joined = plus([done])
     return replace(done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip)

@@ -1,4 +1,4 @@
-"""What must hold of a rule as a whole, however it was written."""
+"""Checks of a rule as a whole, the same for text, Python and sympy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TITLE = 100
 
 
 def check_rule(rule: Rule) -> Rule:
-    """The same rule, where nothing about it as a whole is wrong; RuleError at the place otherwise."""
+    """The same rule, checked as a whole; RuleError at the place of a mistake."""
     lines: list[Assign | Branch] = [*assignments(rule.step), *conditions(rule.step)]
     if len(lines) > MAX_LINES:
         raise rule_error(f"{rule.name} has {len(lines)} lines, over the limit of {MAX_LINES}", lines[MAX_LINES].span)
@@ -33,14 +33,14 @@ def check_rule(rule: Rule) -> Rule:
 
 
 def title_problem(title: str) -> str:
-    """Why a rule cannot be called this, as a sentence; empty where it can: generated code quotes it."""
+    """Why a rule cannot have this title, as a sentence; empty where it can. Generated code quotes the title."""
     if not title.isprintable() or set(title) & set('"\\') or not title.strip():
         return f"the name {short(title)} of a rule is empty or has a quote, backslash or line break"
     return f"the name {short(title)} of a rule has over {MAX_TITLE} characters" if len(title) > MAX_TITLE else ""
 
 
 def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> None:
-    """RuleError where a name cannot be one, or stands for two things."""
+    """RuleError where a name is not allowed, or stands for two things."""
     places = input_places or {}
     owners: dict[str, str] = {}
     declared: list[tuple[str, str, Span | None]] = [
@@ -68,7 +68,7 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
 
 
 def target_problem(rule: Rule, target: str) -> str:
-    """Why a line of the rule's step cannot assign this name; empty where it can."""
+    """Why a line of the rule's step cannot assign this name, as a sentence; empty where it can."""
     if target in RESERVED:
         return f"{target!r} is {RESERVED[target]} and cannot be assigned: use another name"
     if target in rule.hyper:
@@ -94,14 +94,14 @@ def _check_result(rule: Rule) -> None:
 
 
 def assigned_always(step: Sequence[Statement]) -> set[str]:
-    """The names that have a value after the step, whichever branches are taken."""
-    found: set[str] = set()
+    """The names with a value after the step on every path through its branches."""
+    names: set[str] = set()
     for line in step:
         if isinstance(line, Branch):
-            found |= assigned_always(line.then) & assigned_always(line.otherwise)
+            names |= assigned_always(line.then) & assigned_always(line.otherwise)
         else:
-            found.add(line.target)
-    return found
+            names.add(line.target)
+    return names
 
 
 def _check_states(rule: Rule) -> None:
@@ -118,7 +118,7 @@ def _check_states(rule: Rule) -> None:
 
 
 def level_problem(key: str, per: str) -> str:
-    """Why the state cannot be kept per this level; empty where it can."""
+    """Why the state cannot be kept per this level, as a sentence; empty where it can."""
     near = did_you_mean(per, LEVELS) or f": the levels are {', '.join(LEVELS)}"
     return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
 
@@ -144,17 +144,16 @@ def _check_default(rule: Rule, keys: list[str], known: dict[str, float]) -> None
 
 
 def check_direction_free_of_lr(rule: Rule) -> Rule:
-    """RuleError where `direction` depends on `lr` through the lines that its author wrote.
+    """RuleError where `direction` depends on `lr` through lines of the author's own.
 
-    Lines with a dot in their target come from a rule that was called or composed. Where these mention `lr`, it was
-    bound there on purpose.
+    Lines with a dot in their target come from a called or composed rule. An `lr` in such a line was bound on purpose.
     """
     _taint(rule.step, {"lr", f"{rule.wraps}.p"}, decided_by_lr=False)
     return rule
 
 
 def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) -> None:
-    """Adds to `tainted` the names that depend on `lr` after these lines."""
+    """Updates `tainted`, the names of values with `lr` in them, by these lines."""
     for line in step:
         if isinstance(line, Branch):
             depends = decided_by_lr or bool(tainted.intersection(names_in([line.condition])))
@@ -178,7 +177,7 @@ def _depends(line: Assign, tainted: set[str], decided_by_lr: bool) -> bool:
 
 
 def check_elementwise(value: Node, what: str, span: Span | None) -> Node:
-    """The same value, where it is computed element by element; RuleError for reductions, matrices, random numbers."""
+    """The same value, of elementwise operations only; RuleError for reductions, matrix functions, random numbers."""
     for part in walk([value]):
         if part.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM):
             raise rule_error(f"{part.op.symbol} cannot be part of {what}: use elementwise functions", span)

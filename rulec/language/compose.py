@@ -1,7 +1,7 @@
 """Composition: rules made of rules.
 
-Everything here ends in `inline`: the lines of a rule with its input replaced and its names kept apart. The result
-is an ordinary rule, so what is composed compiles to one program like anything else.
+Every composition ends in `inline`: the lines of a rule with its input replaced and its names kept apart. The result
+is an ordinary rule, and compiles to one program like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rulec.language.names import CONSTANTS, RESERVED
 from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Routing, Rule, State, Statement, assignments
 
-#: What belongs to a rule as a whole: of several composed rules at most one may say it.
+#: Attributes of a rule as a whole: of several composed rules at most one may have each.
 _WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
 
 
@@ -35,7 +35,7 @@ def map_nodes(step: Sequence[Statement], change: Callable[[Node], Node]) -> tupl
 
 
 def map_targets(step: Sequence[Statement], rename: Mapping[str, str]) -> tuple[Statement, ...]:
-    """The statements with what they assign renamed."""
+    """The statements with their targets renamed."""
     done: list[Statement] = []
     for line in step:
         if isinstance(line, Assign):
@@ -61,7 +61,7 @@ def rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
 
 
 def own_names(rule: Rule) -> list[str]:
-    """The states and locals of a rule: what must be kept apart where rules are composed."""
+    """The states and locals of a rule. Compositions keep these names apart."""
     assigned = (a.target for a in assignments(rule.step) if a.target != "p" and a.value.op is not Op.CALL)
     return list(dict.fromkeys([*rule.state, *assigned]))
 
@@ -92,7 +92,7 @@ def count_draws(rule: Rule) -> int:
 
 
 def shifted_draws(rule: Rule, by: int) -> Rule:
-    """The rule with its random draws numbered from `by` on, so that they are independent of those before."""
+    """The rule with its random draws numbered from `by` on: independent of the draws with lower numbers."""
     if not by or not count_draws(rule):
         return rule
 
@@ -104,7 +104,7 @@ def shifted_draws(rule: Rule, by: int) -> Rule:
 
 
 def check_callable(rule: Rule) -> Rule:
-    """The same rule, where it can be called in the step of another; RuleError otherwise."""
+    """The same rule, checked to be callable in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
     for attribute in ("evaluate", "skip", "applies_to"):
         if getattr(rule, attribute) is not None:
@@ -121,12 +121,12 @@ def _with_input(rule: Rule, prefix: str, value: Node) -> list[Statement]:
 
 
 def called_states(rule: Rule, prefix: str) -> dict[str, State]:
-    """The states of a rule called inside another, under the names its inlined lines use."""
+    """The states of a rule called inside another, under their names in its inlined lines."""
     return {f"{prefix}.{key}": state for key, state in rule.state.items()}
 
 
 def unify_hyper(owners: Sequence[tuple[str, Mapping[str, Hyper]]]) -> dict[str, Hyper]:
-    """One set of hyper-parameters: same-named ones are the same, and their defaults must agree."""
+    """The hyper-parameters of several rules as one set. Same-named ones are one, and their defaults must agree."""
     merged: dict[str, Hyper] = {}
     first: dict[str, str] = {}
     for owner, hyper in owners:
@@ -157,7 +157,7 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
 
 
 def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
-    """The inputs of several rules: same-named ones are the same and must be of one kind."""
+    """The inputs of several rules as one set. Same-named ones are one, and must be of one kind."""
     merged: dict[str, str] = {}
     for rule in rules:
         for key, kind in rule.inputs.items():
@@ -167,7 +167,7 @@ def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
 
 
 def keys_of(rules: Sequence[Rule]) -> list[str]:
-    """A prefix for each rule: its key, numbered where two have the same."""
+    """A prefix for each rule: its key, numbered where several rules have the same key."""
     keys: dict[str, None] = {}
     for rule in rules:
         key, count = rule.key, 2
@@ -178,7 +178,10 @@ def keys_of(rules: Sequence[Rule]) -> list[str]:
 
 
 def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
-    """The rules side by side: all see the same gradient and their directions add."""
+    """The rules side by side: all see the same gradient, and their directions add.
+
+    Raises RuleError where a rule assigns `p` itself, or where their hyper-parameters, inputs or views disagree.
+    """
     for rule in rules:
         _require_direction(rule, "added")
     keys = keys_of(rules)
@@ -191,7 +194,11 @@ def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
 
 
 def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
-    """The rules one after the other: each one's input `g` is the direction of the one before it."""
+    """The rules one after the other: the direction of each is the input `g` of the next.
+
+    Raises RuleError where a rule before the last assigns `p` itself, where a rule after the first never reads `g`, or
+    where their hyper-parameters, inputs or views disagree.
+    """
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
     rules[-1].check_whole()
@@ -210,7 +217,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
 
 
 def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule]) -> Rule:
-    """The joined rule; the tensors that one of its parts leaves out go to that part's other rule, joined likewise."""
+    """The joined rule with its `otherwise`: the same join, with the partial rule's own `otherwise` in its place."""
     if joined.otherwise is None:
         return joined
     left = next(rule for rule in rules if rule.applies_to is not None)
@@ -219,7 +226,7 @@ def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rul
 
 
 def routed(joined: Rule, left: Rule, make: Callable[[], Rule]) -> Rule:
-    """The joined rule, with what `make` gives for the tensors that its part `left` leaves out."""
+    """The joined rule, with the rule from `make` for the tensors that its part `left` leaves out."""
     try:
         return with_inputs_of_rest(replace(joined, otherwise=Routing(make())))
     except RuleError as error:
@@ -227,13 +234,13 @@ def routed(joined: Rule, left: Rule, make: Callable[[], Rule]) -> Rule:
 
 
 def with_inputs_of_rest(rule: Rule) -> Rule:
-    """The rule with the inputs that the rule for the tensors it leaves out is given: a step is given all at once."""
+    """The rule with the inputs of its `otherwise` too: the caller of a step passes the inputs of both at once."""
     rest = None if rule.otherwise is None else rule.otherwise.rule
     return rule if rest is None or not rest.inputs else replace(rule, inputs=unify_inputs([rule, rest]))
 
 
 def joined_name(word: str, rules: Sequence[Rule]) -> str:
-    """The rules' names joined by a word, cut where that is too long for a name."""
+    """The rules' names joined by a word, or a shorter text where these are too long for one name."""
     joined = word.join(rule.name for rule in rules)
     return joined if len(joined) <= MAX_TITLE else f"{rules[0].name[: MAX_TITLE // 2]}{word}{len(rules) - 1}More"
 
@@ -241,7 +248,7 @@ def joined_name(word: str, rules: Sequence[Rule]) -> str:
 def _join(
     rules: Sequence[Rule], keys: Sequence[str], inputs: Sequence[Node], last: Sequence[Statement], rule_name: str
 ) -> Rule:
-    """One rule of the prefixed lines of several and `last`, with every name shortened that clashes with none."""
+    """One rule of the prefixed lines of several and `last`; names without a clash lose their prefix."""
     parts, draws = [], 0
     for rule, key in zip(rules, keys, strict=True):
         parts.append(prefixed(shifted_draws(rule, draws), key))
@@ -265,23 +272,26 @@ def _join(
 
 
 def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """The prefixed names that can do without their prefix: no other rule has the name, and it means nothing else."""
+    """Prefixed name -> name without its prefix, where no other rule has it and it has no other meaning."""
     owners: dict[str, list[str]] = {}
     for rule, key in zip(rules, keys, strict=True):
-        for own in own_names(rule):
-            owners.setdefault(own, []).append(f"{key}.{own}")
-    kept = {full for own, fulls in owners.items() for full in fulls if len(fulls) > 1 or own == "direction"}
-    short = {fulls[0]: own for own, fulls in owners.items() if fulls[0] not in kept and own not in taken}
-    while clashing := {full for full, own in short.items() if own in kept}:
+        for plain in own_names(rule):
+            owners.setdefault(plain, []).append(f"{key}.{plain}")
+    kept = {full for plain, fulls in owners.items() for full in fulls if len(fulls) > 1 or plain == "direction"}
+    short = {fulls[0]: plain for plain, fulls in owners.items() if fulls[0] not in kept and plain not in taken}
+    while clashing := {full for full, plain in short.items() if plain in kept}:
         # A name that keeps its prefix may itself be the short form of another: `adam.m` of `outer.adam.m`.
         kept |= clashing
-        short = {full: own for full, own in short.items() if full not in clashing}
+        short = {full: plain for full, plain in short.items() if full not in clashing}
     return short
 
 
 def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
-    """What at most one of several composed rules may have: an evaluation point, a skip, a routing, a view."""
-    found: dict[str, Any] = {}
+    """The evaluation point, skip, routing and view of several composed rules; RuleError where two rules have one.
+
+    Two rules may have equal views, and no two may have different ones.
+    """
+    attributes: dict[str, Any] = {}
     for attribute in _WHOLE:
         having = [rule for rule in rules if getattr(rule, attribute)]
         if attribute == "view" and any(rule.view != having[0].view for rule in having):
@@ -290,8 +300,8 @@ def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
         if attribute != "view" and len(having) > 1:
             raise RuleError(f"{having[0].name} and {having[1].name} both say {attribute}: only one of them may")
         if having:
-            found[attribute] = getattr(having[0], attribute)
-    return found
+            attributes[attribute] = getattr(having[0], attribute)
+    return attributes
 
 
 def _view_text(rule: Rule) -> str:
@@ -307,14 +317,14 @@ def free_name(wanted: str, taken: Sequence[str] | set[str]) -> str:
 
 
 def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
-    """The rule with each hyper-parameter in `values` replaced by an expression wherever a value mentions it.
+    """The rule with each hyper-parameter in `values` replaced by its expression, wherever the rule reads it.
 
-    Locals give way to the names of these expressions; the set of hyper-parameters is left as it is.
+    Locals are renamed where they clash with a name in the expressions. The set of hyper-parameters stays as it is.
     """
     free = {n for value in values.values() for n in names_in([value])}
     taken = {*own_names(rule), *rule.hyper, *rule.inputs, *free, *FACTS, *CONSTANTS}
-    clashing = [own for own in own_names(rule) if own in free and own not in rule.state]
-    rule = rename_all(rule, {own: free_name(f"{own}_", taken) for own in clashing})
+    clashing = [plain for plain in own_names(rule) if plain in free and plain not in rule.state]
+    rule = rename_all(rule, {plain: free_name(f"{plain}_", taken) for plain in clashing})
 
     def change(n: Node) -> Node:
         return replace_names(n, values)
@@ -333,7 +343,7 @@ def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
 
 
 def with_own_rate(rule: Rule) -> Rule:
-    """The same rule with its last line written out, `p = p - lr*...`: what a learning rate of its own needs."""
+    """The same rule with its last line written out, `p = p - lr*...`, so that `lr` can be bound in it."""
     if rule.assigns_parameter:
         return rule
     update = free_name("update", {*own_names(rule), *rule.hyper, *rule.inputs})

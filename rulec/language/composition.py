@@ -1,4 +1,4 @@
-"""Rules composed in text, as `clip_by_global_norm >> lookahead(adamw, k=5)`: what Python would make of the same."""
+"""Rules composed in text, as `clip_by_global_norm >> lookahead(adamw, k=5)`, with the meaning of the same Python."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ _HOW = "join rules with + and >>, and write wrapper(rule) or rule(lr=0.1)"
 
 
 def is_composition(text: str) -> bool:
-    """Whether the text joins rules, rather than being the name of one or of a file."""
+    """Whether a text composes rules; other texts are names of rules or files."""
     return bool(re.search(r">>|[+(]", text)) and not _FILE.fullmatch(text.strip())
 
 
 def compose_text(text: str | Text, resolve: Callable[[str], Rule]) -> Rule:
-    """The rule that a text composes of those that `resolve` finds; RuleError at the place of a mistake.
+    """The rule composed by a text. `resolve` gives the rule of each name in it.
 
     `a + b` and `a >> b` bind as tightly as in Python; `wrapper(a)` wraps, and keywords bind hyper-parameters.
+    Raises RuleError at the place of a mistake.
     """
-    given = text if isinstance(text, Text) else Text(text, Source("<rule>", text))
-    return _Reader(given.joined(), resolve).rule()
+    located = text if isinstance(text, Text) else Text(text, Source("<rule>", text))
+    return _Reader(located.joined(), resolve).rule()
 
 
 class _Reader:
@@ -47,7 +48,7 @@ class _Reader:
         self.text, self.resolve = text, resolve
 
     def rule(self) -> Rule:
-        plain = _PATH.sub(lambda found: "_" * len(found[0]), self.text.text)
+        plain = _PATH.sub(lambda match: "_" * len(match[0]), self.text.text)
         body = Text(plain, self.text.source, self.text.positions).parse()
         if len(body) != 1 or not isinstance(body[0], ast.Expr):
             raise rule_error(f"this is no rule: {_HOW}", self.text.start)

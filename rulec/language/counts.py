@@ -20,10 +20,11 @@ MAX_ELEMENTS = 1 << 48
 
 @dataclass(frozen=True)
 class Count:
-    """What is counted by `values`, which are whole numbers from `least` to `most`, and so is their product.
+    """Values that must be whole numbers: the extents of an array, or the steps of an iteration.
 
-    `fixed` ones do not change from step to step. Of `bounded` ones that a user chooses there are at least one, and no
-    more than the matrix has.
+    Each of `values` lies between `least` and `most`, and their product is at most MAX_ELEMENTS. `what` names the
+    count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
+    hyper-parameter in it lies between 1 and the shorter side of the matrix.
     """
 
     what: str
@@ -35,7 +36,7 @@ class Count:
     span: Span | None = None
 
     def problem(self, known: Mapping[str, float]) -> str:
-        """Why these values cannot be, as a sentence; empty where they can, and where they are not known yet.
+        """Why these values are not allowed, as a sentence; empty where they are, and where they are not known yet.
 
         `known` has values of hyper-parameters and of shape facts.
         """
@@ -71,18 +72,18 @@ def _advice(value: Node) -> str:
 
 
 def is_count(number: float, least: int, most: int) -> bool:
-    """Whether it is a whole number in a range, which ends with what memory holds where it has no end of its own."""
+    """Whether a number is whole and in a range. `most=MAX_ELEMENTS` stands for a range without an upper end."""
     return float(number).is_integer() and least <= number and (number <= most or most == MAX_ELEMENTS)
 
 
 def count_problem(what: str, text: str, least: int, most: int) -> str:
-    """What to say of a number, given as a text, that is no whole number in a range."""
+    """The sentence for a number (as `text`) that is no whole number in a range."""
     end = f" to {most}" if most < MAX_ELEMENTS else ""
     return f"{what} must be a whole number from {least}{end}, not {text}"
 
 
 def count_of(value: Node) -> Count | None:
-    """What an operation counts by; None for one that does not count."""
+    """The count in an operation, such as the rank of `singular_vectors`; None for an operation without one."""
     if value.op is Op.NEWTON_SCHULZ:
         return Count("the number of steps of newton_schulz", value.args[1:], 0, MAX_STEPS, fixed=False)
     if value.op is Op.SINGULAR_VECTORS:

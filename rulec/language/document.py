@@ -1,8 +1,8 @@
-"""YAML as plain data with places: a SafeLoader with YAML 1.2 scalars and nothing that surprises.
+"""YAML as plain data with places: a SafeLoader with YAML 1.2 scalars.
 
-PyYAML follows YAML 1.1, where `1e-3` is a string and `no` is false. Here scalars are YAML 1.2's, a key given twice
-is an error, anchors, aliases and tags are refused (no document of ours needs them, and nested aliases expand without
-bound), and every value keeps its place.
+PyYAML follows YAML 1.1, where `1e-3` is a string and `no` is false. Here scalars are YAML 1.2's, and every value keeps
+its place. A repeated key is an error. Anchors, aliases and tags are refused: no rule file needs them, and nested
+aliases expand without bound.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SCALARS = (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 )
 
-#: Characters that a text may not hold: controls, and line breaks that editors do not count.
+#: Characters refused in a text: controls, and line breaks that editors do not count.
 _STRANGE = re.compile("[^\n\t -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-#: What PyYAML says, and what is wrong in our words.
+#: Pattern of PyYAML's message -> our message.
 _SAID = (
     (r"character '\\t'", "a tab: indent and separate with spaces"),
     (r"expected ',' or '}'", "a comma or } is missing in this mapping"),
@@ -61,7 +61,7 @@ def use_yaml_1_2(kind: Any) -> Any:
 
 @use_yaml_1_2
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, and refuses what a rule file may not have at the first place it stands."""
+    """Composes nodes, and refuses anchors, aliases, tags and deep nesting at their first place."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source.text)
@@ -88,7 +88,7 @@ class _Loader(yaml.SafeLoader):
 
 @dataclass
 class Document:
-    """A YAML document as dicts, lists and scalars, and where each value stands."""
+    """A YAML document as dicts, lists and scalars, with the place of each value and key."""
 
     source: Source
     data: Any = None
@@ -96,11 +96,11 @@ class Document:
     keys: dict[Path, yaml.Node] = field(default_factory=dict)
 
     def span(self, path: Path, key: bool = False) -> Span:
-        """The place of the value (or key) at `path`, or of the nearest that exists above it."""
+        """The place of the value (or key) at `path`, or of the nearest value above it that exists."""
         while path and path not in self.places:
             path = path[:-1]
-        found = self.keys.get(path) if key else None
-        return _span(self.source, found or self.places[path])
+        key_node = self.keys.get(path) if key else None
+        return _span(self.source, key_node or self.places[path])
 
     def at(self, path: Path) -> Any:
         """The value at `path`."""
@@ -110,27 +110,27 @@ class Document:
         return data
 
     def below(self, path: Path) -> Document:
-        """What stands at `path`, as a document of its own with the same places."""
+        """The value at `path` as a document of its own, with the same places in the same source."""
         size = len(path)
-        places = {key[size:]: found for key, found in self.places.items() if key[:size] == path}
-        keys = {key[size:]: found for key, found in self.keys.items() if key[:size] == path and len(key) > size}
+        places = {key[size:]: node for key, node in self.places.items() if key[:size] == path}
+        keys = {key[size:]: node for key, node in self.keys.items() if key[:size] == path and len(key) > size}
         return Document(self.source, self.at(path), places, keys)
 
     def text(self, path: Path) -> Text:
-        """The string at `path` as rule text that knows where each of its characters stands."""
+        """The string at `path` as rule text with the place of each character."""
         value = str(self.at(path))
         return Text(value, self.source, _positions(self.source.text, self.places[path], value))
 
     def key_text(self, path: Path) -> Text:
-        """The key at `path` as rule text that knows where each of its characters stands."""
+        """The key at `path` as rule text with the place of each character."""
         value = str(path[-1])
         return Text(value, self.source, _positions(self.source.text, self.keys[path], value))
 
 
 def _positions(source: str, at: yaml.Node, value: str) -> list[Position]:
-    """Where each character of a scalar's value, and its end, stands in the source: line and column from 1.
+    """The place of each character of a scalar's value in the source, then of its end: line and column from 1.
 
-    The value's characters are the source's in order, but for blanks that folding joins and for escapes.
+    The value's characters are the source's in order, except for blanks joined by folding and for escapes.
     """
     style = getattr(at, "style", None) or ""
     index = _index(at.start_mark) + (style in ("'", '"'))
@@ -160,7 +160,7 @@ _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)", re.DOTALL)
 
 
 def _escape_width(source: str, index: int, style: str) -> int:
-    """How many characters of the source the escape at `index` takes; 0 where there is none."""
+    """The width of the escape at `index` in characters of the source; 0 where there is no escape."""
     if style == "'" and source.startswith("''", index):
         return 2
     escape = _ESCAPE.match(source, index) if style == '"' else None
@@ -181,7 +181,7 @@ def _span(source: Source, at: yaml.Node | yaml.Event) -> Span:
 
 
 def read_document(text: str, name: str) -> Document:
-    """The document of a YAML text known to users as `name`; RuleError at the place of anything wrong."""
+    """The document of a YAML text known to users as `name`; RuleError at the place of a mistake."""
     if len(text) > MAX_DOCUMENT:
         raise rule_error(f"{name} has {len(text)} characters, over the limit of {MAX_DOCUMENT}: it is no rule file")
     source = Source(name, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))

@@ -1,7 +1,7 @@
-"""The evaluation point: from `evaluate` to the two changes in place that lead there and back.
+"""The evaluation point: from `evaluate` to the change in place of `p` to it, and the change back.
 
-Training happens at `p`; a rule may say that the model is to be evaluated elsewhere. Where that is `a*p + b`, with `a`
-and `b` free of `p`, the way back is `(p - b)/a`. Where it is a state, such as an average, the two are exchanged.
+Training happens at `p`; under `evaluate` a rule may name another point to evaluate the model at. For a point `a*p + b`,
+with `a` and `b` free of `p`, the way back is `(p - b)/a`. A state, such as an average, is exchanged with `p`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _Affine = tuple[Node, Node]
 
 
 def to_evaluation(rule: Rule) -> Rule | None:
-    """The rule whose one step moves `p` to the evaluation point; None where that is `p` itself.
+    """A rule whose step moves `p` to the evaluation point of `rule`; None where `rule` is evaluated at `p`.
 
-    It has the states and hyper-parameters of `rule`, and reads no gradient. Raises RuleError where the way back does
-    not exist.
+    It has the states and hyper-parameters of `rule`, and reads no gradient. Raises RuleError where there is no way
+    back.
     """
     if rule.evaluate is None:
         return None
@@ -34,7 +34,7 @@ def to_evaluation(rule: Rule) -> Rule | None:
 
 
 def to_training(rule: Rule) -> Rule | None:
-    """The rule whose one step takes back what that of `to_evaluation` does; None where there is no such step."""
+    """A rule whose step moves `p` from the evaluation point back; None where `rule` is evaluated at `p`."""
     if rule.evaluate is None:
         return None
     swapped = _swap(rule, rule.evaluate)
@@ -47,7 +47,7 @@ def _moving(rule: Rule, word: str, step: tuple[Statement, ...]) -> Rule:
 
 
 def check_evaluation(rule: Rule, span: Span | None) -> Rule:
-    """The same rule, where `p` can be found again from its evaluation point; RuleError at `span` otherwise."""
+    """The same rule, where its evaluation point has a way back to `p`; RuleError at `span` otherwise."""
     try:
         if rule.evaluate is not None and _swap(rule, rule.evaluate) is None:
             invert(rule)
@@ -57,7 +57,7 @@ def check_evaluation(rule: Rule, span: Span | None) -> Rule:
 
 
 def _swap(rule: Rule, point: Node) -> tuple[Statement, ...] | None:
-    """The lines that exchange `p` and the state that is the evaluation point; None where it is none."""
+    """The lines to exchange `p` with the state at the evaluation point; None where the point depends on `p`."""
     if "p" in names_in([point]):
         return None
     state = rule.state.get(str(point.arg)) if point.op is Op.NAME else None
@@ -71,7 +71,7 @@ def _swap(rule: Rule, point: Node) -> tuple[Statement, ...] | None:
 
 
 def invert(rule: Rule) -> Node:
-    """`p` as an expression of what it becomes at the evaluation point, which is called `p` there.
+    """The way back: the old `p` as an expression of the evaluation point, written `p` in it.
 
     Raises RuleError where the evaluation point is not `a*p + b` with `a` other than zero.
     """
@@ -83,7 +83,7 @@ def invert(rule: Rule) -> Node:
 
 
 def _vanishes(rule: Rule, slope: Node) -> bool:
-    """Whether the slope is zero, or no number, where every hyper-parameter has its default."""
+    """Whether the slope is zero, infinite or NaN with every hyper-parameter at its default."""
     if not set(names_in([slope])) <= rule.hyper.keys():
         return False
     try:
@@ -95,20 +95,20 @@ def _vanishes(rule: Rule, slope: Node) -> bool:
 
 def _affine(rule: Rule, point: Node) -> _Affine:
     """The evaluation point as `slope*p + offset`."""
-    found: dict[Node, _Affine] = {}
+    forms: dict[Node, _Affine] = {}
     for part in walk([point]):
-        operands = [found[a] for a in part.args]
+        operands = [forms[a] for a in part.args]
         if part is _P:
-            found[part] = _ONE, _ZERO
+            forms[part] = _ONE, _ZERO
         elif all(slope is _ZERO for slope, _ in operands):
-            found[part] = _ZERO, part
+            forms[part] = _ZERO, part
         else:
-            found[part] = _combined(rule, part, operands)
-    return found[point]
+            forms[part] = _combined(rule, part, operands)
+    return forms[point]
 
 
 def _combined(rule: Rule, part: Node, operands: list[_Affine]) -> _Affine:
-    """An operation on values of which at least one has `p` in it."""
+    """The affine form of an operation with `p` in at least one operand."""
     (slope, offset), *others = operands
     if part.op is Op.NEG:
         return _sub(_ZERO, slope), _sub(_ZERO, offset)
@@ -132,10 +132,10 @@ def _combined(rule: Rule, part: Node, operands: list[_Affine]) -> _Affine:
 
 
 def _both(op: Op, a: Node, b: Node) -> Node:
-    """The operation, computed at once where both are numbers."""
-    made = node(op, a, b)
+    """The operation on `a` and `b`; its result where both are numbers."""
+    value = node(op, a, b)
     numbers = a.op is Op.CONST and b.op is Op.CONST and not (op is Op.DIV and b.arg == 0)
-    return const(number_of(made, {})) if numbers else made
+    return const(number_of(value, {})) if numbers else value
 
 
 def _add(a: Node, b: Node) -> Node:

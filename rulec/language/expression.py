@@ -1,6 +1,6 @@
-"""Text of the rule language, straight into nodes.
+"""Text of the rule language into nodes.
 
-The text is read by Python's own `ast` and every construct is looked up in a closed table; nothing is executed.
+Python's own `ast` reads the text, and every construct is looked up in a closed table; nothing is executed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
 from rulec.language.arithmetic import NUMPY
-from rulec.language.functions import FUNCTIONS, CallError
+from rulec.language.functions import FUNCTIONS, CallError, numbered
 from rulec.language.known import ConstantError, constant
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
-from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.node import Node, Op, const, name, node
 from rulec.language.source import Span, did_you_mean, rule_error
 
-#: Deepest and largest expression: what a person reads, and what every walk over it takes with ease. The size counts
-#: what is written twice twice, so that the text of an expression is never much longer than what was read.
+#: Deepest and largest expression, for people to read and for walks without a deep stack. The size counts a shared
+#: part each time it is written, so that the text of an expression is never much longer than the text it was read from.
 MAX_DEPTH = 150
 MAX_SIZE = 20_000
 
@@ -30,7 +30,7 @@ _BINARY = {
 _COMPARE = {ast.Lt: Op.LT, ast.LtE: Op.LE, ast.Gt: Op.GT, ast.GtE: Op.GE, ast.Eq: Op.EQ, ast.NotEq: Op.NE}
 _LOGIC = {ast.And: Op.AND, ast.Or: Op.OR}
 
-#: What Python has and rules have not, in words.
+#: Constructs of Python without a meaning in rules -> their names in messages.
 _FOREIGN: dict[type[ast.AST], str] = {
     ast.IfExp: "`a if c else b`", ast.Lambda: "lambda", ast.Subscript: "indexing", ast.List: "a list",
     ast.Tuple: "a comma between values", ast.Dict: "a dict", ast.Set: "a set", ast.JoinedStr: "an f-string",
@@ -39,17 +39,17 @@ _FOREIGN: dict[type[ast.AST], str] = {
     ast.Yield: "yield", ast.YieldFrom: "yield",
 }  # fmt: skip
 
-#: Makes the node for a call of a name that is not a function of the language (a rule named under `uses`, `tagged`)
-#: from the name, its arguments (nodes, lists of nodes, strings), its place and its keywords; None where it
-#: has no meaning for it. It takes out of the keywords those that it knows.
+#: Reads a call of a name outside the language's functions: a rule under `uses`, or `tagged`. From the name, the
+#: arguments (nodes, lists of nodes, strings), the place and the keywords it makes a node, or None for an unknown name.
+#: It removes the keywords it has read.
 OtherCall = Callable[[str, list[Any], Span, dict[str, Node]], Node | None]
 
-#: What is wrong with an unknown name, where more can be said than that it is unknown.
+#: A sentence about an unknown name; empty where nothing more is known of it.
 Explain = Callable[[str], str]
 
 
 def dotted(tree: ast.expr) -> str | None:
-    """`adam.m` for the attribute chain of that text, a name for a name, None for anything else."""
+    """The text of a name or of names joined by dots, such as `adam.m`; None for any other expression."""
     parts = []
     while isinstance(tree, ast.Attribute):
         parts.append(tree.attr)
@@ -58,7 +58,7 @@ def dotted(tree: ast.expr) -> str | None:
 
 
 class ExpressionParser:
-    """Reads expressions over a set of known names; `other_call` may give meaning to further callables."""
+    """Reads expressions over a set of known names. `other_call` reads calls of other names."""
 
     def __init__(
         self, text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None
@@ -69,7 +69,7 @@ class ExpressionParser:
         self.explain = explain
         #: The number of the next random draw: each call has its own, so that two of them are independent.
         self.next_draw = 0
-        #: The numbers that the expressions of constants read so far are.
+        #: The values of the constant expressions read so far.
         self._constants: dict[Node, float] = {}
 
     def fail(self, message: str, at: ast.AST) -> NoReturn:
@@ -148,7 +148,7 @@ class ExpressionParser:
         return self._finite(node(_BINARY[type(tree.op)], left, right), tree)
 
     def _finite(self, value: Node, tree: ast.expr) -> Node:
-        """The same value, where it is no constant that float64 does not hold."""
+        """The same value; RuleError where it is a constant too large for float64."""
         if value.op not in NUMPY:
             return value
         known = [cast(float, a.arg) if a.op is Op.CONST else self._constants.get(a) for a in value.args]
@@ -189,32 +189,24 @@ class ExpressionParser:
         args = [self._argument(a, depth + 1) for a in tree.args]
         if self.other_call is not None and identifier not in FUNCTIONS:
             keywords = self._keywords({}, tree.keywords, depth + 1)
-            made = self.other_call(identifier, args, self.text.span(tree), keywords)
-            if made is not None and keywords:
+            result = self.other_call(identifier, args, self.text.span(tree), keywords)
+            if result is not None and keywords:
                 self.fail(f"{identifier} takes no keywords", tree.keywords[0].value)
-            if made is not None:
-                return made
+            if result is not None:
+                return result
         function = FUNCTIONS.get(identifier)
         if function is None:
             if identifier in self.known:
                 self.fail(f"{identifier!r} is a value, not a function: write * to multiply", tree)
-            own = FUNCTIONS.get(identifier.rpartition(".")[2])
-            hint = f": write {own.signature()}" if own else did_you_mean(identifier, FUNCTIONS)
+            known = FUNCTIONS.get(identifier.rpartition(".")[2])
+            hint = f": write {known.signature()}" if known else did_you_mean(identifier, FUNCTIONS)
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
             value = function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
         except CallError as error:
             self.fail(str(error), tree)
-        return self._finite(self._numbered(value), tree)
-
-    def _numbered(self, value: Node) -> Node:
-        """A random draw with its number: the one it was given, or the next."""
-        if value.op.kind is not Kind.RANDOM:
-            return value
-        if value.arg is None:
-            value = node(value.op, *value.args, self.next_draw)
-        self.next_draw = max(self.next_draw, int(value.arg) + 1)  # type: ignore[call-overload]
-        return value
+        value, self.next_draw = numbered(value, self.next_draw)
+        return self._finite(value, tree)
 
     def _argument(self, tree: ast.expr, depth: int) -> Any:
         if isinstance(tree, ast.List):
@@ -224,14 +216,14 @@ class ExpressionParser:
         return self._expression(tree, depth)
 
     def _keywords(self, choices: Any, keywords: list[ast.keyword], depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for keyword in keywords:
             if keyword.arg is None:
                 self.fail("** is not part of the rule language", keyword.value)
-            if keyword.arg in found:
+            if keyword.arg in values:
                 self.fail(f"{keyword.arg} is given twice", keyword.value)
-            found[keyword.arg] = self._keyword(choices, keyword, depth)
-        return found
+            values[keyword.arg] = self._keyword(choices, keyword, depth)
+        return values
 
     def _keyword(self, choices: Any, keyword: ast.keyword, depth: int) -> Any:
         if keyword.arg not in choices:

@@ -1,6 +1,6 @@
-"""The functions a rule may call: their names, arguments and the nodes they make.
+"""The functions of the rule language: their names, their arguments and their nodes.
 
-Both ways of writing a rule, text and Python, call through this one table, so they cannot differ.
+Text and Python both call through this one table, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rulec.language.counts import count_of
-from rulec.language.node import LEVELS, Node, Op, const, name, node
+from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
 
 #: Most random draws of a rule.
 MAX_DRAWS = 1000
 
-#: What is meant where a reduction is called with two values.
+#: Reduction -> the function of two values to advise where it is called with two.
 _OF_TWO = {"min": "minimum(a, b)", "max": "maximum(a, b)"}
 
 #: A number may be written as a node or as a plain number.
@@ -23,7 +23,7 @@ Value = Node | float
 
 
 class CallError(ValueError):
-    """A call with arguments the function does not take; whoever parses adds the place."""
+    """A call with wrong arguments. The parser adds the place."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Function:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def signature(self) -> str:
-        """How a call looks, for messages: `clip(x, low, high)`."""
+        """A call as messages show it: `clip(x, low, high)`."""
         shown = {k: "t" if k == "at" else repr(v) for k, v in self.optional.items() if k != "draw"}
         words = [f"{k}={v}" for k, v in shown.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
 
-    def _advice(self, given: int) -> str:
-        other = _OF_TWO.get(self.name) if given == 2 else None
+    def _advice(self, count: int) -> str:
+        other = _OF_TWO.get(self.name) if count == 2 else None
         return f"{other}, or {self.signature()} for a reduction" if other else self.signature()
 
     def __call__(self, *args: Any, **keywords: Any) -> Node:
@@ -75,6 +75,14 @@ class Function:
 def as_node(value: Any) -> Node:
     """A plain number as a constant node; a node as it is."""
     return value if isinstance(value, Node) else const(float(value))
+
+
+def numbered(value: Node, draw: int) -> tuple[Node, int]:
+    """A random draw with its number, the author's or else `draw`, and the next free number; other values unchanged."""
+    if value.op.kind is not Kind.RANDOM:
+        return value, draw
+    number = draw if value.arg is None else cast(int, value.arg)
+    return node(value.op, *value.args, number), max(draw, number + 1)
 
 
 def _plain(op: Op, *arguments: str) -> Function:

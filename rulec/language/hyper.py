@@ -1,4 +1,4 @@
-"""Hyper-parameters: their defaults, their ranges, and what their values are when a step runs."""
+"""Hyper-parameters: their defaults, their ranges, and their values when a step runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULT_LR = 1e-3
 
 
 def well_known_range(hyper_name: str) -> Limits:
-    """The range built in for a hyper-parameter of this name; empty where there is none."""
+    """The built-in range of a hyper-parameter of this name; empty where it has no built-in range."""
     for pattern, limits in WELL_KNOWN:
         if re.fullmatch(pattern, hyper_name):
             return limits
@@ -45,11 +45,11 @@ def well_known_range(hyper_name: str) -> Limits:
 
 @dataclass(frozen=True)
 class Hyper:
-    """A hyper-parameter: its default, and the range its value must lie in.
+    """A hyper-parameter: its default, and the range of its values.
 
     `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
-    `min` and `max` belong to the range, `above` and `below` do not; of a `whole` one only whole numbers do. A `static`
-    one is known when a kernel is made.
+    `min` and `max` belong to the range, `above` and `below` do not. A `whole` hyper-parameter has whole numbers as its
+    values. The value of a `static` one is known when a kernel is made.
     """
 
     default: float | Node | None
@@ -63,13 +63,13 @@ class Hyper:
 
     @property
     def limits(self) -> Limits:
-        """The ends of the range that are ends at all."""
-        given = {k: getattr(self, k) for k in Limits.__annotations__ if getattr(self, k) != getattr(Hyper, k)}
-        return cast(Limits, given)
+        """The finite ends of the range, by their keywords."""
+        limits = {k: getattr(self, k) for k in Limits.__annotations__ if getattr(self, k) != getattr(Hyper, k)}
+        return cast(Limits, limits)
 
     @property
     def ends(self) -> list[tuple[str, float]]:
-        """The ends of the range, each with the sign that stands between a value and it."""
+        """The finite ends of the range, each with its comparison: `(">=", 0.0)` for values from 0."""
         signs = (("min", ">="), ("above", ">"), ("max", "<="), ("below", "<"))
         limits: Mapping[str, Any] = self.limits
         return [(sign, limits[key]) for key, sign in signs if key in limits]
@@ -81,13 +81,13 @@ class Hyper:
         return low > high or (low == high and low in (self.above, self.below) and math.isfinite(low))
 
     def range_text(self) -> str:
-        """The range in words: `at least 0 and below 1`, `a whole number, at least 1`; empty where any will do."""
+        """The range in words: `at least 0 and below 1`, `a whole number, at least 1`; empty for all numbers."""
         limits = (("at least", self.min), ("above", self.above), ("at most", self.max), ("below", self.below))
         ends = " and ".join(f"{word} {value:g}" for word, value in limits if math.isfinite(value))
         return ", ".join(part for part in ("a whole number" if self.whole else "", ends) if part)
 
     def check(self, hyper_name: str, value: Any, owner: str) -> float:
-        """`value` as a float where it lies in the range; HyperError where it does not, NaN included."""
+        """`value` as a float; HyperError where it is outside the range, NaN, or no number. `owner` names the rule."""
         if callable(value):
             raise HyperError(
                 f"{hyper_name} of {owner} is a function, where a number belongs: give its value anew before each step"
@@ -106,20 +106,21 @@ class Hyper:
 
 
 def resolve_hyper(
-    hyper: Mapping[str, Hyper], given: Mapping[str, Any], machine_eps: float, owner: str
+    hyper: Mapping[str, Hyper], settings: Mapping[str, Any], machine_eps: float, owner: str
 ) -> dict[str, float]:
-    """Every hyper-parameter's value: given, or by default; expressions such as `sqrt(beta2)` are evaluated.
+    """The value of every hyper-parameter, from `settings` or by default, in the order of `hyper`.
 
-    Raises HyperError for a name that `owner` does not have, a value outside its range, a default that is missing,
-    and defaults that depend on each other.
+    Defaults that are expressions, such as `sqrt(beta2)`, are evaluated in float64 with this `machine_eps`. Raises
+    HyperError for an unknown name, a value outside its range, a missing default, and defaults that depend on each
+    other; `owner` names the rule in it.
     """
     resolved: dict[str, float] = {}
-    for key, value in given.items():
+    for key, value in settings.items():
         if key not in hyper:
             raise HyperError(f"{owner} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
         resolved[key] = hyper[key].check(key, value, owner)
     values = {"machine_eps": machine_eps, **resolved}
-    pending = {key: hyper[key].default for key in hyper if key not in given}
+    pending = {key: hyper[key].default for key in hyper if key not in settings}
     while pending:
         ready = [k for k, v in pending.items() if not isinstance(v, Node) or set(names_in([v])) <= values.keys()]
         if not ready:
@@ -136,7 +137,7 @@ def resolve_hyper(
 
 
 def number_of(value: Node, names: Mapping[str, float]) -> float:
-    """An expression of numbers and names, in float64."""
+    """The value of an expression of numbers and names, in float64."""
     number = number_known(value, names)
-    assert number is not None  # whoever asks has looked
+    assert number is not None  # `names` has every name in the expression
     return number

@@ -1,4 +1,4 @@
-"""The number that an expression is, where everything it is made of is known."""
+"""The number of an expression, where all names in it are known."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.EXP)
 
 
 class ConstantError(ValueError):
-    """A constant that no float64 holds; whoever reads it adds the place."""
+    """A constant too large for float64. The parser adds the place."""
 
 
 def constant(op: Op, operands: Sequence[float]) -> float:
-    """What an elementwise operation on constants gives in float64: no power is ever computed exactly.
+    """The result of an elementwise operation on constants, in float64: no power is ever computed exactly.
 
     Raises ConstantError where the operands are finite and the result is too large. A division by zero is infinite, as
-    IEEE 754 says.
+    in IEEE 754.
     """
     with np.errstate(all="ignore"):
         number = float(NUMPY[op](*map(np.float64, operands)))
@@ -37,7 +37,11 @@ def constant(op: Op, operands: Sequence[float]) -> float:
 
 
 def number_known(value: Node, known: Mapping[str, float]) -> float | None:
-    """An expression in float64, from the values of names, hyper-parameters and shape facts; None where it has more."""
+    """The value of an expression in float64; None where a part of it is not known.
+
+    `known` has values of names, hyper-parameters and shape facts. Reductions, matrix functions and random numbers are
+    never known.
+    """
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):
         for part in walk([value]):

@@ -1,4 +1,4 @@
-"""The step of a rule as LaTeX: what papers print."""
+"""The step of a rule as LaTeX, in the notation of papers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GREEK = frozenset(
 _SPELT = {"eps": "epsilon", "lambd": "lambda", "lamb": "lambda"}
 _ACCENTS = {"hat": r"\hat", "bar": r"\bar", "tilde": r"\tilde"}
 
-# How tightly a piece of LaTeX binds: sums, signs, products, and what needs no brackets anywhere.
+# How tightly a piece of LaTeX binds. Fractions and roots are tall; an atom needs no brackets anywhere.
 _LOGIC, _COMPARE, _SUM, _SIGN, _PRODUCT, _TALL, _ATOM = range(1, 8)
 
 #: A piece of LaTeX and how tightly it binds.
@@ -46,7 +46,7 @@ _CALLED = {
 
 
 def rule_to_latex(rule: Rule) -> str:
-    """The step as an aligned block: new states with subscript t, old ones with t-1, and the update of p last."""
+    """The step as an aligned block: new states with subscript t, old states with t-1, and the update of p last."""
     lines = _Lines(rule).block(rule.whole_step, ())
     if rule.evaluate is not None:
         last = {key: _name(key, "t") for key in (*rule.state, "p")}
@@ -55,7 +55,7 @@ def rule_to_latex(rule: Rule) -> str:
 
 
 class _Lines:
-    """Walks the lines of a step and keeps the LaTeX of every name as it stands."""
+    """Walks the lines of a step. `names` has the LaTeX of every name at the current line."""
 
     def __init__(self, rule: Rule) -> None:
         self.names = {key: _name(key, "t-1") for key in (*rule.state, "p")}
@@ -63,7 +63,7 @@ class _Lines:
         self.count: dict[str, int] = {}
 
     def block(self, step: Sequence[Statement], after: Sequence[Statement]) -> list[str]:
-        """The LaTeX lines of `step`, which `after` follows."""
+        """The LaTeX lines of `step`; the statements `after` come behind it."""
         lines: list[str] = []
         for index, line in enumerate(step):
             later = (*step[index + 1 :], *after)
@@ -92,7 +92,7 @@ class _Lines:
 
 
 def _is_squared(value: Node) -> bool:
-    """Whether it is `c*x*x`, which papers write as `c` times the square of `x`."""
+    """Whether a value is `c*x*x`: papers write `c` times the square of `x`."""
     return value.op is Op.MUL and value.args[0].op is Op.MUL and value.args[0].args[1] is value.args[1]
 
 
@@ -105,13 +105,13 @@ def _name(identifier: str, time: str = "", version: int = 0) -> str:
 
     `version` counts the assignments of a name that is assigned more than once in one step.
     """
-    owner, _, own = identifier.rpartition(".")
-    if own == "direction":
+    owner, _, base = identifier.rpartition(".")
+    if base == "direction":
         letter, index = r"\Delta", ""
     else:
-        *parts, last = own.split("_")
+        *parts, last = base.split("_")
         accent = _ACCENTS.get(last, "") if parts else ""
-        letter, index = _letter("_".join(parts) if accent else own)
+        letter, index = _letter("_".join(parts) if accent else base)
         letter = f"{accent}{{{letter}}}" if accent else letter
     above = [rf"\mathrm{{{_escaped(owner)}}}"] if owner else []
     above += [f"({version})"] if version else []
@@ -119,13 +119,13 @@ def _name(identifier: str, time: str = "", version: int = 0) -> str:
     return letter + (f"_{{{','.join(below)}}}" if below else "") + (f"^{{{','.join(above)}}}" if above else "")
 
 
-def _letter(own: str) -> tuple[str, str]:
+def _letter(base: str) -> tuple[str, str]:
     """A name as a letter and its index: `mu_next` is mu with the index next."""
-    found = re.fullmatch(r"([A-Za-z]+?)(?:_?(\d+)|_(\w+))?", own)
-    word = _SPELT.get(found[1], found[1]) if found else ""
-    if not found or not (len(word) == 1 or word in _GREEK):
-        return rf"\mathrm{{{_escaped(own)}}}", ""
-    index = found[2] or (rf"\mathrm{{{_escaped(found[3])}}}" if found[3] else "")
+    match = re.fullmatch(r"([A-Za-z]+?)(?:_?(\d+)|_(\w+))?", base)
+    word = _SPELT.get(match[1], match[1]) if match else ""
+    if not match or not (len(word) == 1 or word in _GREEK):
+        return rf"\mathrm{{{_escaped(base)}}}", ""
+    index = match[2] or (rf"\mathrm{{{_escaped(match[3])}}}" if match[3] else "")
     return rf"\{word}" if word in _GREEK else word, index
 
 
@@ -134,7 +134,7 @@ def _escaped(text: str) -> str:
 
 
 class _Printer:
-    """Prints expressions over names that have their LaTeX already."""
+    """Prints expressions. `names` has the LaTeX of each name in them."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
@@ -200,8 +200,8 @@ class _Printer:
     def _call(self, value: Node) -> _Piece:
         args = [self.latex(a) for a in value.args]
         if value.op is Op.CALL:
-            given = args[:1] if args[1] == "t" else args
-            return rf"\operatorname{{{_escaped(str(value.arg))}}}\left({', '.join(given)}\right)", _ATOM
+            arguments = args[:1] if args[1] == "t" else args
+            return rf"\operatorname{{{_escaped(str(value.arg))}}}\left({', '.join(arguments)}\right)", _ATOM
         if value.op in _AROUND:
             return _AROUND[value.op] % args[0], _ATOM
         if value.op is Op.RSQRT:

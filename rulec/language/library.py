@@ -32,7 +32,7 @@ def library_folder() -> Path:
 def rules(wrappers: bool = True) -> list[str]:
     """The names of the library's rules, sorted; transforms begin with `transforms/`.
 
-    With `wrappers=False` only those that run by themselves, without the ones that are put around a rule.
+    With `wrappers=False`, wrappers are left out: they need a rule to put around, and do not run by themselves.
     """
     folder = library_folder()
     names = sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
@@ -56,10 +56,10 @@ def _find(name: str, base: Path | None) -> Path:
 
 
 def load(name: str | Path) -> Rule:
-    """The rule of that library name (`"adamw"`), of that rule file (`"my.yaml"`), or composed of these.
+    """The rule of a library name (`"adamw"`), of a rule file (`"my.yaml"`), or of a composition of both.
 
     A composition reads as in Python: `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
-    Raises RuleError where there is none, or at the place of a mistake in it.
+    Raises RuleError where there is no such rule, or at the place of a mistake in it.
     """
     from rulec.language.composition import compose_text, is_composition
 
@@ -70,16 +70,16 @@ def load(name: str | Path) -> Rule:
     return compose_text(text, _load_one) if composed else _load_one(text)
 
 
-def _no_name(given: object) -> RuleError:
+def _no_name(value: object) -> RuleError:
     from rulec.language.partition import Partition
 
-    if isinstance(given, Partition):
+    if isinstance(value, Partition):
         return RuleError("a partition is of several rules, not one: give it to rulec.jax or rulec.torch.Partitioned")
-    return RuleError(f"a rule is loaded by its name or its path, and this is of type {type(given).__name__}")
+    return RuleError(f"a rule is loaded by its name or its path, and this is of type {type(value).__name__}")
 
 
 def _is_file(text: str) -> bool:
-    """Whether this is the path of a rule file that is there, whatever its name looks like."""
+    """Whether a rule file exists at this path, even where the path reads as a composition."""
     return text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
 
 
@@ -121,14 +121,17 @@ def _read(path: Path, above: tuple[Path, ...]) -> Rule:
 
 
 def parse(text: str, name: str = "<string>", base: Path | None = None) -> Rule:
-    """The rule of a YAML text. Paths of rules it names are relative to `base`, by default the working folder."""
+    """The rule of a YAML text. Paths of rules in it are relative to `base`, by default the working folder.
+
+    `name` stands for the text in error messages. Raises RuleError at the place of a mistake.
+    """
     from rulec.language.yaml import parse_rule
 
     return parse_rule(text, name, lambda other: _load(_find(other, base), ()))
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of rule files, by which editors complete and check them."""
-    from rulec.language.schema import json_schema as made
+    """The JSON Schema (draft 2020-12) of rule files. Editors complete and check rule files by it."""
+    from rulec.language.schema import json_schema as generate
 
-    return made()
+    return generate()

@@ -10,13 +10,13 @@ from rulec.language.node import Kind, Node, Op, name, rewrite, walk
 from rulec.language.rule import Assign, Statement
 from rulec.language.trace import Trace
 
-#: Values without a name get one where they are larger than this, written out in full: those that stand in several
-#: places, and any; or where they are deeper than this.
+#: A value without a name gets one where its text in full has more nodes than `_HUGE`, or more than `_LARGE` and it is
+#: used in several places, or where it is deeper than `_DEEP`.
 _LARGE, _HUGE, _DEEP = 12, 500, 60
 
 
 class Lines:
-    """Turns a trace into the lines of a step: named values get lines, old values of states are kept where needed."""
+    """Turns a trace into the lines of a step: named values get lines, and old values of states are kept for later."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -32,12 +32,12 @@ class Lines:
     def _free(self, wanted: str) -> str:
         if name_problem(wanted):
             wanted = ascii_spelling(wanted[:60]) or "x"
-        found = free_name(wanted, self.taken)
-        self.taken.add(found)
-        return found
+        free = free_name(wanted, self.taken)
+        self.taken.add(free)
+        return free
 
     def _name_large(self, roots: Sequence[Node]) -> None:
-        """Names what would otherwise be written out many times, or nested too deeply to be read."""
+        """Gives names to values that would be written out many times, or nested too deeply to read."""
         uses: dict[Node, int] = {}
         order = list(walk(roots))
         for used in [*roots, *(arg for part in order for arg in part.args)]:
@@ -54,7 +54,7 @@ class Lines:
                 depth[part] = size[part] = 1
 
     def statements(self) -> list[Statement]:
-        """The lines in order; each state is assigned as often as the function did."""
+        """The lines in order; each state is assigned as often as in the function."""
         for position, (target, value) in enumerate(self.trace.lines):
             self._name_locals(value)
             state, _, version = target.partition("#")
@@ -73,13 +73,13 @@ class Lines:
         for part in walk([value]):
             if part in self.done or part not in self.local:
                 continue
-            # A called rule's line keeps its prefix even where its value is all that is assigned: it may mention lr.
+            # A called rule's line keeps its prefix even where its value is the whole right side: it may mention lr.
             if part is not value or "." in self.local[part]:
                 self.out.append(Assign(self.local[part], self._named(part)))
                 self.done[part] = self.local[part]
 
     def _named(self, value: Node) -> Node:
-        """`value` over names as they stand now: locals by name, states by their current version."""
+        """`value` with locals by name, and states by name or by the name of their saved old value."""
 
         def change(n: Node) -> Node:
             if n.op is not Op.NAME or "#" not in str(n.arg):

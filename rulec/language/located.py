@@ -1,4 +1,4 @@
-"""Pieces of rule text that know where each of their characters stands, and what Python's grammar makes of them."""
+"""Pieces of rule text with the place of each character, and their reading by Python's grammar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TEXT = 80_000
 #: 1-based line and column of a character in its source.
 Position = tuple[int, int]
 
-#: What Python's parser says, and what is wrong in words of the rule language.
+#: Pattern of the message of Python's parser -> our message.
 _SAID = (
     (r"was never closed", "this bracket is never closed"),
     (r"does not match opening", "this bracket does not match the one it closes"),
@@ -39,12 +39,12 @@ _SAID = (
     (r"cannot assign|cannot delete|assignment expression|illegal target", "only a name can stand before ="),
 )
 
-#: Words of Python that rules have not, and that a refused line is refused for.
+#: Words of Python outside the rule language. A refused line with one of them is refused for it.
 _WORDS = frozenset(keyword.kwlist) - {"and", "or", "not", "if", "elif", "else", "True", "False", "None"}
 
 
 def default_positions(text: str) -> list[Position]:
-    """Where each character of a text, and its end, stands if the text is the whole source."""
+    """The place of each character, then of the end, of a text that is the whole source."""
     positions, line, column = [], 1, 1
     for character in text:
         positions.append((line, column))
@@ -53,10 +53,10 @@ def default_positions(text: str) -> list[Position]:
 
 
 class Text:
-    """A piece of rule text and where it stands in its file: turns `ast` positions into places users can find."""
+    """A piece of rule text with its places in a file. Turns positions of `ast` into places for messages."""
 
     def __init__(self, text: str, source: Source, positions: Sequence[Position] | None = None) -> None:
-        """`positions` says where each character of the text stands in the source, and last where the text ends."""
+        """`positions` has the place of each character in the source, and last that of the text's end."""
         self.text, self.source = text, source
         self.positions = default_positions(text) if positions is None else positions
 
@@ -70,7 +70,7 @@ class Text:
         return self._place(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
 
     def joined(self) -> Text:
-        """The text on one line, unless a comment ends one, and without what is blank before and after it."""
+        """The text without blanks before and after it, its lines joined into one unless it has a comment."""
         begin, end = len(self.text) - len(self.text.lstrip()), len(self.text.rstrip())
         text = self.text[begin:end] if "#" in self.text else self.text[begin:end].replace("\n", " ")
         return Text(text, self.source, self.positions[begin : max(begin, end) + 1])
@@ -113,7 +113,7 @@ class Text:
         return Span(self.source, line, column, max(1, width))
 
     def parse(self) -> list[ast.stmt]:
-        """The statements of the text; what Python's grammar refuses is an error at its place."""
+        """The statements of the text; RuleError at the place where Python's grammar refuses it."""
         if len(self.text) > MAX_TEXT:
             message = f"this text has {len(self.text)} characters, over the limit of {MAX_TEXT}"
             raise rule_error(message, self._place(0, 1))
@@ -153,7 +153,7 @@ class Text:
         return rule_error(ours or self._unreadable(begin, begin + width), self._place(begin, begin + width))
 
     def _unreadable(self, begin: int, end: int) -> str:
-        """What may be wrong where Python's parser does not say."""
+        """The likely mistake in a refused text, as a sentence."""
         here, before = self.text[begin:end], self.text[:begin].rstrip(" ")[-1:]
         if not here.strip():
             return "something is missing at the end of this line"

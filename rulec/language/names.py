@@ -1,4 +1,4 @@
-"""Which names a rule may use, and what to say where one is none."""
+"""The names in a rule: the reserved ones, the limits of the others, and the messages for names outside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAME, MAX_PREFIXED = 100, 600
 #: Numbers that have a name.
 CONSTANTS = {"inf": math.inf, "pi": math.pi}
 
-#: What every step may read besides hyper-parameters, states, inputs and its own locals.
+#: Names that every step may read, besides hyper-parameters, states, inputs and its own locals.
 BASE_NAMES = ("g", "grad", "p", "t", *FACTS)
 
 #: Names with a meaning of their own, and why they cannot be assigned or declared. A function's name may be taken:
@@ -45,12 +45,12 @@ _ACCENTS = {"\u0302": "_hat", "\u0303": "_tilde", "\u0304": "_bar"}
 
 
 def short(text: str, most: int = 40) -> str:
-    """`text` in quotes for a message, cut where it is long."""
+    """`text` in quotes for a message, cut to `most` characters."""
     return repr(text if len(text) <= most else text[: most - 3] + "...")
 
 
 def character_problem(character: str) -> str:
-    """Why no expression has this character, as a sentence; empty where some have."""
+    """Why expressions cannot contain this character, as a sentence; empty where they can."""
     if character in _TYPED:
         return f"the character {character!r} is not part of the rule language: write {_TYPED[character]}"
     known = character.isalnum() or character in "_ \n+-*/%@<>=!().,[]:#\"'"
@@ -74,7 +74,7 @@ def name_problem(identifier: str) -> str:
 
 
 def ascii_spelling(identifier: str) -> str:
-    """The name spelt out in ASCII, `beta1` for `β1`; empty where that gives no name."""
+    """The name spelt out in ASCII, `beta1` for `β1`; empty where the spelling is not a name."""
     parts = []
     for letter in unicodedata.normalize("NFKD", identifier):
         words = unicodedata.name(letter, "").split()
@@ -89,7 +89,10 @@ def ascii_spelling(identifier: str) -> str:
 
 
 def declared_problem(identifier: str) -> str:
-    """Why nothing may be declared under this name: it is none, or it has a meaning already; empty where it may."""
+    """Why nothing may be declared under this name, as a sentence: it is not a name, or has a meaning already.
+
+    Empty where it may be declared.
+    """
     meaning = RESERVED.get(identifier) or RESULTS.get(identifier)
     if meaning:
         return f"{identifier!r} is {meaning}: choose another name"

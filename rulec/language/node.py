@@ -1,4 +1,4 @@
-"""The closed set of operations a rule may use, and the interned expression nodes made of them.
+"""The closed set of operations of the rule language, and the interned nodes of expressions.
 
 Nodes are shared by construction: building the same expression twice gives the same object, so common
 subexpressions need no pass of their own, and identity is equality.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """What sort of operation it is: what the passes and the backends' op tables ask about."""
+    """The kind of an operation. Passes and tables of the backends distinguish operations by it."""
 
     LEAF = auto()
     ARITHMETIC = auto()
@@ -106,10 +106,10 @@ class Op(Enum):
         return f"Op.{self.name}"
 
 
-#: What remains after a reduction `per=` a level, and what a state `per:` a level is kept for.
+#: A reduction `per=` a level leaves one value for each element, row, ...; a state `per:` a level has one for each.
 LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 
-#: Known when a kernel is made: the number of dimensions and elements, and the sides of the matrix view.
+#: Facts of a tensor, known when a kernel is made: its dimensions, its elements, the sides of its matrix view.
 FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
 
 #: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
@@ -119,10 +119,11 @@ BOOLEAN_OPS = frozenset({op for op in Op if op.kind in (Kind.COMPARE, Kind.LOGIC
 
 
 class Node:
-    """One interned expression: an operation, the expressions it applies to, and a constant of its own.
+    """One interned expression: an operation, its operands, and a constant of its own.
 
-    Build them with `node(...)`; never change one. Two nodes are equal exactly when they are the same object.
-    `depth` and `size` are those of the expression written out in full, where what is shared stands many times.
+    Build nodes with `node(...)`; never change one. Two nodes are equal exactly when they are the same object. `depth`
+    and `size` are of the expression written out in full: a shared part counts each time it is written, up to MAX_SIZE.
+    `boolean` tells truth values from numbers.
     """
 
     __slots__ = ("__weakref__", "arg", "args", "boolean", "depth", "op", "size")
@@ -159,15 +160,15 @@ def node(op: Op, *args: Any) -> Node:
     arg = rest[0] if rest else None
     # Constants are keyed by their bits: 0.0 and -0.0 differ, and a NaN equals itself.
     key = (op, operands, struct.pack("<d", arg) if isinstance(arg, float) else arg)
-    found = _interned.get(key)
-    if found is None:
-        found = Node()
-        found.op, found.args, found.arg = op, operands, arg
-        found.boolean = _boolean(op, operands)
-        found.depth = 1 + max((a.depth for a in operands), default=0)
-        found.size = min(1 + sum(a.size for a in operands), MAX_SIZE)
-        found = _interned.setdefault(key, found)
-    return found
+    interned = _interned.get(key)
+    if interned is None:
+        interned = Node()
+        interned.op, interned.args, interned.arg = op, operands, arg
+        interned.boolean = _boolean(op, operands)
+        interned.depth = 1 + max((a.depth for a in operands), default=0)
+        interned.size = min(1 + sum(a.size for a in operands), MAX_SIZE)
+        interned = _interned.setdefault(key, interned)
+    return interned
 
 
 def const(value: float) -> Node:
@@ -194,7 +195,7 @@ def _boolean(op: Op, operands: tuple[Node, ...]) -> bool:
 def walk(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
     """Every node under `roots` once, operands before the nodes that use them, in a fixed order.
 
-    What is among `ends`, and what stands only under these, is left out.
+    The nodes in `ends` are left out, and so are the nodes that stand only under them.
     """
     seen: set[Node] = set()
     for root in roots:
@@ -212,9 +213,9 @@ def walk(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
 
 
 def rewrite(roots: Iterable[Node], change: Callable[[Node], Node], memo: dict[Node, Node] | None = None) -> list[Node]:
-    """`roots` with `change` applied to every node, operands first; `change` sees already rewritten operands.
+    """`roots` with `change` applied to every node, operands first; `change` sees rewritten operands.
 
-    What `memo` has already is taken from there; what is rewritten is added to it.
+    `memo` maps nodes to their rewritten forms: these are taken from it, and new ones are added to it.
     """
     roots = list(roots)
     done: dict[Node, Node] = {} if memo is None else memo

@@ -15,24 +15,28 @@ from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
-#: The pattern of everything that no other takes.
+#: The pattern for all parameters without a pattern of their own.
 REST = "..."
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A rule for some of the parameters, their hyper-parameters and tags; `given` is how the rule was named."""
+    """A rule for some of the parameters, with their hyper-parameters and tags.
+
+    `origin` is the rule as the user wrote it: a Rule, a library name or a path.
+    """
 
     rule: Rule
     hyper: Mapping[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
-    given: Rule | str | Path = ""
+    origin: Rule | str | Path = ""
 
 
 def part(rule: Rule | str | Path, *, tags: Collection[str] = (), **hyper: Any) -> Part:
     """A rule with hyper-parameters of its own, for some of the parameters of a partition.
 
-    `rule` is a Rule, a library name or a path. `tags` are the words that a rule may ask for with `tagged(...)`.
+    `rule` is a Rule, a library name or a path. `tags` are words; a rule asks for them with `tagged(...)`. Raises
+    HyperError for tags of another type, and RuleError as `rulec.load` does.
     """
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise HyperError(f"tags={tags!r} of a part must be words, such as ['embedding']")
@@ -43,13 +47,16 @@ def part(rule: Rule | str | Path, *, tags: Collection[str] = (), **hyper: Any) -
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """What trains each parameter, by its path: the part of the first pattern that matches; None leaves it as it is."""
+    """Patterns of paths, each with its part. The first pattern to match a parameter's path decides.
+
+    A part of None leaves its parameters untrained.
+    """
 
     entries: tuple[tuple[str, Part | None], ...]
     allow_unused: bool = False
 
     def __repr__(self) -> str:
-        words = [f"{p!r}: {'None' if own is None else own.rule.name}" for p, own in self.entries]
+        words = [f"{p!r}: {'None' if entry is None else entry.rule.name}" for p, entry in self.entries]
         return f"<Partition {', '.join(words)}>"
 
     @property
@@ -59,18 +66,18 @@ class Partition:
 
     @property
     def parts(self) -> list[Part]:
-        """The parts that train something, in order."""
-        return [own for _, own in self.entries if own is not None]
+        """The parts, in order, without the None of untrained parameters."""
+        return [entry for _, entry in self.entries if entry is not None]
 
     def split(self, paths: Sequence[str]) -> dict[str, list[str]]:
-        """The paths that each pattern takes. Raises what `places` raises."""
-        found: dict[str, list[str]] = {pattern: [] for pattern in self.patterns}
+        """Pattern -> the paths it takes. Raises as `places` does."""
+        taken: dict[str, list[str]] = {pattern: [] for pattern in self.patterns}
         for path, place in zip(paths, self.places(paths), strict=True):
-            found[self.patterns[place]].append(path)
-        return found
+            taken[self.patterns[place]].append(path)
+        return taken
 
     def places(self, paths: Sequence[str]) -> list[int]:
-        """For each path the index of the entry that takes it.
+        """For each path, the index of its entry.
 
         TensorError where a path matches no pattern; RuleError where a pattern takes no path, unless `allow_unused`.
         """
@@ -78,42 +85,42 @@ class Partition:
 
 
 def partition(entries: Mapping[Any, Any], *, allow_unused: bool = False) -> Partition:
-    """What trains which parameter, by patterns of paths such as `layer/0/bias`; the first pattern that matches holds.
+    """Rules for parameters by patterns of their paths, such as `layer/0/bias`. The first pattern to match decides.
 
     `*` stands for one part of a path or some of it, `?` and `[abc]` for one character, `**` for any number of parts,
     and `"..."`, which comes last, for everything else. An entry is a rule (a Rule, a library name or a path), a rule
     and its hyper-parameters (`rulec.part("adamw", lr=1e-3)`, or `("adamw", {"lr": 1e-3})`), or None for parameters
     that are not trained. A pattern that takes no parameter is an error unless `allow_unused`.
 
-    Raises RuleError or HyperError for what is none of these.
+    Raises RuleError for a pattern or an entry of another kind, and HyperError as `rulec.part` does.
     """
     if not isinstance(entries, Mapping) or not entries:
         raise RuleError('a partition is a dict of patterns and rules, such as {"**/bias": "sgd", "...": "adamw"}')
-    made = tuple((_pattern(key), _part(key, given)) for key, given in entries.items())
-    if REST in [pattern for pattern, _ in made[:-1]]:
+    pairs = tuple((_pattern(key), _part(key, entry)) for key, entry in entries.items())
+    if REST in [pattern for pattern, _ in pairs[:-1]]:
         raise RuleError('the pattern "..." stands for everything else: give it last')
-    return Partition(made, allow_unused)
+    return Partition(pairs, allow_unused)
 
 
-def _pattern(given: Any) -> str:
-    if given is ...:
+def _pattern(pattern: Any) -> str:
+    if pattern is ...:
         return REST
-    if not isinstance(given, str) or not all(given.split("/")):
+    if not isinstance(pattern, str) or not all(pattern.split("/")):
         raise RuleError(
-            f'the pattern {given!r} must be a path with none of its parts empty, such as "layer/*/bias", or "..."'
+            f'the pattern {pattern!r} must be a path with none of its parts empty, such as "layer/*/bias", or "..."'
         )
-    return given
+    return pattern
 
 
-def _part(pattern: str, given: Any) -> Part | None:
-    if given is None or isinstance(given, Part):
-        return given
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
-        return part(given[0], **given[1])
-    if isinstance(given, Rule | str | Path):
-        return part(given)
+def _part(pattern: str, entry: Any) -> Part | None:
+    if entry is None or isinstance(entry, Part):
+        return entry
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Mapping):
+        return part(entry[0], **entry[1])
+    if isinstance(entry, Rule | str | Path):
+        return part(entry)
     raise RuleError(
-        f"the entry of {pattern!r} is of type {type(given).__name__}: give a rule or its name, "
+        f"the entry of {pattern!r} is of type {type(entry).__name__}: give a rule or its name, "
         f"rulec.part(rule, lr=...), or None for parameters that are not trained"
     )
 
@@ -128,27 +135,27 @@ def matches(pattern: str, path: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, ...]:
-    """The parts of a pattern; None is `**`, which once is as good as twice in a row."""
+    """The parts of a pattern as expressions. None stands for `**`, or for several `**` in a row."""
     parts = pattern.split("/")
-    kept = [own for i, own in enumerate(parts) if own != "**" or parts[i - 1 : i] != ["**"]]
-    return tuple(None if own == "**" else re.compile(translate(own)) for own in kept)
+    kept = [word for i, word in enumerate(parts) if word != "**" or parts[i - 1 : i] != ["**"]]
+    return tuple(None if word == "**" else re.compile(translate(word)) for word in kept)
 
 
 def _match(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> bool:
-    """Whether parts of a path match those of a pattern: all of both, one after the other."""
+    """Whether the parts of a path match the parts of a pattern, all of both in order."""
     reached = {0}
-    for own in wanted:
-        if own is None:
+    for expression in wanted:
+        if expression is None:
             reached = set(range(min(reached), len(parts) + 1))
         else:
-            reached = {i + 1 for i in reached if i < len(parts) and own.match(parts[i])}
+            reached = {i + 1 for i in reached if i < len(parts) and expression.match(parts[i])}
         if not reached:
             return False
     return len(parts) in reached
 
 
 def places_of(patterns: Sequence[str], paths: Sequence[str], allow_unused: bool = False) -> list[int]:
-    """For each path the index of the first pattern that matches. TensorError and RuleError as `Partition.places`."""
+    """For each path, the index of its first matching pattern. Raises as `Partition.places` does."""
     places = [_place(patterns, path) for path in paths]
     if not allow_unused:
         for index in sorted({*range(len(patterns))} - {*places}):
@@ -184,7 +191,7 @@ def _refuse_unused(patterns: Sequence[str], index: int, paths: Sequence[str]) ->
 
 
 def _hint(pattern: str, paths: Sequence[str]) -> str:
-    """What may have been meant by a pattern that matches nothing."""
+    """The advice for a pattern without a match: a similar pattern with matches, or a similar path."""
     for other in _alternatives(pattern):
         if any(matches(other, path) for path in paths):
             return f"; did you mean {other!r}?"
@@ -192,12 +199,12 @@ def _hint(pattern: str, paths: Sequence[str]) -> str:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The same with parts written by `/`, and then at any depth."""
+    """The pattern with `/` for `.`, and the same at any depth."""
     for written in dict.fromkeys((pattern, pattern.replace(".", "/"))):
         if not all(written.split("/")):
             continue
         yield written
         parts = written.split("/")
-        yield "/".join("**" if own == "*" else own for own in parts)
+        yield "/".join("**" if word == "*" else word for word in parts)
         yield f"**/{written}"
         yield f"{written}/**"

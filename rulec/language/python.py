@@ -1,7 +1,7 @@
-"""Rules written as Python functions: traced once with values that record what is done to them.
+"""Rules written as Python functions: traced once, with values that record the operations on them.
 
-The function's source is never read. Its local names are noticed while it runs, so that a traced rule's lines are
-called what its author called them.
+The function's source is never read. Its local names are read while it runs, so the lines of a traced rule have the
+author's names.
 """
 
 from __future__ import annotations
@@ -56,14 +56,16 @@ def rule(
 
 
 def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """The rule that a Python function describes.
+    """The rule of a Python function.
 
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init` and `per`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `wraps` names the argument
-    that is a rule given later, which makes the rule a wrapper: `inner(g)`, or `inner(g, t=t)`, is that rule's direction
-    and, after that, `inner.p` the parameter it gives.
+    or a dict with `init` and `per`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name,
+    by default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
+
+    `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
+    `inner(g, t=t)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -74,7 +76,7 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def _placed(function: Any, options: Mapping[str, Any]) -> Rule:
-    """The rule of a function; an error that says no place is at the function's first line."""
+    """The rule of a function; an error without a place gets the function's first line."""
     if not inspect.isfunction(function):
         raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     try:
@@ -86,7 +88,7 @@ def _placed(function: Any, options: Mapping[str, Any]) -> Rule:
 
 
 def definition(function: FunctionType) -> Span:
-    """Where a function is defined: its `def`, or the line it stands in."""
+    """The place of a function's `def`, or of the line it stands in."""
     file, number = function.__code__.co_filename, function.__code__.co_firstlineno
     lines = linecache.getlines(file)[number - 1 : number + 100]
     offset = next((i for i, line in enumerate(lines) if re.match(r"\s*(async\s+)?def\b", line)), 0)
@@ -121,7 +123,7 @@ def _trace_rule(
     trace = Trace(rule_name, states, hypers, wraps, function.__code__)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
-    made = Rule(
+    traced = Rule(
         rule_name,
         step=tuple(Lines(trace).statements()),
         hyper=trace.hyper,
@@ -134,7 +136,7 @@ def _trace_rule(
         path=Path(function.__code__.co_filename),
         function=function,
     )
-    return check_direction_free_of_lr(check_rule(made))
+    return check_direction_free_of_lr(check_rule(traced))
 
 
 def _result(result: Any, rule_name: str, assigns: str) -> Node:
@@ -181,7 +183,7 @@ def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) ->
 
 
 def _number(value: Any) -> float | None:
-    """A plain number of any kind as a float; None for anything else, and for NaN and what no float64 holds."""
+    """A plain number of any kind as a float; None for NaN, for a number too large for float64, and for all else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -217,20 +219,20 @@ def _signature(
     return positional, hypers
 
 
-def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, given: Any) -> Hyper:
+def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, entry: Any) -> Hyper:
     if key in RESERVED:
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
-    if given is not None and not isinstance(given, Mapping):
-        raise RuleError(f"the range of {key} of {rule_name} is a dict, not {given!r}")
+    if entry is not None and not isinstance(entry, Mapping):
+        raise RuleError(f"the range of {key} of {rule_name} is a dict, not {entry!r}")
     flags = ("static", "whole")
     known = [*Limits.__annotations__, *flags]
-    for option, value in (given or {}).items():
+    for option, value in (entry or {}).items():
         if option not in known:
             hint = did_you_mean(option, known) or f": it has {', '.join(known)}"
             raise RuleError(f"the range of {key} of {rule_name} has no {option!r}{hint}")
         if _number(value) is None and option not in flags:
             raise RuleError(f"{option} of {key} of {rule_name} is a number, not {value!r}")
-    options = dict(given or {})
+    options = dict(entry or {})
     said = {flag: bool(options.pop(flag, False)) for flag in flags}
     limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
     default = parameter.default

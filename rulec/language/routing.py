@@ -1,4 +1,4 @@
-"""Routing: the rule that a tensor goes to which the main one does not apply to."""
+"""Routing: the rule for tensors outside a rule's `applies_to`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rulec.language.rule import Rule
 
 
 def rest_rule(rule: Rule) -> Rule | None:
-    """The rule for the tensors that `rule` leaves out; None where it names none.
+    """The rule for the tensors that `rule` leaves out; None where `rule` has no `otherwise`.
 
-    A hyper-parameter that both have is one: it has the main rule's default. One that was bound to a name of its own,
-    as in `{adamw: {lr: adamw_lr}}`, stays apart.
+    A hyper-parameter of both is one, with the main rule's default. A hyper-parameter under a new name, as in
+    `{adamw: {lr: adamw_lr}}`, stays apart.
     """
     rest = None if rule.otherwise is None else rule.otherwise.rule
     if rest is None:
@@ -30,9 +30,9 @@ def rest_rule(rule: Rule) -> Rule | None:
 
 
 def all_hyper(rule: Rule) -> dict[str, Hyper]:
-    """The hyper-parameters of a rule and of all that it routes tensors to: what a user may set."""
+    """The hyper-parameters of a rule and of all rules under its `otherwise`: those a user may set."""
     rest = rule.rest
     if rest is None:
         return dict(rule.hyper)
-    own = rule.hyper_with_rate
-    return own | {key: hyper for key, hyper in all_hyper(rest).items() if key not in own}
+    main = rule.hyper_with_rate
+    return main | {key: hyper for key, hyper in all_hyper(rest).items() if key not in main}

@@ -1,4 +1,4 @@
-"""What a rule is: hyper-parameters, states and the lines of one optimizer step."""
+"""The Rule: hyper-parameters, states and the lines of one optimizer step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class State:
-    """What a rule remembers between steps.
+    """A value that a rule keeps between steps.
 
-    `init` is an expression of hyper-parameters and `p`; `per` the level one value is kept for; `shape` extents of
-    its own in place of the parameter's; `condition` an expression of shape facts: where false there is no such state.
+    `init`, its first value, is an expression of hyper-parameters and `p`. `per` is a level: one value is kept for each
+    element, row, tensor and so on. `shape` is rows and columns in place of the parameter's shape. `condition` is an
+    expression of shape facts; tensors for which it is false have no such state.
     """
 
     init: Node
@@ -62,7 +63,7 @@ Statement = Assign | Branch
 
 
 def assignments(step: tuple[Statement, ...]) -> Iterator[Assign]:
-    """Every assignment of a step, those in branches too, in order."""
+    """Every assignment of a step in order, also inside branches."""
     for line in step:
         if isinstance(line, Assign):
             yield line
@@ -72,7 +73,7 @@ def assignments(step: tuple[Statement, ...]) -> Iterator[Assign]:
 
 
 def conditions(step: tuple[Statement, ...]) -> Iterator[Branch]:
-    """Every branch of a step, nested ones too."""
+    """Every branch of a step in order, also inside branches."""
     for line in step:
         if isinstance(line, Branch):
             yield line
@@ -82,10 +83,10 @@ def conditions(step: tuple[Statement, ...]) -> Iterator[Branch]:
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tensors go that a rule does not apply to.
+    """The rule for tensors outside a rule's `applies_to`.
 
-    `rule` is the rule they go to, or None where a wrapper leaves them to the rule that it wraps. `text` is what a file
-    calls it, such as `adamw(lr=adamw_lr)`; empty where it was composed and only the rule itself says it.
+    `rule` is None where a wrapper leaves these tensors to the rule it wraps. `text` is the rule's name in a file, such
+    as `adamw(lr=adamw_lr)`; empty for a composed rule without one.
     """
 
     rule: Rule | None
@@ -100,9 +101,9 @@ class Rule:
     parameter), `t` (this tensor's count of updates, from 1), hyper-parameters, states and inputs. It assigns
     states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself.
 
-    A rule with `wraps` is a wrapper: its step calls the rule it will wrap by that name, as a line with `Op.CALL` that
-    assigns the name, and reads `inner.direction` and `inner.p` after it. `wraps_shape` are rows and columns of what it
-    calls that rule with, where they are not the parameter's.
+    A rule with `wraps` is a wrapper, and `wraps` is its name for the rule to wrap, such as `inner`. A line of its step
+    assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
+    columns of the call's input; None for the parameter's shape.
 
     Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
     `wrapper(a)`, `.bind`.
@@ -144,14 +145,14 @@ class Rule:
 
     @property
     def key(self) -> str:
-        """The name in lower snake case: what composed names are prefixed by, and files are called."""
+        """The name in lower snake case: the prefix of names in compositions, and the name of files."""
         spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", self.name)
         key = re.sub(r"[^A-Za-z0-9]+", "_", spaced).strip("_").lower()[:40]
         return key if key.isidentifier() and not iskeyword(key) else f"rule_{key}"
 
     @property
     def called(self) -> str:
-        """What text calls the rule: its name in the library, the name of its file, or else its key."""
+        """The rule's name in text: its name in the library, the name of its file, or else its key."""
         from rulec.language.library import library_folder
 
         if self.path is None or self.path.suffix not in (".yaml", ".yml"):
@@ -166,18 +167,18 @@ class Rule:
     @property
     def expressions(self) -> list[Node]:
         """Every expression of the rule: steps, conditions, initial values, defaults, evaluation point."""
-        found = [line.value for line in assignments(self.step)]
-        found += [branch.condition for branch in conditions(self.step)]
+        nodes = [line.value for line in assignments(self.step)]
+        nodes += [branch.condition for branch in conditions(self.step)]
         for state in self.state.values():
-            found += [state.init, *(state.shape or ()), *([state.condition] if state.condition else [])]
-        found += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
-        found += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
-        found += self.wraps_shape or ()
-        return found
+            nodes += [state.init, *(state.shape or ()), *([state.condition] if state.condition else [])]
+        nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
+        nodes += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
+        nodes += self.wraps_shape or ()
+        return nodes
 
     @cached_property
     def names_read(self) -> frozenset[str]:
-        """Every name that a line or condition of the step reads."""
+        """Every name read by a line or condition of the step."""
         values = [line.value for line in assignments(self.step)]
         return frozenset(names_in([*values, *(branch.condition for branch in conditions(self.step))]))
 
@@ -186,10 +187,9 @@ class Rule:
         return identifier in self.names_read
 
     def standalone(self) -> Rule:
-        """The rule as it runs by itself: `p` is assigned and the learning rate exists.
+        """The rule as it runs by itself: its step assigns `p`, and its learning rate has a default.
 
-        Raises RuleError where a hyper-parameter has no default because another rule was to supply it, and for a
-        wrapper that wraps nothing.
+        Raises RuleError for a hyper-parameter without a default, and for a wrapper around no rule.
         """
         rule = self.check_whole()
         if not self.assigns_parameter:
@@ -200,7 +200,7 @@ class Rule:
         return rule
 
     def check_whole(self) -> Rule:
-        """The same rule, where it is no wrapper that still wraps nothing; RuleError otherwise."""
+        """The same rule; RuleError for a wrapper around no rule."""
         if self.wraps:
             raise RuleError(
                 f"{self.name} wraps another rule and has none here: write {self.called}(adam), or another rule"
@@ -209,7 +209,7 @@ class Rule:
 
     @property
     def hyper_with_rate(self) -> dict[str, Hyper]:
-        """The hyper-parameters, and the learning rate that the rule has without saying so."""
+        """The hyper-parameters, with `lr` also where the rule does not declare it."""
         hyper = dict(self.hyper)
         if not self.assigns_parameter and not self.wraps and hyper.get("lr", Hyper(None)).default is None:
             hyper["lr"] = replace(hyper.get("lr", Hyper(None, **well_known_range("lr"))), default=DEFAULT_LR)
@@ -217,7 +217,7 @@ class Rule:
 
     @property
     def whole_step(self) -> tuple[Statement, ...]:
-        """The lines of the step, and the one that moves the parameter along the direction."""
+        """The lines of the step, ending in the line that assigns `p`: `p = p - lr*direction` where none does."""
         if self.assigns_parameter:
             return self.step
         return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction")))))
@@ -233,9 +233,9 @@ class Rule:
         return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
     def __call__(self, value: Any, /, **bindings: float | str) -> Any:
-        """Around a rule, `wrapper(rule)`: the rule that the wrapper makes of it.
+        """`wrapper(rule)`: the rule wrapped by this wrapper. `rule(g)` in a Python rule: this rule's direction for `g`.
 
-        Inside the step of a Python rule, `rule(g)`: this rule's direction for the input. `bindings` are bound first.
+        `bindings` are bound first. Raises RuleError where the two rules do not fit, or where no rule is traced.
         """
         from rulec.language.python import call_rule
         from rulec.language.wrap import wrap
@@ -247,26 +247,26 @@ class Rule:
 
     @cached_property
     def rest(self) -> Rule | None:
-        """The rule of the tensors that `applies_to` leaves out: see `rest_rule`."""
+        """The rule for tensors outside `applies_to`, None without one: see `rest_rule`."""
         from rulec.language.routing import rest_rule
 
         return rest_rule(self)
 
     @property
     def all_hyper(self) -> dict[str, Hyper]:
-        """The hyper-parameters of the rule and of the rule for the tensors it leaves out."""
+        """The hyper-parameters of the rule and of its `otherwise`."""
         from rulec.language.routing import all_hyper
 
         return all_hyper(self)
 
     @cached_property
     def settings(self) -> Mapping[str, Hyper]:
-        """What an optimizer of the rule may be given: `all_hyper` of the rule as it runs by itself."""
+        """The hyper-parameters of an optimizer of the rule: `all_hyper` of the rule as it runs by itself."""
         return self.standalone().all_hyper
 
     @cached_property
     def analysis(self) -> Analysis:
-        """What the rule does, proved from its expressions: see `rulec.analysis`."""
+        """Properties of the rule, proved from its expressions: see `rulec.analysis`."""
         from rulec.analysis import analyse
 
         return analyse(self)
@@ -274,8 +274,8 @@ class Rule:
     def bind(self, /, **bindings: float | str) -> Rule:
         """The rule with hyper-parameters bound: a number sets the default, an expression takes the parameter's place.
 
-        An expression is text over hyper-parameters, such as `"2*lr"`; a new name alone renames. Raises RuleError for a
-        name the rule does not have, a number outside the range, and text that is no such expression.
+        An expression is text over hyper-parameters, such as `"2*lr"`; a new name alone renames. Raises RuleError for an
+        unknown name, a number outside the range, and any other text.
         """
         from rulec.language.bind import bind
 

@@ -1,4 +1,4 @@
-"""The shape of a rule file: which keys it has and what each may hold. The JSON Schema is generated from here."""
+"""The keys of a rule file and the type of each value. The JSON Schema is generated from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Component = Annotated[str, Field(min_length=1)] | Annotated[dict[str, Bindings],
 
 
 def is_rule_file(value: Any) -> bool:
-    """Whether a value in a rule file is a whole rule written out, rather than the name of one with its bindings."""
+    """Whether a value in a rule file is a whole rule written out; other values are the name of a rule and bindings."""
     return isinstance(value, dict) and "name" in value
 
 
@@ -72,7 +72,7 @@ class ViewEntry(_Strict):
 
 
 class WrapEntry(_Strict):
-    """What a wrapper calls the rule that it wraps with."""
+    """The input of a wrapper's call, where its shape is not the parameter's."""
 
     shape: list[Number | Expression] = Field(description="Rows and columns", min_length=2, max_length=2)
 
@@ -104,19 +104,19 @@ class RuleFile(_Strict):
 
     @model_validator(mode="after")
     def _one_body(self) -> RuleFile:
-        given = [k for k in ("step", "plus", "chain") if getattr(self, k) is not None]
-        if len(given) != 1:
-            several = f"this one has {' and '.join(given)}" if given else "this one has none"
+        bodies = [k for k in ("step", "plus", "chain") if getattr(self, k) is not None]
+        if len(bodies) != 1:
+            several = f"this one has {' and '.join(bodies)}" if bodies else "this one has none"
             raise ValueError(f"a rule has exactly one of step, plus and chain, and {several}")
         for key in ("state", "inputs", "uses", "wraps"):
-            if given != ["step"] and getattr(self, key):
-                raise ValueError(f"a rule made by {given[0]} has no {key} of its own: its parts have")
+            if bodies != ["step"] and getattr(self, key):
+                raise ValueError(f"a rule made by {bodies[0]} has no {key} of its own: its parts have")
         if self.otherwise is not None and self.applies_to is None:
             raise ValueError("otherwise is for the tensors that applies_to leaves out: say applies_to too")
         return self
 
 
-#: What each value must be, for messages; `*` stands for any name or index.
+#: Path of a value -> its type in words, for messages; `*` stands for any name or index.
 WANTED: dict[tuple[str, ...], str] = {
     ("name",): "a text of 1 to 100 characters",
     ("paper",): "a mapping with title, authors, year and url",
@@ -163,7 +163,7 @@ WANTED: dict[tuple[str, ...], str] = {
 
 
 def wanted(path: tuple[str | int, ...]) -> str:
-    """What the value at `path` of a rule file must be, in words."""
+    """The type of the value at `path` of a rule file, in words."""
     parts = tuple(map(str, path))
     fits = [k for k in WANTED if len(k) == len(parts) and all(a in ("*", b) for a, b in zip(k, parts, strict=True))]
     return WANTED[min(fits, key=lambda k: [part == "*" for part in k])] if fits else "something else"
@@ -193,7 +193,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _tidy(value: dict[str, Any], null: bool = False) -> None:
-    """Leaves out what says nothing: made-up titles, whole numbers beside numbers, null for what may be missing."""
+    """Removes the parts of a schema without information.
+
+    These are titles derived from keys, integers as an alternative to numbers, and null for optional keys.
+    """
     value.pop("title", None)
     if value.get("default", 0) is None:
         del value["default"]

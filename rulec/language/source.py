@@ -1,4 +1,4 @@
-"""Source text and places in it, so that every error can show the line it is about."""
+"""Source text and places in it, so that every error can show its line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 160
 
 @dataclass(frozen=True)
 class Source:
-    """A text and the name users know it by (a path, or `<string>`). Its lines end in a line feed."""
+    """A text and its name for users (a path, or `<string>`). Its lines end in a line feed."""
 
     name: str
     text: str
@@ -50,14 +50,14 @@ class Span:
 
 
 def rule_error(message: str, span: Span | None = None) -> RuleError:
-    """The error for a mistake at `span`, or nowhere in particular."""
+    """The RuleError for a mistake at `span`, or one without a place."""
     if span is None:
         return RuleError(message)
     return RuleError(message, place=str(span), excerpt=span.excerpt())
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known name, or nothing where none is near."""
+    """`; did you mean 'x'?` for the nearest known name; empty where no name is near."""
     if len(name) > 100:
         return ""
     candidates = sorted(k for k in known if abs(len(k) - len(name)) <= 20)[:1000]

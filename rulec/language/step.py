@@ -22,9 +22,10 @@ MAX_BRANCHES = 20
 
 @dataclass
 class Scope:
-    """What the lines of a step may name, and what they have inlined so far.
+    """The names in reach of a step's lines.
 
-    `rule` has the hyper-parameters, states and inputs; `uses` the rules that may be called.
+    `rule` has the hyper-parameters, states and inputs; `uses` the rules to call, by name. `called` has the place of
+    each call read so far.
     """
 
     rule: Rule
@@ -33,7 +34,7 @@ class Scope:
 
 
 class StepParser:
-    """Reads the text of a step; calls of the rules under `uses` are inlined where they stand."""
+    """Reads the text of a step, and inlines calls of the rules under `uses` in place."""
 
     def __init__(self, text: Text, scope: Scope) -> None:
         self.text = text
@@ -85,7 +86,7 @@ class StepParser:
         return bool(wraps) and isinstance(tree, ast.Call) and dotted(tree.func) == wraps
 
     def _explain(self, identifier: str) -> str:
-        """What is wrong with a name that has no value here; empty where it is merely unknown."""
+        """The mistake behind a name without a value here, as a sentence; empty where a known name is similar."""
         wraps = self.scope.rule.wraps
         if identifier == wraps:
             return f"{wraps!r} is the rule that is wrapped: write {wraps}(g)"
@@ -157,7 +158,7 @@ class StepParser:
 
 
 def _targets(tree: ast.stmt) -> Iterable[str]:
-    """The names that a statement assigns, also inside its branches."""
+    """The targets of a statement, also inside its branches."""
     stack = [tree]
     while stack:
         current = stack.pop()
@@ -178,7 +179,7 @@ def _no_line(tree: ast.stmt) -> str:
 
 
 def step_text(step: Iterable[Statement], indent: str = "") -> str:
-    """The lines of a step as text that reads back to the same statements."""
+    """The lines of a step as text. Reading the text gives the same statements."""
     lines = []
     for line in step:
         if isinstance(line, Assign):

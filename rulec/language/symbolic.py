@@ -1,6 +1,6 @@
-"""Rules and sympy: a rule's new values as sympy expressions, for proofs, and rules made of such expressions.
+"""Rules and sympy: a rule's new values as sympy expressions, for proofs, and rules from such expressions.
 
-The only place that knows sympy, and it is imported when it is needed: no kernel depends on it.
+This is the only module with sympy, imported when it is needed: no kernel depends on it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rulec.language.trace import Trace
 
 __all__ = ["from_sympy", "rule_to_latex", "rule_to_sympy"]
 
-#: Most bits of a power of numbers that is worked out exactly.
+#: Most bits of an exact power of numbers.
 _MAX_BITS = 4096
 
 
 def rule_to_sympy(rule: Rule) -> dict[str, Any]:
     """The new value of each state, and of `direction` or `p`, in symbols of the values before the step.
 
-    Every symbol is real, `t` a positive integer. What sympy has no function for (reductions, matrix functions, cbrt,
-    isfinite) is an undefined function, such as `norm_tensor(x)`; `where` is a Piecewise. Those of a wrapper are in the
-    symbols `inner.direction` and `inner.p` as well.
+    Every symbol is real, and `t` is a positive integer. Operations without a sympy function (reductions, matrix
+    functions, cbrt, isfinite) are undefined functions, such as `norm_tensor(x)`; `where` is a Piecewise. The
+    expressions of a wrapper also have the symbols `inner.direction` and `inner.p`.
     """
     walker = _ToSympy()
     values = {key: walker.symbol(key) for key in (*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs)}
@@ -52,13 +52,13 @@ class _ToSympy:
         self.sp: Any = sympy
 
     def symbol(self, identifier: str) -> Any:
-        """The symbol of a name: real, and a positive integer where it counts something."""
+        """The symbol of a name: a positive integer for counts (`t`, `numel` and so on), real for all others."""
         if identifier in ("t", "ndim", "numel", "rows", "cols"):
             return self.sp.Symbol(identifier, integer=True, positive=True)
         return self.sp.Symbol(identifier, real=True)
 
     def step(self, step: tuple[Statement, ...], values: dict[str, Any]) -> None:
-        """Adds the names that the lines assign to `values`."""
+        """Runs the lines: `values` gets the new value of each name."""
         for line in step:
             if isinstance(line, Assign):
                 values[line.target] = self.number(self.expression(line.value, values))
@@ -80,11 +80,11 @@ class _ToSympy:
         return self.either(value, self.sp.Integer(1), self.sp.Integer(0)) if self.is_truth(value) else value
 
     def truth(self, value: Any) -> Any:
-        """A number as whether it is not 0."""
+        """A number as a truth value: whether it is not 0."""
         return value if self.is_truth(value) else self.sp.Ne(value, 0)
 
     def is_truth(self, value: Any) -> bool:
-        """Whether sympy's value is true or false: its symbols count as that too, and ours are numbers."""
+        """Whether a sympy value is a truth value. sympy counts symbols among them, and rules' symbols are numbers."""
         return isinstance(value, self.sp.logic.boolalg.Boolean) and not value.is_Symbol
 
     def expression(self, value: Node, values: Mapping[str, Any]) -> Any:
@@ -107,8 +107,8 @@ class _ToSympy:
         args = list(map(self.number, args))
         if part.op is Op.ISFINITE:
             return self.sp.Ne(self.sp.Function("isfinite")(*args), 0)
-        made = self._operations().get(part.op)
-        return made(*args) if made else self.sp.Function(_function_name(part))(*args)
+        function = self._operations().get(part.op)
+        return function(*args) if function else self.sp.Function(_function_name(part))(*args)
 
     def _operations(self) -> Mapping[Op, Callable[..., Any]]:
         sp = self.sp
@@ -123,14 +123,14 @@ class _ToSympy:
         }  # fmt: skip
 
     def _power(self, base: Any, exponent: Any) -> Any:
-        """A power, which of numbers that would take long to write out is worked out to 50 digits."""
+        """A power; of numbers it is exact up to `_MAX_BITS` bits, and beyond them has 50 digits."""
         if base.is_Rational and exponent.is_Rational:
             bits = max(abs(base.p).bit_length(), base.q.bit_length()) * abs(exponent)
             return base**exponent if bits <= _MAX_BITS else self.sp.Float(base, 50) ** exponent
         return base**exponent
 
     def _constant(self, value: float) -> Any:
-        """The decimal that the author wrote, exactly: 0.999 is 999/1000."""
+        """The author's decimal, exactly: 0.999 is 999/1000."""
         if value in (float("inf"), float("-inf")):
             return self.sp.oo if value > 0 else -self.sp.oo
         exact = Fraction(number_text(value))
@@ -138,34 +138,34 @@ class _ToSympy:
 
 
 def _function_name(part: Node) -> str:
-    """The undefined function that stands for an operation sympy has not: `mean` per row is `mean_row`."""
+    """The name of the undefined function for an operation that sympy lacks: `mean` per row is `mean_row`."""
     called = "matmul" if part.op is Op.MATMUL else part.op.symbol
     return called if part.arg is None else f"{called}_{part.arg}"
 
 
-#: Operations of nodes alone that undefined functions stand for.
+#: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE)
 
 
 def _opaque() -> dict[str, Callable[..., Node]]:
-    """The operations that undefined functions stand for, by those functions' names."""
-    found: dict[str, Callable[..., Node]] = {}
+    """Name of an undefined function -> a function of its arguments' nodes to its node."""
+    functions: dict[str, Callable[..., Node]] = {}
     for op in Op:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
-                found[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
+                functions[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
         elif op in _PLAIN_OPAQUE:
-            found[op.symbol] = lambda *args, op=op: node(op, *args)
+            functions[op.symbol] = lambda *args, op=op: node(op, *args)
     for op in (Op.UNIFORM, Op.NORMAL):
         for draw in range(MAX_DRAWS):
-            found[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
+            functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
     for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
-        found[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
-    return found | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
+        functions[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
+    return functions | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
 
 
 class _FromSympy:
-    """Reads sympy expressions through a closed table; `names` are the nodes of the symbols."""
+    """Reads sympy expressions through a closed table. `names` has the node of each symbol."""
 
     def __init__(self, names: Mapping[str, Node]) -> None:
         import sympy
@@ -176,7 +176,7 @@ class _FromSympy:
         self.done: dict[Any, Node] = {}
 
     def node(self, value: Any) -> Node:
-        """The node of an expression; RuleError for what the language has not."""
+        """The node of an expression; RuleError for a part outside the rule language."""
         whole = self._sympy(value)
         for part in self.sp.postorder_traversal(whole):
             if part not in self.done and not isinstance(
@@ -186,13 +186,13 @@ class _FromSympy:
         return self.done[whole]
 
     def _sympy(self, value: Any) -> Any:
-        """The value as sympy has it: an expression, a truth value or a plain number, never text."""
+        """The value as a sympy expression or truth value; RuleError for text and all else but plain numbers."""
         sp = self.sp
         plain = isinstance(value, Real) and not isinstance(value, bool)
-        made = sp.sympify(value, strict=True) if plain else value
-        if not isinstance(made, sp.Expr | sp.logic.boolalg.Boolean):
+        expression = sp.sympify(value, strict=True) if plain else value
+        if not isinstance(expression, sp.Expr | sp.logic.boolalg.Boolean):
             raise RuleError(f"a rule is made of sympy's expressions and of numbers, not of {short(str(value))}")
-        return made
+        return expression
 
     def _part(self, part: Any) -> Node:
         sp = self.sp
@@ -211,8 +211,8 @@ class _FromSympy:
         if part.is_Pow:
             return self._power(part)
         op = self._operations().get(part.func)
-        made = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
-        if op is None and made is None:
+        build = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
+        if op is None and build is None:
             raise RuleError(f"sympy's {short(str(part.func.__name__))} is not part of the rule language")
         args = [self.done[a] for a in part.args]
         if op is not None:
@@ -220,9 +220,9 @@ class _FromSympy:
             for arg in args[2:]:
                 result = node(op, result, arg)
             return result
-        assert made is not None
+        assert build is not None
         try:
-            return made(*args)
+            return build(*args)
         except TypeError:
             raise RuleError(f"{part.func.__name__} is given {len(args)} arguments: its number is another") from None
 
@@ -251,7 +251,7 @@ class _FromSympy:
         return result
 
     def _sum(self, part: Any) -> Node:
-        """The terms in sympy's printing order, those with a minus subtracted."""
+        """The sum of the terms in sympy's printing order; terms with a minus are subtracted."""
         result: Node | None = None
         for term in sorted(part.as_ordered_terms(), key=lambda x: x.could_extract_minus_sign()):
             negative = bool(term.could_extract_minus_sign())
@@ -264,11 +264,11 @@ class _FromSympy:
         return result
 
     def _again(self, value: Any) -> Node:
-        """The node of an expression made here, which need not be part of the one that is read."""
+        """The node of an expression that may be new: not a part of the expression being read."""
         return self.done[value] if value in self.done else self.node(value)
 
     def _product(self, part: Any) -> Node:
-        """The factors in sympy's printing order, those to a negative power below a fraction bar."""
+        """The product of the factors in sympy's printing order; factors to a negative power are divisors."""
         coefficient, rest = part.as_coeff_Mul()
         if coefficient == -1:
             return node(Op.NEG, self._again(rest))
@@ -297,7 +297,7 @@ class _FromSympy:
 
 
 def _is_divisor(factor: Any) -> bool:
-    """Whether a factor is a power with a negative number as its exponent."""
+    """Whether a factor is a power with a negative number as exponent."""
     return bool(factor.is_Pow and factor.exp.is_number and factor.exp.is_negative)
 
 
@@ -305,13 +305,14 @@ def from_sympy(
     *, name: str, direction: Any = None, p: Any = None, state: Mapping[Any, Any] | None = None,
     hyper: Mapping[Any, Any] | None = None, init: Mapping[Any, Any] | None = None, summary: str = "",
 ) -> Rule:  # fmt: skip
-    """The rule whose step is given by sympy expressions of the values before it.
+    """The rule of sympy expressions for the values after one step.
 
-    `direction`, or the new `p`, and the new value of each state are expressions of the symbols `g`, `p`, `t`, the
-    states and the hyper-parameters; symbols are known by their names. `hyper` gives each hyper-parameter's default, or
-    a dict with `default` and range; `init` each state's first value, 0 by default, as a number or an expression, or a
-    dict with `init` and `per`.
-    Raises RuleError for what the rule language has not.
+    `direction`, or the new `p`, and in `state` the new value of each state are expressions of the values before the
+    step. Their symbols are `g`, `p`, `t`, the states and the hyper-parameters, recognized by name. `hyper` gives each
+    hyper-parameter's default, or a dict with `default` and range. `init` gives each state's first value, 0 by default:
+    a number, an expression, or a dict with `init` and `per`.
+
+    Raises RuleError for expressions outside the rule language.
     """
     if (direction is None) == (p is None):
         raise RuleError(f"{name} needs either direction or p: give one of them")
@@ -331,8 +332,8 @@ def from_sympy(
         if reader.node(value) is not reader.names[key]:
             trace.assign(key, reader.node(value))
     trace.lines.append(("p" if direction is None else "direction", reader.node(p if direction is None else direction)))
-    made = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
-    return check_direction_free_of_lr(check_rule(made))
+    rule = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
+    return check_direction_free_of_lr(check_rule(rule))
 
 
 def _state(owner: str, key: str, entry: Any, reader: _FromSympy) -> State:

@@ -1,4 +1,4 @@
-"""Expressions as text of the rule language: the way back from nodes to what an author writes."""
+"""Expressions as text of the rule language: from nodes back to an author's notation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Piece = tuple[str, int]
 
 
 def number_text(value: float) -> str:
-    """The shortest text that reads back to the same float64."""
+    """The shortest text of a float64. Reading it gives the same float64."""
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -32,10 +32,10 @@ def number_text(value: float) -> str:
 
 
 def expression_text(value: Node, named: Mapping[Node, str] | None = None) -> str:
-    """`value` in the rule language; nodes in `named`, but for `value` itself, are written by name.
+    """`value` in the rule language. Nodes in `named`, except `value` itself, are written by name.
 
-    Reading the text back gives the same node, but for nodes of the compiler's own (`Op.LOAD` and its kind),
-    which are written by their names.
+    Reading the text back gives the same node, except for nodes of the compiler (`Op.LOAD` and its kind): their text is
+    their name.
     """
     done: dict[Node, _Piece] = {n: (text, _ATOM) for n, text in (named or {}).items() if n is not value}
     stack = [value]
@@ -52,7 +52,7 @@ def expression_text(value: Node, named: Mapping[Node, str] | None = None) -> str
 
 
 def short_text(value: Node, most: int = 30) -> str:
-    """`value` in the rule language for a message: what is deep inside a large one is written `...`."""
+    """`value` in the rule language for a message: after `most` nodes, inner parts are written `...`."""
     queue, seen, cut = deque([value]), 0, {}
     while queue:
         current = queue.popleft()
@@ -65,7 +65,7 @@ def short_text(value: Node, most: int = 30) -> str:
 
 
 def _operands(value: Node) -> tuple[Node, ...]:
-    """The expressions that the text of `value` mentions."""
+    """The expressions in the text of `value`."""
     if value.op.kind is Kind.RANDOM and isinstance(value.arg, tuple):
         return (*value.args, *value.arg[1:])
     return value.args
@@ -104,9 +104,9 @@ def _operator_text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
 
 
 def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
-    """A wrapper's call of the rule it wraps: `inner(g)`, or `inner(g, t=t/2)` where it counts otherwise."""
-    given, count = (done[a][0] for a in value.args)
-    return f"{value.arg}({given})" if count == "t" else f"{value.arg}({given}, t={count})"
+    """A wrapper's call of the rule it wraps: `inner(g)`, or `inner(g, t=t/2)` with a count other than `t`."""
+    argument, count = (done[a][0] for a in value.args)
+    return f"{value.arg}({argument})" if count == "t" else f"{value.arg}({argument}, t={count})"
 
 
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
@@ -125,7 +125,7 @@ def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
 
 
 def shared(roots: Sequence[Node]) -> list[Node]:
-    """The nodes under `roots` that are used more than once and are worth a name, operands first."""
+    """The nodes under `roots` with more than one use, operands first and without leaves."""
     uses: dict[Node, int] = {}
     order = list(walk(roots))
     for value in order:

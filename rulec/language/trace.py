@@ -1,4 +1,4 @@
-"""The values that a rule written in Python is run with: arithmetic on them makes nodes."""
+"""The arguments of a rule written in Python while it is traced: arithmetic on them makes nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from rulec.errors import RuleError
 from rulec.language import compose
-from rulec.language.functions import FUNCTIONS, CallError
+from rulec.language.functions import FUNCTIONS, CallError, numbered
 from rulec.language.node import Kind, Node, Op, const, name, node
 from rulec.language.rule import Assign, Hyper, Rule, State, Statement, assignments
 from rulec.language.source import Source, Span, did_you_mean, rule_error
@@ -97,7 +97,7 @@ class Value:
         return Value(node(Op.NOT, self.node))
 
 
-#: What NumPy's numbers call where they stand left of an operator.
+#: NumPy's functions for operators with a NumPy number on the left.
 _UFUNCS: Mapping[Any, Op] = {
     np.add: Op.ADD, np.subtract: Op.SUB, np.multiply: Op.MUL, np.divide: Op.DIV, np.power: Op.POW,
     np.remainder: Op.MOD, np.floor_divide: Op.FLOORDIV, np.less: Op.LT, np.less_equal: Op.LE, np.greater: Op.GT,
@@ -145,18 +145,19 @@ def operation(op: Op, *args: Any) -> Value:
 
 def record(function: str, *args: Any, **keywords: Any) -> Value:
     """The traced call of a function of the language."""
-    given = [[as_traced(x) for x in arg] if isinstance(arg, list) else as_traced(arg) for arg in args]
+    nodes = [[as_traced(x) for x in arg] if isinstance(arg, list) else as_traced(arg) for arg in args]
     named = {k: v if v is None or isinstance(v, str) else as_traced(v) for k, v in keywords.items()}
     try:
-        value = FUNCTIONS[function](*given, **named)
+        value = FUNCTIONS[function](*nodes, **named)
     except CallError as error:
         raise author_error(str(error)) from None
-    trace = _current.get()
-    return Value(value if trace is None else trace.numbered(value))
+    if (trace := _current.get()) is not None:
+        value, trace.draws = numbered(value, trace.draws)
+    return Value(value)
 
 
 def author_error(message: str) -> RuleError:
-    """The error at the place in the author's function that is running."""
+    """The RuleError at the running line of the author's function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("rulec", "numpy"):
         frame = frame.f_back
@@ -168,7 +169,10 @@ def author_error(message: str) -> RuleError:
 
 
 def foreign_error(error: Exception, function: CodeType) -> RuleError | None:
-    """What Python or another library raised for traced values, at the author's line; None where no line is theirs."""
+    """An error of Python or another library as a RuleError at the author's line.
+
+    None where the error came through no line of the author's file.
+    """
     places = [tb for tb in _tracebacks(error) if tb.tb_frame.f_code.co_filename == function.co_filename]
     if not places:
         return None
@@ -191,7 +195,7 @@ _HINT = "use arithmetic and the functions of rulec.math"
 
 
 def _tracebacks(error: Exception) -> Iterator[TracebackType]:
-    """The frames that an error came through, the deepest last."""
+    """The tracebacks of an error, the deepest last."""
     tb = error.__traceback__
     while tb is not None:
         yield tb
@@ -199,7 +203,7 @@ def _tracebacks(error: Exception) -> Iterator[TracebackType]:
 
 
 def _place(code: CodeType, line: int, instruction: int) -> Span:
-    """Where an instruction of the author's stands: what it marks of its line, or the whole line."""
+    """The place of an instruction in the author's line, or the whole line where Python does not say."""
     text = linecache.getline(code.co_filename, line).rstrip("\n")
     positions = next(islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
     begin, end = len(text) - len(text.lstrip()), len(text)
@@ -213,7 +217,7 @@ def _place(code: CodeType, line: int, instruction: int) -> Span:
 
 
 def _frame_of(code: CodeType | None) -> FrameType | None:
-    """The frame of the function with this code that is running; None where none is."""
+    """The running frame of the function with this code; None where it is not running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
@@ -221,11 +225,11 @@ def _frame_of(code: CodeType | None) -> FrameType | None:
 
 
 class Trace:
-    """What one run of the function does: the assignments of states so far, and the names of values.
+    """The record of one run of the function: its assignments of states so far, and the names of values.
 
-    A state that was read is the name `m#0`, after its first assignment `m#1`, and so on: an expression means the
-    same wherever it stands. `locals` are the names that the author, or a called rule, gave to values. `frame` is that
-    of the function with this `code`, once it has worked with a value: its locals outlive it.
+    The state `m` is the name `m#0` until its first assignment, then `m#1`, and so on: an expression means the same
+    at every place. `locals` has the names of values, from the author or from a called rule. `frame` is the frame of
+    the function with this `code`, from the first traced value on: it keeps the function's locals.
     """
 
     def __init__(
@@ -247,7 +251,7 @@ class Trace:
         self.frame: FrameType | None = None
 
     def name_locals(self) -> None:
-        """Takes over the names that the function had for traced values as it returned."""
+        """Adds the function's local names for traced values, as they were when it returned."""
         for key, value in self.frame.f_locals.items() if self.frame is not None else ():
             if isinstance(value, Value) and value.node.op.kind is not Kind.LEAF:
                 self.locals.setdefault(value.node, key)
@@ -262,16 +266,8 @@ class Trace:
         self.version[state] += 1
         self.lines.append((f"{state}#{self.version[state]}", value))
 
-    def numbered(self, value: Node) -> Node:
-        """A random draw with its number: the one it was given, or the next; anything else as it is."""
-        if value.op.kind is not Kind.RANDOM:
-            return value
-        draw = self.draws if value.arg is None else int(value.arg)  # type: ignore[call-overload]
-        self.draws = max(self.draws, draw + 1)
-        return node(value.op, *value.args, draw)
-
     def call(self, rule: Rule, value: Any) -> Value:
-        """The direction of `rule` for this input; its states become states of this rule under its name."""
+        """The direction of `rule` for this input. Its states become states of this rule, prefixed by its key."""
         try:
             return self._call(rule, as_traced(value))
         except RuleError as error:
@@ -308,7 +304,7 @@ class Trace:
         return Value(values[f"{prefix}.direction"])
 
     def _inlined(self, target: str, value: Node, values: dict[str, Node]) -> None:
-        """Takes over what a line of a called rule assigns."""
+        """Records an assignment of a called rule: of a state, or of a local name."""
         if target in self.version:
             self.assign(target, value)
         else:
@@ -318,7 +314,7 @@ class Trace:
 
 
 def _after(step: Sequence[Statement], known: Mapping[str, Node]) -> dict[str, Node]:
-    """The value of every name after some lines, in terms of what is known before them; branches become `where`."""
+    """The value of every name after some lines, over the values `known` before them; branches become `where`."""
     values = dict(known)
     for line in step:
         if isinstance(line, Assign):
@@ -352,7 +348,7 @@ class States:
 
 
 class Inner:
-    """The rule that a traced wrapper wraps: it is called once, and then has a parameter of its own."""
+    """The wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
 
     __slots__ = ("_trace", "called")
 
@@ -372,7 +368,7 @@ class Inner:
 
     @property
     def p(self) -> Value:
-        """The parameter that the rule alone would give."""
+        """The new parameter by the wrapped rule alone."""
         if not self.called:
             wraps = self._trace.wraps
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
@@ -380,7 +376,7 @@ class Inner:
 
 
 def _checked(states: States, state: str) -> Trace:
-    """The trace behind `s`, where it has a state of this name."""
+    """The trace behind `s`; RuleError where it has no state of this name."""
     trace: Trace = object.__getattribute__(states, "_trace")
     if state not in trace.version:
         hint = did_you_mean(state, trace.version) or f": declare it as state=dict({state}=0)"

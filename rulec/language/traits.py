@@ -1,4 +1,4 @@
-"""What can be seen of a rule at once: whether it draws random numbers, and whether it treats a tensor by its axes."""
+"""Traits of a rule, read off its text: random numbers, and dependence on a tensor's axes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import functools
 from rulec.language.node import Kind, Op, walk
 from rulec.language.rule import Rule
 
-#: The levels that follow from which axes are rows and columns.
+#: The levels that depend on the choice of rows and columns among the axes.
 _OF_MATRICES = ("row", "col", "matrix")
 
 
 @functools.lru_cache(maxsize=256)
 def draws(rule: Rule) -> bool:
-    """Whether a rule draws random numbers, which follow from a tensor's number among all."""
+    """Whether a rule draws random numbers. They depend on the tensor's number among all tensors."""
     return any(n.op.kind is Kind.RANDOM for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)
 def sees_shape(rule: Rule) -> bool:
-    """Whether a rule treats a tensor by its dimensions, rows or columns, or its elements by their order."""
+    """Whether a rule depends on a tensor's dimensions, rows or columns, or on the order of its elements."""
     if any(state.per in _OF_MATRICES or state.shape is not None for state in rule.state.values()):
         return True
     parts = [*walk(rule.expressions)]

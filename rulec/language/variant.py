@@ -1,4 +1,4 @@
-"""A rule with some lines changed: what another library computes where it differs from the rule in these alone."""
+"""A rule with some lines changed, for another library with its own form of these lines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from rulec.language.source import Source
 
 
 def variant(rule: Rule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float]) -> Rule:
-    """The rule with other expressions on the lines that assign some names, and other initial values of some states.
+    """The rule with new lines and new initial values of states.
 
-    A line for `p` takes the place of the one for `direction` where the rule has that. `more` are further
-    hyper-parameters with their defaults; the rule gets those that are named. RuleError for a line that there is not.
+    `lines` maps a target to its new expression, `start` a state to its new initial value. A line for `p` replaces the
+    line for `direction` in a rule with one. `more` has defaults of further hyper-parameters; the rule gets those in
+    the new expressions. Raises RuleError for a target without a line.
     """
     assigned = [line.target for line in assignments(rule.step)]
     known = {*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs, *assigned, *more}
@@ -49,7 +50,7 @@ def _changed(line: Statement, values: Mapping[str, Node], moves: str) -> Stateme
 
 
 def without(changed: Rule, zeros: Iterable[str], rule: Rule) -> Rule:
-    """`rule` itself where the changed one computes the same with these hyper-parameters at 0; else the changed one."""
+    """`rule` where `changed`, with the hyper-parameters `zeros` at 0, computes the same; otherwise `changed`."""
     values = {name: const(0.0) for name in zeros if name in changed.hyper and name not in rule.hyper}
     bare = substitute_hyper(changed, values)
     known = {"t", *bare.hyper}
@@ -62,7 +63,7 @@ def _same(step: tuple[Statement, ...], bare: Rule, rule: Rule) -> bool:
 
 
 def _added_nothing(value: Node, scalars: set[str]) -> Node:
-    """`x` for `x + 0`, and 0 for `0*a` where `a` is made of `scalars` alone, which are finite."""
+    """`x` for `x + 0`, and 0 for `0*a` where `a` is an expression of `scalars` alone: these are finite."""
     zero = const(0.0)
     if value.op is Op.MUL and value.args[0] is zero and scalars >= {*names_in([value.args[1]])}:
         return zero

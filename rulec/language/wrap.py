@@ -1,4 +1,4 @@
-"""Wrappers: rules whose step calls a rule that is given later, as in `lookahead(adamw)`."""
+"""Wrappers: rules with a call of another rule in their step, as in `lookahead(adamw)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rulec.language.source import Span, rule_error
 
 
 def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
-    """The rule that a wrapper makes of another one: its lines, with that rule's where it is called.
+    """The rule `wrapper(inner)`: the wrapper's lines, with the lines of `inner` in place of its call.
 
     Hyper-parameters and states of both are joined as in any composition. Raises RuleError where the two do not fit.
     """
@@ -32,7 +32,7 @@ def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
 
 
 def _rest(wrapper: Rule, inner: Rule) -> Rule:
-    """The rule for the tensors that one of the two leaves out."""
+    """The rule for the tensors left out by one of the two."""
     if inner.rest is not None:
         return wrap(wrapper, inner.rest)
     assert wrapper.otherwise is not None  # one of the two has it
@@ -65,12 +65,12 @@ class _Called:
         self.key = self.keys[1]
         self.original = inner
         self.reads = wrapper.names_read
-        # A direction that mentions lr was bound to it: behind a prefix it is not taken for a mistake.
+        # An lr in the direction was bound on purpose: behind a prefix it is not taken for a mistake.
         self.bound = not wrapper.assigns_parameter and wrapper.reads("lr")
         kept = () if self.bound else ("direction",)
-        own = {n: f"{self.keys[0]}.{n}" for n in compose.own_names(wrapper) if n not in kept}
-        own |= {f"{self.wraps}.{n}": f"{self.key}.{n}" for n in ("p", "direction")}
-        self.wrapper = compose.rename_all(wrapper, own)
+        renames = {n: f"{self.keys[0]}.{n}" for n in compose.own_names(wrapper) if n not in kept}
+        renames |= {f"{self.wraps}.{n}": f"{self.key}.{n}" for n in ("p", "direction")}
+        self.wrapper = compose.rename_all(wrapper, renames)
         if f"{self.wraps}.direction" in self.reads and inner.assigns_parameter:
             line = next(line for line in assignments(inner.step) if line.target == "p")
             raise rule_error(
@@ -85,21 +85,21 @@ class _Called:
             self.hyper.setdefault("lr", Hyper(DEFAULT_LR, **well_known_range("lr")))
 
     def lines(self) -> list[Statement]:
-        """The wrapper's lines, with the wrapped rule's where it is called."""
+        """The wrapper's lines, with the wrapped rule's lines in place of its call."""
         lines = self._lines(self.wrapper.step, top=True)
         return [*lines, Assign("direction", name(f"{self.keys[0]}.direction"))] if self.bound else lines
 
     def _lines(self, step: Sequence[Statement], top: bool) -> list[Statement]:
-        found: list[Statement] = []
+        lines: list[Statement] = []
         for line in step:
             if isinstance(line, Branch):
                 then, otherwise = self._lines(line.then, False), self._lines(line.otherwise, False)
-                found.append(replace(line, then=tuple(then), otherwise=tuple(otherwise)))
+                lines.append(replace(line, then=tuple(then), otherwise=tuple(otherwise)))
             elif line.value.op is Op.CALL:
-                found.extend(self._inlined(line.value, top))
+                lines.extend(self._inlined(line.value, top))
             else:
-                found.append(line)
-        return found
+                lines.append(line)
+        return lines
 
     def _inlined(self, call: Node, top: bool) -> list[Statement]:
         """The wrapped rule's lines for one call, ending in its direction, its parameter, or both."""
@@ -111,23 +111,23 @@ class _Called:
                 value = name(f"{self.key}.{argument}")
             values[argument] = value
         if call.args[0] is not name("g"):
-            # What the wrapper makes of the gradient is the wrapped rule's own gradient.
+            # The wrapper's input to the call is the wrapped rule's raw gradient too.
             values["grad"] = values["g"]
         self._keep_skip(values, top)
         body = self.inner.step
-        own = f"{self.key}.p"
+        parameter = f"{self.key}.p"
         if self.original.assigns_parameter:
-            lines.append(Assign(own, name("p")))
-            values["p"] = name(own)
-            body = compose.map_targets(body, {"p": own})
+            lines.append(Assign(parameter, name("p")))
+            values["p"] = name(parameter)
+            body = compose.map_targets(body, {"p": parameter})
         lines += compose.map_nodes(body, lambda value: compose.replace_names(value, values))
         if f"{self.wraps}.p" in self.reads and not self.original.assigns_parameter:
             step = node(Op.MUL, name("lr"), name(f"{self.key}.direction"))
-            lines.append(Assign(own, node(Op.SUB, name("p"), step)))
+            lines.append(Assign(parameter, node(Op.SUB, name("p"), step)))
         return lines
 
     def _keep_skip(self, values: dict[str, Node], top: bool) -> None:
-        """The wrapped rule's skip as a skip of the whole step."""
+        """Makes the wrapped rule's skip a skip of the whole step."""
         skip = self.inner.skip
         if skip is None:
             return
@@ -140,7 +140,7 @@ class _Called:
 
 
 class _Shape:
-    """The rows and columns that a wrapper calls the rule it wraps with, in place of the parameter's."""
+    """The rows and columns of a wrapper's call, in place of the parameter's."""
 
     def __init__(self, wrapper: Rule, extents: Sequence[Node]) -> None:
         self.wrapper = wrapper
@@ -153,7 +153,7 @@ class _Shape:
         }  # fmt: skip
 
     def fitted(self, inner: Rule, title: str) -> Rule:
-        """The wrapped rule with states and shape facts of that shape; RuleError at a line that needs the parameter."""
+        """The wrapped rule with states and shape facts of this shape; RuleError at a line that reads the parameter."""
         for line in assignments(inner.step):
             self._check(title, [line.value], line.span)
             if line.target == "p":

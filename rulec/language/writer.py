@@ -87,5 +87,5 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
 
 
 def _routing_data(routing: Routing) -> Any:
-    """The rule for the other tensors by name where it has one, and written out in full where it was composed."""
+    """The rule for the other tensors: its name, or the whole rule written out where it was composed."""
     return routing.text if routing.text or routing.rule is None else _rule_data(routing.rule)

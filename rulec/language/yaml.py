@@ -47,7 +47,7 @@ from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
 
-#: Finds the rule that a file names as a component; the loader's, so that files can name library rules and paths.
+#: The rule of a name in a file. The loader supplies it, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]
 
 #: The shape facts that are known where tensors are routed and states are allocated.
@@ -55,12 +55,15 @@ _SHAPE = ("ndim", "numel", "rows", "cols")
 
 
 def parse_rule(text: str, name: str, resolve: Resolve, path: Path | None = None) -> Rule:
-    """The rule of a YAML text; `name` is what errors call it, `resolve` finds the rules it names."""
+    """The rule of a YAML text. `name` stands for it in errors, and `resolve` loads the rules named in it.
+
+    Raises RuleError at the place of a mistake.
+    """
     return _RuleReader(read_document(text, name), resolve, path).rule()
 
 
 def _value_place(document: Document, loc: tuple[Any, ...]) -> Place:
-    """pydantic's location without the names of union members that it mixes in."""
+    """pydantic's location without the names of union members in it."""
     place: Place = ()
     for part in loc:
         if (*place, part) in document.places:
@@ -97,8 +100,8 @@ def _explain(document: Document, problem: Any) -> RuleError:
     if kind == "value_error":
         return rule_error(str(problem["ctx"]["error"]), document.span(place))
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{short(p)[1:-1]}" for p in place).removeprefix(".")
-    found = _described(document.at(place))
-    return rule_error(f"{where} must be {wanted(place)}, not {found}", document.span(place))
+    actual = _described(document.at(place))
+    return rule_error(f"{where} must be {wanted(place)}, not {actual}", document.span(place))
 
 
 def _described(value: Any) -> str:
@@ -124,13 +127,13 @@ class _RuleReader:
         file = self.file
         self._check_keys()
         body = self._step_rule() if file.step is not None else self._composed_rule()
-        given = _plain_attributes(file)
-        rule = replace(body, name=file.name, path=self.path, **given, **self._expressions(body))
+        attributes = _plain_attributes(file)
+        rule = replace(body, name=file.name, path=self.path, **attributes, **self._expressions(body))
         rule = self._placed(lambda: compose.with_inputs_of_rest(rule), self.document.span(("otherwise",)))
         return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
 
     def _check_keys(self) -> None:
-        """RuleError at the first key that cannot be the name it is to be."""
+        """RuleError at the first key that cannot be a name."""
         if problem := title_problem(self.file.name):
             raise rule_error(problem, self.document.span(("name",)))
         for section in ("hyper", "state", "inputs"):
@@ -148,7 +151,7 @@ class _RuleReader:
         return rule
 
     def _rebound(self, rule: Rule, key: str) -> Rule:
-        """The composed rule with one hyper-parameter as the file says: its default, expression or range."""
+        """The composed rule with one hyper-parameter as in the file: its default, expression or range."""
         entry, span = self.file.hyper[key], self.document.span(("hyper", key), key=True)
         if not isinstance(entry, HyperEntry):
             return self._placed(lambda: bind(rule, {key: self._binding(("hyper", key))}), span)
@@ -156,15 +159,15 @@ class _RuleReader:
             rule = self._placed(lambda: bind(rule, {key: self._binding(("hyper", key, "default"))}), span)
         if key not in rule.hyper:
             raise rule_error(f"{short(key)} is bound to an expression, so it has no range", span)
-        own = rule.hyper[key]
-        limits = _limits(entry) or own.limits
-        static, whole = entry.static or own.static, entry.whole or own.whole
-        changed = Hyper(own.default, **limits, static=static, whole=whole, span=span)
+        declared = rule.hyper[key]
+        limits = _limits(entry) or declared.limits
+        static, whole = entry.static or declared.static, entry.whole or declared.whole
+        changed = Hyper(declared.default, **limits, static=static, whole=whole, span=span)
         return replace(rule, hyper={**rule.hyper, key: changed})
 
     @staticmethod
     def _placed(make: Callable[[], Rule], span: Span) -> Rule:
-        """What `make` gives; where it fails without saying where, the error is at `span`."""
+        """The rule from `make`; an error of it without a place gets `span`."""
         try:
             return make()
         except RuleError as error:
@@ -173,7 +176,7 @@ class _RuleReader:
             raise rule_error(error.message, span) from None
 
     def _component(self, place: Place) -> Rule:
-        """The rule that a name or composition, or `name: {hyper: binding}`, stands for."""
+        """The rule of a name, of a composition, or of `name: {hyper: binding}`."""
         entry, span = self.document.at(place), self.document.span(place)
         if isinstance(entry, str):
             text = self.document.text(place)
@@ -185,7 +188,7 @@ class _RuleReader:
             # One by one first, so that what is wrong with one is an error at its place.
             self._placed(partial(bind, rule, {key: bound}), self.document.span((*place, component, key), key=True))
         bound_rule = self._placed(lambda: bind(rule, bindings), span)
-        # What is bound to a hyper-parameter of this file has that one's default.
+        # A hyper-parameter bound to one of this file has the default from the file.
         named = set(self.file.hyper) & (set(bound_rule.hyper) - set(rule.hyper))
         ours = {key: replace(h, default=None) if key in named else h for key, h in bound_rule.hyper.items()}
         return replace(bound_rule, hyper=ours)
@@ -201,21 +204,21 @@ class _RuleReader:
         uses = self._uses()
         self.hyper_names = list(dict.fromkeys([*self.file.hyper, *(key for r in uses.values() for key in r.hyper)]))
         wraps, shape = self._wraps()
-        own = Rule(
+        declared = Rule(
             self.file.name, (), hyper={key: self._hyper(key) for key in self.file.hyper}, inputs=dict(self.file.inputs),
             view=_view(self.file), wraps=wraps, wraps_shape=shape,
         )  # fmt: skip
-        own = self._placed(lambda: _with_called(own, uses), self.document.span(("uses",), key=True))
-        own = replace(own, state={**{key: self._state(key) for key in self.file.state}, **own.state})
+        declared = self._placed(lambda: _with_called(declared, uses), self.document.span(("uses",), key=True))
+        declared = replace(declared, state={**{key: self._state(key) for key in self.file.state}, **declared.state})
         places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
-        check_names(own, places)
-        scope = Scope(own, uses)
+        check_names(declared, places)
+        scope = Scope(declared, uses)
         step = self._step(scope)
         unused = [key for key in uses if key not in scope.called]
         if unused:
             message = f"{unused[0]} is named under uses but never called: write {unused[0]}(g) in the step"
             raise rule_error(message, self.document.span(("uses",), key=True))
-        return check_direction_free_of_lr(check_rule(replace(own, step=step)))
+        return check_direction_free_of_lr(check_rule(replace(declared, step=step)))
 
     def _step(self, scope: Scope) -> Any:
         at = self.document.places[("step",)]
@@ -230,7 +233,7 @@ class _RuleReader:
             raise rule_error(error.message, span) from None
 
     def _wraps(self) -> tuple[str, tuple[Node, ...] | None]:
-        """What a wrapper calls the rule it wraps, and the extents of what it calls it with."""
+        """A wrapper's name for the rule it wraps, and the extents of the call's input; None for the parameter's."""
         entry = self.file.wraps
         if entry is None:
             return "", None
@@ -250,20 +253,20 @@ class _RuleReader:
 
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []
-        found: dict[str, Rule] = {}
+        rules: dict[str, Rule] = {}
         for index, entry in enumerate(entries):
             place: Place = ("uses", entry if isinstance(entries, dict) else index)
             named = entry if isinstance(entry, str) else next(iter(entry))
             key = named if isinstance(entries, dict) else Path(named).stem
             span = self.document.span(place, key=isinstance(entries, dict))
-            if problem := _call_problem(key, found):
+            if problem := _call_problem(key, rules):
                 raise rule_error(problem, span)
             rule = self._component(place)
-            found[key] = self._placed(partial(compose.check_callable, rule), span)
-        return found
+            rules[key] = self._placed(partial(compose.check_callable, rule), span)
+        return rules
 
     def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:
-        """The number or expression at `place`; with `what` it must be elementwise, and that is what errors call it."""
+        """The number or expression at `place`. With `what`, its name in errors, it must be elementwise."""
         value = self.document.at(place)
         if isinstance(value, int | float):
             return const(value)
@@ -314,21 +317,21 @@ class _RuleReader:
         return [key for key, entry in self.file.hyper.items() if isinstance(entry, HyperEntry) and entry.static]
 
     def _expressions(self, body: Rule) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        expressions: dict[str, Any] = {}
         if self.file.evaluate is not None:
             known = ["p", *_SHAPE, "machine_eps", *body.hyper, *body.state]
-            found["evaluate"] = self._expression(("evaluate",), known, "an evaluation point")
+            expressions["evaluate"] = self._expression(("evaluate",), known, "an evaluation point")
         if self.file.skip is not None:
             known = ["p", "t", "g", "grad", *_SHAPE, "machine_eps", *body.hyper, *body.state, *body.inputs]
-            found["skip"] = self._expression(("skip",), known)
+            expressions["skip"] = self._expression(("skip",), known)
         if self.file.applies_to is not None:
-            found["applies_to"] = self._expression(("applies_to",), _SHAPE, "a condition", tags=True)
+            expressions["applies_to"] = self._expression(("applies_to",), _SHAPE, "a condition", tags=True)
         if self.file.otherwise is not None:
-            found["otherwise"] = self._routing()
-        return found
+            expressions["otherwise"] = self._routing()
+        return expressions
 
     def _routing(self) -> Routing:
-        """Where the tensors go that the rule does not apply to."""
+        """The entry under `otherwise`: the rule for tensors outside `applies_to`."""
         entry = self.document.data["otherwise"]
         if is_rule_file(entry):
             return Routing(_RuleReader(self.document.below(("otherwise",)), self.resolve, self.path).rule())
@@ -340,33 +343,33 @@ class _RuleReader:
         if rule.wraps and not wraps:
             raise rule_error(f"{rule.name} wraps another rule: write {text}(adam)", self.document.span(("otherwise",)))
         if bindings:
-            given = ", ".join(f"{key}={_plain_text(value)}" for key, value in bindings.items())
-            text = f"({text})({given})" if is_composition(text) else f"{text}({given})"
+            arguments = ", ".join(f"{key}={_plain_text(value)}" for key, value in bindings.items())
+            text = f"({text})({arguments})" if is_composition(text) else f"{text}({arguments})"
         # A file's path means something only beside the file that names it.
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
 
 
-def _call_problem(key: str, found: dict[str, Rule]) -> str:
-    """Why a rule under `uses` cannot be called by this name; empty where it can."""
+def _call_problem(key: str, rules: dict[str, Rule]) -> str:
+    """Why a rule under `uses` cannot have this name, as a sentence; empty where it can."""
     other = "name it under uses, as {other: ...}"
     if key in FUNCTIONS or key == "tagged":
         return f"{key!r} is also a function: {other.replace('other', key + '_rule')}"
-    if key in found:
+    if key in rules:
         return f"{key!r} is named twice: {other.replace('other', key + '2')}"
     problem = declared_problem(key)
     return f"{problem.partition(':')[0]}: {other}" if problem else ""
 
 
-def _with_called(own: Rule, uses: dict[str, Rule]) -> Rule:
-    """The rule with the hyper-parameters, states, inputs and view of the rules that it calls."""
-    views = [view for view in [own.view, *(rule.view for rule in uses.values())] if view]
+def _with_called(caller: Rule, uses: dict[str, Rule]) -> Rule:
+    """`caller` with the hyper-parameters, states, inputs and view of the rules under its `uses`."""
+    views = [view for view in [caller.view, *(rule.view for rule in uses.values())] if view]
     if any(view != views[0] for view in views):
-        raise RuleError(f"{own.name} and the rules it uses see tensors differently: their view must be the same")
+        raise RuleError(f"{caller.name} and the rules it uses see tensors differently: their view must be the same")
     return replace(
-        own,
-        hyper=compose.unify_hyper([(own.name, own.hyper), *((r.name, r.hyper) for r in uses.values())]),
+        caller,
+        hyper=compose.unify_hyper([(caller.name, caller.hyper), *((r.name, r.hyper) for r in uses.values())]),
         state={k: s for prefix, rule in uses.items() for k, s in compose.called_states(rule, prefix).items()},
-        inputs=compose.unify_inputs([own, *uses.values()]),
+        inputs=compose.unify_inputs([caller, *uses.values()]),
         view=views[0] if views else {},
     )
 
@@ -376,8 +379,8 @@ def _plain_text(value: float | str) -> str:
 
 
 def _limits(entry: HyperEntry) -> Limits:
-    given = {k: float(v) for k in Limits.__annotations__ if (v := getattr(entry, k)) is not None}
-    return cast(Limits, given)
+    limits = {k: float(v) for k in Limits.__annotations__ if (v := getattr(entry, k)) is not None}
+    return cast(Limits, limits)
 
 
 def _view(file: RuleFile) -> dict[str, str]:
@@ -385,10 +388,10 @@ def _view(file: RuleFile) -> dict[str, str]:
 
 
 def _plain_attributes(file: RuleFile) -> dict[str, Any]:
-    """The attributes of a rule that a file says plainly."""
+    """The attributes of a rule that need no parsing: summary, paper, interop and view."""
     paper = file.paper.model_dump(exclude_none=True) if file.paper else {}
-    found: dict[str, Any] = {"summary": file.summary.strip(), "paper": paper, "interop": file.interop}
-    return found | ({"view": view} if (view := _view(file)) else {})
+    attributes: dict[str, Any] = {"summary": file.summary.strip(), "paper": paper, "interop": file.interop}
+    return attributes | ({"view": view} if (view := _view(file)) else {})
 
 
 def _tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node | None:

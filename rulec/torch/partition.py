@@ -24,13 +24,13 @@ def partitioned_groups(partition: Partition, named_parameters: Named) -> list[di
     `layer.0.bias` is the path `layer/0/bias`. RuleError where there are several rules: those need `Partitioned`.
     """
     taken = parts_taken(partition, named_pairs(named_parameters))
-    kinds = {optimizer(own.given): own.rule.name for own, _ in taken}
+    kinds = {optimizer(own.origin): own.rule.name for own, _ in taken}
     if len(kinds) > 1:
         raise RuleError(
             f"one optimizer has one rule, and the partition has {', '.join(kinds.values())}: use "
             f"rulec.torch.Partitioned(partition, model.named_parameters())"
         )
-    return [group_of(optimizer(own.given).interface, own, params, {}) for own, params in taken]
+    return [group_of(optimizer(own.origin).interface, own, params, {}) for own, params in taken]
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:

@@ -46,13 +46,13 @@ class Partitioned(Optimizer, Turns):
         taken = parts_taken(partition, named_pairs(named_parameters))
         if not taken:
             raise TensorError("the partition trains no parameter: give one of them a rule")
-        kinds = list(dict.fromkeys(optimizer(own.given) for own, _ in taken))
+        kinds = list(dict.fromkeys(optimizer(own.origin) for own, _ in taken))
         check_keywords([kind.interface for kind in kinds], keywords)
         groups: list[list[dict[str, Any]]] = [[] for _ in kinds]
         #: Where each group is: the place of its optimizer, and its own among the groups of that.
         self._homes: list[tuple[int, int]] = []
         for own, params in taken:
-            place = kinds.index(optimizer(own.given))
+            place = kinds.index(optimizer(own.origin))
             self._homes.append((place, len(groups[place])))
             groups[place].append(group_of(kinds[place].interface, own, params, keywords))
         self.optimizers: list[RuleOptimizer] = [
@@ -83,7 +83,7 @@ class Partitioned(Optimizer, Turns):
             return
         named = named_pairs(param_group["params"])
         own = self._part_of(named)
-        kind = optimizer(own.given)
+        kind = optimizer(own.origin)
         rest = {key: value for key, value in param_group.items() if key not in ("params", "param_names")}
         own = replace(own, hyper={**own.hyper, **rest})
         group = group_of(kind.interface, own, named, self._keywords)
