@@ -1,6 +1,6 @@
-"""What JAX arrays differ in from NumPy's: their operations, and their matrix functions on stacks `(batch, rows, cols)`.
+"""JAX's side of array arithmetic: operations, and matrix functions on stacks `(batch, rows, cols)`.
 
-Products are of full precision: that of XLA's default is a few bits on some devices.
+Products are of full precision: XLA's default keeps only a few bits on some devices.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 class JaxFunctions(Functions):
-    """jnp's; numbers that say how to go on must not be traced, and matrices of 16 bits are multiplied."""
+    """jnp's functions. Numbers that steer an algorithm must not be traced; matrices of 16 bits are multiplied."""
 
     def largest(self, x: Any) -> Any:
-        """By an argmax of 32 bits: jnp's counts in 64 here, and users' jit cannot compile that where JAX has 32."""
+        """By an argmax of 32 bits: jnp's counts in 64 here, and a user's jit with 32-bit JAX cannot compile it."""
         place = jax.lax.argmax(jnp.abs(x), x.ndim - 2, jnp.int32)[..., None, :]
         return jnp.take_along_axis(x, place, axis=-2)
 
     def fitted(self, x: Any, dtype: Any) -> Any:
-        """A number in that dtype, where there is one."""
+        """A number in the dtype, unless this is None; arrays stay."""
         number = not getattr(x, "ndim", 0) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
         return x if dtype is None or not number else jnp.asarray(x).astype(dtype)
 
@@ -39,7 +39,7 @@ class JaxFunctions(Functions):
         return known_number(number, what)
 
     def product_dtype(self, x: Any, dtype: str) -> str:
-        """Any."""
+        """The dtype itself: JAX multiplies matrices of any."""
         return dtype
 
     def matmul(self, a: Any, b: Any) -> Any:
@@ -55,7 +55,7 @@ class JaxFunctions(Functions):
         return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
     def norm(self, x: Any, dtype: Any) -> Any:
-        """Summed in the dtype that the matrices had."""
+        """Summed in the dtype of the matrices before they were widened."""
         return jnp.sqrt(jnp.sum(jnp.square(x.astype(dtype)), axis=(-2, -1), keepdims=True)).astype(x.dtype)
 
     def eigh(self, x: Any) -> Any:

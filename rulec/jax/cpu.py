@@ -1,7 +1,7 @@
-"""The fused kernel of the cpu backend in place of what XLA makes of a stage: many leaves in one call.
+"""The fused kernel of the cpu backend in place of XLA's code for a stage: many leaves in one call.
 
-XLA calls it in place, through its interface for foreign functions, and lends it its own threads. It is for arrays on
-one CPU device alone: XLA can neither cut such a call for several devices nor batch it.
+XLA calls the kernel through its interface for foreign functions, and lends it its threads. Arrays must lie on one CPU
+device: XLA can neither cut such a call for several devices nor batch it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LEAST_ELEMENTS = 16384
 
 
 def chosen(backend: str | None, *trees: Any) -> str:
-    """What `Options.backend` is for a step over these arrays; `backend` is what users chose.
+    """The `Options.backend` of a step over these arrays, from the keyword `backend` of users.
 
-    HyperError for one that there is not, BackendUnavailable for "cpu" where it cannot run.
+    HyperError for an unknown name, BackendUnavailable for "cpu" where it cannot run.
     """
     if backend is None:
         return "either" if all(map(_on_one_cpu, trees)) else "jax"
@@ -53,7 +53,7 @@ def chosen(backend: str | None, *trees: Any) -> str:
 
 
 def _on_one_cpu(tree: Any) -> bool:
-    """Whether all leaves are arrays that lie on one CPU device; there may be thousands, at every step."""
+    """Whether all leaves are arrays on one CPU device. It is asked at every step, of up to thousands of leaves."""
     leaves = _leaves(tree)
     if not leaves or len(set(map(type, leaves))) > 1 or not isinstance(leaves[0], jax.Array) or is_traced(leaves[0]):
         return False
@@ -64,7 +64,7 @@ def _on_one_cpu(tree: Any) -> bool:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, in any order: those of a dict of arrays alone need not be sorted."""
+    """The leaves of a tree, in any order: a dict of arrays is not sorted, for speed."""
     if type(tree) is dict and all(issubclass(kind, jax.Array) for kind in set(map(type, tree.values()))):
         return [*tree.values()]
     if isinstance(tree, State):
@@ -73,7 +73,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 class Run(Protocol):
-    """A bucket's share of a step, as far as it matters here."""
+    """The members of a bucket's share of a step that are read here."""
 
     bucket: Bucket
     states: dict[str, dict[int, Any]]
@@ -85,23 +85,23 @@ class Run(Protocol):
         ...
 
     def scalars(self, column: int) -> Any:
-        """A column of the scalar table: for each row or, one that is late, for each leaf; or one number."""
+        """A column of the scalar table: for each row or, where it is late, for each leaf; or one number."""
         ...
 
 
 def kernel_for(run: Run, backend: str) -> Any:
-    """The kernel for a bucket, where XLA's own code is not to be used; `backend` is one of `Options.backend`."""
+    """The kernel for a bucket; None where XLA's code is to be used. `backend` is as in `Options.backend`."""
     if backend == "jax" or (backend == "either" and not _pays(run)):
         return None
-    found = _unlike(run) or _kernel(run.bucket.program, run.bucket.layout)
-    if isinstance(found, str):
-        _tell(f"{run.bucket.program.name} by jax alone, not by the cpu backend: {found}")
+    kernel = _unlike(run) or _kernel(run.bucket.program, run.bucket.layout)
+    if isinstance(kernel, str):
+        _tell(f"{run.bucket.program.name} by jax alone, not by the cpu backend: {kernel}")
         return None
-    return found
+    return kernel
 
 
 def _pays(run: Run) -> bool:
-    """Whether the kernel is faster than XLA's loops for such leaves: not than one that gives a single array."""
+    """Whether the kernel is faster than XLA's loops for these leaves. A loop with one result is as fast."""
     sizes, first = [facts["numel"] for facts in run.bucket.facts], run.bucket.places[0]
     packed = any(isinstance(arrays.get(first), Piece) for arrays in run.states.values())
     program = run.bucket.program
@@ -110,7 +110,7 @@ def _pays(run: Run) -> bool:
 
 
 def _unlike(run: Run) -> str | None:
-    """Why these leaves are not as a kernel takes them, where they are not: users give inputs of any dtype."""
+    """Why a kernel cannot take these leaves; None where it can. Users give inputs of any dtype."""
     program, layout = run.bucket.program, run.bucket.layout
     if is_shaped(program) and any(view.transposed for view in run.bucket.views):
         return "it sees rows as columns"
@@ -122,7 +122,7 @@ def _unlike(run: Run) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _kernel(program: Program, layout: Layout) -> Any:
-    """The kernel, known to XLA by its target; why there is none."""
+    """The kernel, registered with XLA as a target; a string where there is none, with the reason."""
     if program.skip is not None:
         return "it may leave leaves as they are"
     try:
@@ -144,9 +144,9 @@ def _tell(what: str) -> None:
 
 @dataclass
 class Done:
-    """What a stage has done: new arrays of each leaf by name, and its reductions as `Between.reduced` has them.
+    """The results of a stage: new arrays of each leaf by name, and its reductions as `Between.reduced` has them.
 
-    Arrays that are pieces stay so, of a new flat array.
+    An array that was a piece is still a piece, of a new flat array.
     """
 
     arrays: list[dict[str, Any]] = field(default_factory=list)
@@ -165,24 +165,24 @@ def stage(kernel: Any, run: Run, index: int) -> Done:
         call = _Call(kernel, index, [run.arrays(i) for i in range(len(rows))[part]], run.bucket.views[part])
         call.run(table, rows[part])
         done.arrays += call.stored()
-        for name, found in call.totals().items():
-            totals.setdefault(name, []).append(found)
-        for name, found in call.lines().items():
-            done.reduced.setdefault(name, []).extend(found)
+        for name, numbers in call.totals().items():
+            totals.setdefault(name, []).append(numbers)
+        for name, lines in call.lines().items():
+            done.reduced.setdefault(name, []).extend(lines)
     done.reduced |= {name: jnp.concatenate(parts) for name, parts in totals.items()}
     return done
 
 
 def _table(run: Run, index: int) -> tuple[Any, Any]:
-    """Scalars in float64, `(rows, columns)`, of those that the stage reads; truth is 1 and 0. And each leaf's row."""
+    """The scalars that a stage reads, float64 `(rows, columns)` with truth as 1 and 0; and each leaf's row."""
     known, leaves = len(run.bucket.table.columns), len(run.row)
-    found = {i: jnp.asarray(run.scalars(i), jnp.float64) for i in run.bucket.kernel.columns(index)}
-    own = any(i >= known and column.ndim for i, column in found.items())
-    rows = np.arange(leaves) if own else run.row
-    count = leaves if own else len(run.kept)
-    if own:
-        found = {i: column[run.row] if i < known and column.ndim else column for i, column in found.items()}
-    columns = [found.get(i, jnp.float64(0)) for i in range(len(run.bucket.program.columns))]
+    scalars = {i: jnp.asarray(run.scalars(i), jnp.float64) for i in run.bucket.kernel.columns(index)}
+    per_leaf = any(i >= known and column.ndim for i, column in scalars.items())
+    rows = np.arange(leaves) if per_leaf else run.row
+    count = leaves if per_leaf else len(run.kept)
+    if per_leaf:
+        scalars = {i: column[run.row] if i < known and column.ndim else column for i, column in scalars.items()}
+    columns = [scalars.get(i, jnp.float64(0)) for i in range(len(run.bucket.program.columns))]
     # The first has no columns: a rule may have no scalars, and stack wants one.
     table = [jnp.zeros((count, 0), jnp.float64), *(jnp.broadcast_to(column, (count,))[:, None] for column in columns)]
     return jnp.concatenate(table, axis=1), rows
@@ -195,8 +195,8 @@ def _result(shape: tuple[int, ...], dtype: Any) -> Any:
 class _Call:
     """One call over some leaves: its operands in order, each array once, its results, and where each leaf's arrays lie.
 
-    Beside the arrays there are two operands: what follows from sizes alone, and the scalar table. Beside new arrays
-    there are two results: scratch, and numbers for each tensor.
+    Two operands come before the arrays: a plan that follows from sizes alone, and the scalar table. Two results come
+    before the new arrays: scratch, and numbers for each tensor.
     """
 
     def __init__(
@@ -210,24 +210,24 @@ class _Call:
         ]  # fmt: skip
         self.aliases: dict[int, int] = {}
         self._known: dict[int, int] = {}
-        #: Of each leaf: the result that is its array now, or has its slots.
-        self._made: dict[str, list[int]] = {}
+        #: Buffer -> for each leaf the index of the result with its new array, or with its slots.
+        self._result_places: dict[str, list[int]] = {}
         self._places = {name: [self._place(name, arrays) for arrays in leaves] for name in self.needs.given}
         for name, slots in self.needs.slots.items():
-            self._made[name] = [self._result(_result(x.shape, jnp.float64)) for x in slots.arrays()]
-            self._places[name] = [(-1 - result, 0) for result in self._made[name]]
+            self._result_places[name] = [self._result(_result(x.shape, jnp.float64)) for x in slots.arrays()]
+            self._places[name] = [(-1 - result, 0) for result in self._result_places[name]]
 
     def _place(self, name: str, arrays: Mapping[str, Any]) -> tuple[int, int]:
-        """The operand that an array lies in, or -1 - i for result i, and the byte where it begins."""
-        made = self._made.setdefault(name, []) if name in self.needs.stored else []
+        """The operand with an array of a leaf, or -1 - i for result i, and the byte where the array begins."""
+        results = self._result_places.setdefault(name, []) if name in self.needs.stored else []
         if name not in arrays:
-            made.append(self._result(_result(arrays["p"].shape, self.kernel.layout.dtype(name))))
-            return -1 - made[-1], 0
+            results.append(self._result(_result(arrays["p"].shape, self.kernel.layout.dtype(name))))
+            return -1 - results[-1], 0
         array = arrays[name]
         holder = array.flat if isinstance(array, Piece) else array
         operand = self._operand(holder)
         if name in self.needs.stored:
-            made.append(self._aliased(operand))
+            results.append(self._aliased(operand))
         start = array.start * array.dtype.itemsize if isinstance(array, Piece) else 0
         return operand, start
 
@@ -259,25 +259,25 @@ class _Call:
         return [{name: self._taken(name, i) for name in self.needs.stored} for i in range(len(self.leaves))]
 
     def _taken(self, name: str, i: int) -> Any:
-        array, value = self.leaves[i].get(name), self.results[self._made[name][i]]
+        array, value = self.leaves[i].get(name), self.results[self._result_places[name][i]]
         if isinstance(array, Piece):
             array.flat.array = value
         return array if isinstance(array, Piece) else value
 
     def totals(self) -> dict[str, Any]:
-        """The reductions of which there is one number for each tensor."""
+        """The reductions that give one number for each tensor."""
         return dict(zip(self.needs.totals, self.results[1], strict=True))
 
     def lines(self) -> dict[str, list[Any]]:
-        """The reductions of which there is a number for each row, column or matrix: `(batch, rows, cols)` of each."""
+        """The reductions that give a number for each row, column or matrix: `(batch, rows, cols)` for each leaf."""
         return {name: [*self._finished(name, slots)] for name, slots in self.needs.slots.items()}
 
     def _finished(self, name: str, slots: Any) -> Iterator[Any]:
         for i, shape in enumerate(slots.shapes):
-            found = self.results[self._made[name][i]]
+            values = self.results[self._result_places[name][i]]
             if not self.leaves[i]["p"].size:
-                found = jnp.full_like(found, REDUCTIONS[slots.op].nothing)
-            yield LIBRARY.reduce(slots.op, found, (0,)).reshape(shape)
+                values = jnp.full_like(values, REDUCTIONS[slots.op].nothing)
+            yield LIBRARY.reduce(slots.op, values, (0,)).reshape(shape)
 
 
 def _array(holder: Any) -> Any:

@@ -20,15 +20,15 @@ from rulec.jax.transform import of_recipe, options
 
 
 def names(prefix: str = "") -> list[str]:
-    """The functions there are: of optax itself, or with the prefix `contrib.` those of optax.contrib, without it."""
+    """The names of optax's functions, or with the prefix `contrib.` of those of optax.contrib, without the prefix."""
     return [name.removeprefix(prefix) for name in index() if name.startswith(prefix) and ("." in name) == bool(prefix)]
 
 
 @functools.cache
 def function_named(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function of that name, such as `adamw` or `contrib.prodigy`; KeyError where there is none."""
-    found = entries(name)
-    signature = found[0].signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
+    choices = entries(name)
+    signature = choices[0].signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
 
     def function(*args: Any, **keywords: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **keywords)
@@ -40,14 +40,14 @@ def function_named(name: str) -> Callable[..., optax.GradientTransformationExtra
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     function.__annotations__["return"] = signature.return_annotation
-    function.__doc__ = _documentation(name, found)
+    function.__doc__ = _documentation(name, choices)
     return function
 
 
-def _documentation(name: str, found: tuple[Entry, ...]) -> str:
-    rule = found[0].own
-    ways = "\n".join(f"    {entry.file}{_condition(entry)}" for entry in found)
-    what = "The direction of the rule alone, for a learning rate to follow" if found[0].scales else rule.summary
+def _documentation(name: str, choices: tuple[Entry, ...]) -> str:
+    rule = choices[0].base
+    ways = "\n".join(f"    {entry.file}{_condition(entry)}" for entry in choices)
+    what = "The direction of the rule alone, for a learning rate to follow" if choices[0].scales else rule.summary
     return f"{what.rstrip('.')}.\n\nTakes what `optax.{name}` takes, and computes by the rule:\n\n{ways}\n"
 
 
@@ -62,52 +62,52 @@ def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTrans
     rule = entry.rule(values)
     hyper = entry.hyper(values, rule)
     mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
-    made = _Maker(Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), entry.state)
-    return made.transformation()
+    maker = _Maker(Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), entry.state)
+    return maker.transformation()
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> Entry:
-    found = entries(name)
-    for entry in found:
+    choices = entries(name)
+    for entry in choices:
         if entry.matches(values):
             return entry
-    flags = {keyword: None for entry in found for keyword in entry.when}
-    given = ", ".join(f"{k}={values[k]!r}" for k in flags)
-    differing = [entry.differs(values) for entry in found]
+    flags = {keyword: None for entry in choices for keyword in entry.when}
+    keywords = ", ".join(f"{k}={values[k]!r}" for k in flags)
+    differing = [entry.differs(values) for entry in choices]
     least = min(map(len, differing))
     nearest = [one for one in differing if len(one) == least]
     changes = dict.fromkeys(" and ".join(f"{k} is {_said(v)}" for k, v in one.items()) for one in nearest)
-    raise HyperError(f"rulec.jax.{name} has no rule for {given}: it has one where {', or where '.join(changes)}")
+    raise HyperError(f"rulec.jax.{name} has no rule for {keywords}: it has one where {', or where '.join(changes)}")
 
 
 def _said(wanted: Any) -> str:
-    """What `when` wants of a keyword, in words."""
+    """The value that `when` wants of a keyword, in words."""
     return _SAID.get(str(wanted), repr(wanted))
 
 
-#: What `when` says of a keyword that many values are.
+#: Words of `when` that stand for many values of a keyword.
 _SAID = {"nonzero": "not 0", "given": "given"}
 
 
 def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
-    given: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {}
     for keyword, states in entry.dtypes.items():
         if values.get(keyword) is not None:
             dtype = _dtype(keyword, values[keyword])
-            given |= dict.fromkeys([states] if isinstance(states, str) else states, dtype)
-    return options(given, False, 0)
+            dtypes |= dict.fromkeys([states] if isinstance(states, str) else states, dtype)
+    return options(dtypes, False, 0)
 
 
-def _dtype(keyword: str, given: Any) -> str:
-    found = str(jax.dtypes.canonicalize_dtype(given))
-    if found not in ITEM_SIZE:
-        raise HyperError(f"{keyword}={given!r} is none of {', '.join(ITEM_SIZE)}")
-    return found
+def _dtype(keyword: str, value: Any) -> str:
+    dtype = str(jax.dtypes.canonicalize_dtype(value))
+    if dtype not in ITEM_SIZE:
+        raise HyperError(f"{keyword}={value!r} is none of {', '.join(ITEM_SIZE)}")
+    return dtype
 
 
 @dataclass(frozen=True)
 class _Decayed:
-    """Which group a leaf is in: 0 where weights decay, 1 where a mask spares them."""
+    """The group of a leaf: 0 where weights decay, 1 where a mask spares them."""
 
     spared: frozenset[str]
 
@@ -117,7 +117,7 @@ class _Decayed:
 
 @dataclass(frozen=True, eq=False)
 class _Maker:
-    """A group's transformation, for all leaves or with those whose weights a mask spares in a group of their own."""
+    """A group's transformation; with a mask, leaves without weight decay are a group of their own."""
 
     group: Group
     mask: Any
@@ -128,7 +128,7 @@ class _Maker:
         self.group.check()
 
     def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """That of one recipe, or of the one that the mask gives for a tree."""
+        """The transformation of one recipe, or with a mask of the recipe for each tree."""
         if self.mask is None or self.mask is True:
             return self._of(Recipe([self.group], _Decayed(frozenset())))
 
@@ -152,12 +152,12 @@ class _Maker:
 def _spared(mask: Any, tree: Any) -> frozenset[str]:
     """The names of the leaves for which a mask says False; a callable mask is called with the tree."""
     known = flat(tree, "the parameter")
-    given = mask(tree) if callable(mask) else mask
+    marks = mask(tree) if callable(mask) else mask
     try:
-        whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), given, tree)
+        whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), marks, tree)
     except ValueError as error:
         raise StateMismatch(
-            f"the mask is {jax.tree.structure(given)} and the parameters are {known.structure}: give True or False for "
+            f"the mask is {jax.tree.structure(marks)} and the parameters are {known.structure}: give True or False for "
             f"each of these, or for a part of them, or a function that gives that"
         ) from error
     return frozenset(name for name, word in zip(known.names, jax.tree.leaves(whole), strict=True) if not word)

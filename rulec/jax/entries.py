@@ -1,4 +1,4 @@
-"""What optax calls the rules of the library: the `optax` entries of their interop sections (rules/README.md)."""
+"""optax's names for the rules of the library: the `optax` entries of their interop sections (rules/README.md)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One function of optax and the rule that it means where its keywords are as `when` says.
+    """One function of optax, and the rule that it means where its keywords are as `when` says.
 
-    `scales` says that it gives the direction alone; `decay` is the transform that `weight_decay` stands for,
-    and `ignores` are keywords that mean nothing to their function then.
+    With `scales` it gives the direction alone. `decay` is the transform for which `weight_decay` stands, and `ignores`
+    are keywords without effect on optax's function in this case.
     """
 
     file: str
@@ -50,25 +50,25 @@ class Entry:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        """That of their function."""
+        """The signature of optax's function."""
         return inspect.signature(functools.reduce(getattr, self.function.split("."), optax))
 
     @functools.cached_property
-    def own(self) -> Rule:
+    def base(self) -> Rule:
         """The rule of the library."""
         return load(self.file)
 
     @functools.cached_property
     def changed(self) -> Rule:
-        """The rule with the lines that are otherwise there."""
+        """The rule of the library with the lines that optax's function has otherwise."""
         if not self.lines and not self.start:
-            return self.own
+            return self.base
         defaults = {k: p.default for k, p in self.signature.parameters.items() if is_number(p.default)}
-        return variant(self.own, self.lines, self.start, defaults)
+        return variant(self.base, self.lines, self.start, defaults)
 
     @functools.cached_property
     def places(self) -> Mapping[str, str | list[str]]:
-        """Keyword of theirs: the hyper-parameter of ours, or several where it is a tuple."""
+        """Keyword of optax's function -> hyper-parameter of the rule, or several where the keyword is a tuple."""
         taken = {name for value in self.args.values() for name in (value if isinstance(value, list) else [value])}
         fixed = {keyword for keyword, value in self.when.items() if value not in ("nonzero", "given")}
         hyper = self.changed.settings
@@ -76,53 +76,53 @@ class Entry:
         return {"learning_rate": "lr", **same, **self.args}
 
     def matches(self, values: Mapping[str, Any]) -> bool:
-        """Whether these keywords mean this rule; a number that is not known yet is taken for one that is not 0."""
+        """Whether these keywords mean this rule; a traced number counts as nonzero."""
         return not self.differs(values)
 
     def differs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What would have to be otherwise for these keywords to mean this rule."""
+        """Keyword -> wanted value, for the keywords that keep these values from meaning this rule."""
         return {keyword: wanted for keyword, wanted in self.when.items() if not _is(values[keyword], wanted)}
 
     def rule(self, values: Mapping[str, Any]) -> Rule:
-        """The rule that these keywords mean; always the same object for the same rule."""
+        """The rule for these keywords; always the same object for the same rule."""
         zeros = frozenset(k for k, v in values.items() if is_number(v) and v == 0)
         decays = bool(self.decay) and not _is_nothing(values["weight_decay"])
         scales = self.scales or values.get("learning_rate", 0) is None
-        return self._made(zeros & self._more, decays, scales)
+        return self._cached(zeros & self._more, decays, scales)
 
     @functools.cached_property
     def _more(self) -> frozenset[str]:
-        """The hyper-parameters that only their function has."""
-        return frozenset(self.changed.hyper.keys() - self.own.hyper.keys())
+        """The hyper-parameters of optax's function that the rule of the library lacks."""
+        return frozenset(self.changed.hyper.keys() - self.base.hyper.keys())
 
     @functools.cached_property
     def _known(self) -> dict[Any, Rule]:
         return {}
 
-    def _made(self, zeros: frozenset[str], decays: bool, scales: bool) -> Rule:
+    def _cached(self, zeros: frozenset[str], decays: bool, scales: bool) -> Rule:
         key = zeros, decays, scales
         if key not in self._known:
-            rule = without(self.changed, zeros, self.own) if self.changed is not self.own else self.own
+            rule = without(self.changed, zeros, self.base) if self.changed is not self.base else self.base
             if decays:
                 rule = load(self.decay) >> rule if self.decay == "l2" else rule + load(self.decay)
             self._known[key] = as_direction(rule) if scales else rule
         return self._known[key]
 
     def hyper(self, values: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
-        """The hyper-parameters of `rule` that these keywords give."""
+        """The hyper-parameters of `rule`, from these keywords."""
         known = rule.settings
-        found: dict[str, Any] = {}
+        hyper: dict[str, Any] = {}
         for keyword, ours in self.places.items():
-            given = values.get(keyword)
-            if given is None and isinstance(self.defaults.get(keyword), str):
-                given = values[self.defaults[keyword]]
-            if keyword == "weight_decay" and given is None:
-                given = 0.0
-            if given is not None:
-                found |= dict(zip(ours, given, strict=True)) if isinstance(ours, list) else {ours: given}
+            value = values.get(keyword)
+            if value is None and isinstance(self.defaults.get(keyword), str):
+                value = values[self.defaults[keyword]]
+            if keyword == "weight_decay" and value is None:
+                value = 0.0
+            if value is not None:
+                hyper |= dict(zip(ours, value, strict=True)) if isinstance(ours, list) else {ours: value}
         if self.decay and "weight_decay" in known:
-            found["weight_decay"] = values["weight_decay"]
-        return {name: given for name, given in found.items() if name in known}
+            hyper["weight_decay"] = values["weight_decay"]
+        return {name: value for name, value in hyper.items() if name in known}
 
     def check(self, values: Mapping[str, Any]) -> None:
         """HyperError for a keyword that nothing here knows, unless it has its default."""
@@ -157,7 +157,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Whether both are the same; never where one is an array, which may be traced."""
+    """Whether both are the same; False where one is an array, since it may be traced."""
     return isinstance(value, _PLAIN) and isinstance(wanted, _PLAIN) and value == wanted
 
 
@@ -178,18 +178,18 @@ def as_direction(rule: Rule) -> Rule:
 
 @functools.cache
 def index() -> Mapping[str, tuple[str, ...]]:
-    """The functions of optax that rules have entries for, each with the files of these rules.
+    """Function of optax -> the files of the rules with an entry for it.
 
     Read from the text: parsing every rule would cost a quarter of a second.
     """
-    found: dict[str, list[str]] = {}
+    files_of: dict[str, list[str]] = {}
     for file in rules():
         text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
         section = text.partition("\n  optax:")[2]
         named = re.findall(r"\b(?:function|scaler): *(\[[^\]]*\]|[\w.]+)", section)
         for function in dict.fromkeys(re.findall(r"[\w.]+", " ".join(named))):
-            found.setdefault(function, []).append(file)
-    return {function: tuple(files) for function, files in sorted(found.items())}
+            files_of.setdefault(function, []).append(file)
+    return {function: tuple(files) for function, files in sorted(files_of.items())}
 
 
 @functools.cache
@@ -199,10 +199,10 @@ def entries(function: str) -> tuple[Entry, ...]:
 
 
 def entries_of(file: str) -> Iterator[Entry]:
-    """The entries of one rule, those for the direction alone after those that these stand in."""
+    """The entries of one rule; an entry for the direction alone comes after the entry in which it is written."""
     section = load(file).interop.get("optax", [])
-    for given in section if isinstance(section, list) else [section]:
-        data = dict(given)
+    for entry in section if isinstance(section, list) else [section]:
+        data = dict(entry)
         scaler = data.pop("scaler", None)
         data["decay"] = data.pop("weight_decay", "")
         functions = data.pop("function")

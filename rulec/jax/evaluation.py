@@ -1,4 +1,4 @@
-"""Where the model is to be evaluated, for rules that say so: elsewhere than where it is trained, at an average."""
+"""The parameters at which a model is evaluated, for rules with an `evaluate`, such as averages of those it trains."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from rulec.language.rule import Rule
 def eval_params(
     rule: Rules, params: Any, state: Any, *, tags: Mapping[str, Collection[str]] | None = None, **hyper: Given
 ) -> Any:
-    """The parameters at which the model is to be evaluated, of the shapes and dtypes of those that are trained.
+    """The parameters at which the model is evaluated, in the shapes and dtypes of the trained ones.
 
-    `state` is what the last `rulec.jax.step`, or `update` of `rulec.jax.transform`, returned; `rule`, `tags` and
-    hyper-parameters are what these were given, functions of the count with their values in the last step. Nothing is
+    `state` is the last result of `rulec.jax.step` or of `update` of `rulec.jax.transform`. `rule`, `tags` and
+    hyper-parameters are as for these calls; functions of the count have their values in the last step. Nothing is
     changed or donated: training goes on with `params` and `state`.
 
     RuleError for a rule that is evaluated where it is trained; TensorError or StateMismatch as in a step.
     """
     count = getattr(state, "count", None)
     # The last step was given the number of those before it.
-    own, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
-    found = machine_of(Evaluation, own, Settings(options(None, False, 0), (), is_wide()))
-    return call(found.evaluate, params, state, numbers)
+    current, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
+    functions = machine_of(Evaluation, current, Settings(options(None, False, 0), (), is_wide()))
+    return call(functions.evaluate, params, state, numbers)
 
 
 class Evaluation(Machine):
-    """The way from where the parameters of a recipe are trained to where they are evaluated."""
+    """The functions from the trained parameters of a recipe to the parameters for evaluation."""
 
     def __init__(self, recipe: Recipe, settings: Settings) -> None:
         super().__init__(recipe, settings)
@@ -57,19 +57,19 @@ class Evaluation(Machine):
         trained, values = self._begun(state, tree, None, False)
         plan = self._moving(trained)
         hyper = self._hyper(numbers, plan)
-        found, _ = one_step(plan, tree.arrays, tree.arrays, _values_of(plan, trained, values), hyper, {})
-        return tree.of(found)
+        evaluated, _ = one_step(plan, tree.arrays, tree.arrays, _values_of(plan, trained, values), hyper, {})
+        return tree.of(evaluated)
 
     def _moving(self, trained: StepPlan) -> StepPlan:
-        """The plan of the one step to the evaluation point; it leaves alone what is evaluated where it is trained."""
-        assigned = [self._moved(leaf, own) for leaf, own in zip(trained.leaves, trained.assigned, strict=True)]
+        """The plan of the one step to the evaluation point; leaves of rules without `evaluate` stay."""
+        assigned = [self._moved(*pair) for pair in zip(trained.leaves, trained.assigned, strict=True)]
         return StepPlan(trained.leaves, assigned, trained.options, trained.groups)
 
-    def _moved(self, leaf: Leaf, own: Assignment | None) -> Assignment | None:
-        if own is None:
+    def _moved(self, leaf: Leaf, assignment: Assignment | None) -> Assignment | None:
+        if assignment is None:
             return None
-        way: Rule | None = self._to_evaluation(Router(own.rule).choose(leaf.shape, own.tags, leaf.name))
-        return None if way is None else replace(own, rule=way)
+        way: Rule | None = self._to_evaluation(Router(assignment.rule).choose(leaf.shape, assignment.tags, leaf.name))
+        return None if way is None else replace(assignment, rule=way)
 
 
 def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:

@@ -1,7 +1,7 @@
-"""States between optax's containers and ours: what has a field of the same name is the same.
+"""States between optax's containers and ours: fields of the same name hold the same values.
 
-A state is searched for the fields that the other side needs, through tuples and named tuples; what stands around it
-(chains, `inject_hyperparams`, `MultiSteps`, masks) is gone through side by side.
+A state is searched for the fields of the other side, through tuples and named tuples. The containers around it
+(chains, `inject_hyperparams`, `MultiSteps`, masks) are walked side by side.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rulec.jax.state import State
 
 
 def from_optax(state: Any, transformation: optax.GradientTransformation, params: Any) -> Any:
-    """The state for a transformation of rulec's that goes on where a state of optax's stands.
+    """The state with which a transformation of rulec goes on from a state of optax.
 
-    `state` is what optax's own function of that name keeps, version 0.2: of `optax.adamw(...)` for
-    `rulec.jax.adamw(...)`, also inside of what optax wraps around either. Arrays take the dtypes that the
-    transformation keeps. Where theirs has no step count, one step or more has been taken. StateMismatch where a field
-    is missing or of another structure.
+    `state` is that of optax's function of the same name, version 0.2: of `optax.adamw(...)` for `rulec.jax.adamw(...)`,
+    also inside of optax's wrappers around either. Arrays take the dtypes that the transformation keeps. Where optax's
+    state has no step count, one step or more must have been taken. StateMismatch where a field is missing or of another
+    structure.
     """
     _check_real(params)
     return _ours(state, transformation.init(params), params)
 
 
 def to_optax(state: Any, transformation: optax.GradientTransformation, params: Any) -> Any:
-    """The state for a transformation of optax's that goes on where one of rulec's stands: `from_optax` the other way.
+    """The state with which a transformation of optax goes on from a state of rulec: `from_optax` the other way.
 
-    `transformation` is optax's own; what it keeps and rulec does not, such as the `b1` of a schedule-free state, is as
-    its `init` gives it.
+    `transformation` is optax's own. Fields that rulec does not keep, such as the `b1` of a schedule-free state, are as
+    in its `init`.
     """
     _check_real(params)
     return _theirs(transformation.init(params), state, params)
@@ -52,7 +52,7 @@ def _check_real(params: Any) -> None:
 def _ours(theirs: Any, like: Any, params: Any) -> Any:
     if isinstance(like, State):
         fields = _fields(theirs)
-        return type(like)(**{name: _field(name, fields, own, params) for name, own in _named(like).items()})
+        return type(like)(**{name: _field(name, fields, ours, params) for name, ours in _named(like).items()})
     return _both(theirs, like, lambda a, b: _ours(a, b, params), theirs)
 
 
@@ -61,11 +61,11 @@ def _named(state: Any) -> dict[str, Any]:
 
 
 def _fields(theirs: Any) -> dict[str, Any]:
-    """Every field of the named tuples in a nest of tuples, the outermost of a name."""
-    found: dict[str, Any] = {}
+    """Every field of the named tuples in a nest of tuples; of several with one name, the outermost."""
+    fields: dict[str, Any] = {}
     for name, value in _every_field(theirs):
-        found.setdefault(name, value)
-    return found
+        fields.setdefault(name, value)
+    return fields
 
 
 def _every_field(theirs: Any) -> Iterator[tuple[str, Any]]:
@@ -77,32 +77,32 @@ def _every_field(theirs: Any) -> Iterator[tuple[str, Any]]:
             yield from _every_field(part)
 
 
-def _field(name: str, fields: Mapping[str, Any], own: Any, params: Any) -> Any:
+def _field(name: str, fields: Mapping[str, Any], ours: Any, params: Any) -> Any:
     if name == "count":
-        return jnp.full_like(own, _count(fields))
+        return jnp.full_like(ours, _count(fields))
     if name not in fields:
         raise StateMismatch(
             f"the state has no {name!r} but {', '.join(fields) or 'no fields at all'}: give the state of optax's "
             f"function of the same name"
         )
-    if not hasattr(own, "dtype"):
-        return _like(name, fields[name], own, params)
-    if jnp.ndim(own) == 1 and not hasattr(fields[name], "dtype"):
-        return jnp.stack([jnp.asarray(x) for x in jax.tree.leaves(fields[name])]).astype(own.dtype)
-    return jnp.asarray(fields[name]).astype(own.dtype).reshape(own.shape)
+    if not hasattr(ours, "dtype"):
+        return _like(name, fields[name], ours, params)
+    if jnp.ndim(ours) == 1 and not hasattr(fields[name], "dtype"):
+        return jnp.stack([jnp.asarray(x) for x in jax.tree.leaves(fields[name])]).astype(ours.dtype)
+    return jnp.asarray(fields[name]).astype(ours.dtype).reshape(ours.shape)
 
 
 def _count(fields: Mapping[str, Any]) -> Any:
-    """How many steps were taken: by the field that says it, and 1 where none does."""
+    """The number of steps taken: from the field with the count, and 1 where there is none."""
     if "count" in fields:
         return fields["count"]
     return fields["step_count"] - 1 if "step_count" in fields else 1
 
 
-def _like(name: str, theirs: Any, own: Any, params: Any) -> Any:
-    """A tree of theirs in the dtypes of ours."""
+def _like(name: str, theirs: Any, ours: Any, params: Any) -> Any:
+    """A tree of optax's in the dtypes of ours."""
     try:
-        return jax.tree.map(lambda mine, given: jnp.asarray(given).astype(mine.dtype), own, theirs)
+        return jax.tree.map(lambda mine, array: jnp.asarray(array).astype(mine.dtype), ours, theirs)
     except (ValueError, TypeError) as error:
         raise StateMismatch(f"{name} of the state does not have the structure of the parameters: {error}") from error
 
@@ -126,7 +126,7 @@ def _filled(like: Any, ours: Mapping[str, Any], params: Any) -> Any:
 
 
 def _back(name: str, like: Any, ours: Mapping[str, Any], params: Any) -> Any:
-    """The value of a field of theirs."""
+    """The value of a field of optax's."""
     count = jnp.max(ours["count"])
     counts = {"count": count, "count_m2": count, "step_count": count + 1, "is_init_step": count == 0}
     if name in counts:
@@ -137,12 +137,12 @@ def _back(name: str, like: Any, ours: Mapping[str, Any], params: Any) -> Any:
     # A number of each parameter is one vector of ours.
     vector = hasattr(ours[name], "shape") and not hasattr(like, "shape")
     parts = list(ours[name]) if vector else jax.tree.leaves(ours[name])
-    made = [jnp.asarray(mine, own.dtype).reshape(own.shape) for own, mine in zip(leaves, parts, strict=True)]
-    return jax.tree_util.tree_unflatten(structure, made)
+    arrays = [jnp.asarray(mine, leaf.dtype).reshape(leaf.shape) for leaf, mine in zip(leaves, parts, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, arrays)
 
 
 def _both(a: Any, b: Any, convert: Any, otherwise: Any) -> Any:
-    """Two nests of the same containers, converted part by part; what holds no state of ours stays."""
+    """Two nests of the same containers, converted part by part; `otherwise` where neither holds a state of ours."""
     if not any(isinstance(x, State) for x in jax.tree.leaves((a, b), is_leaf=lambda x: isinstance(x, State))):
         return otherwise
     if type(a) is not type(b) or len(a) != len(b):

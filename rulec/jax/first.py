@@ -17,14 +17,13 @@ from rulec.language.node import Node, Op
 
 def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:
     """The state before the first step; on a mesh of explicit axes sharded as its parameters are."""
-
     specs = [
         (s.name, place, spec_of(shape, s.axes, params[place], view))
         for b in plan.buckets
         for s, place, view, shape in b.state_shapes()
     ]
     if all(spec is None for _, _, spec in specs):
-        return _first_values(plan, params, hyper, number_dtype)  # nothing of it is where its parameters are
+        return _first_values(plan, params, hyper, number_dtype)  # no state is sharded
 
     def first(params: Sequence[Any], hyper: Hypers) -> Any:
         return tuple(_first_values(plan, params, hyper, number_dtype))
@@ -45,22 +44,22 @@ def _first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_d
         for i, place in enumerate(bucket.places):
             _first_of(plan, bucket, i, params[place], hyper[bucket.groups[i]], values, numbers, taken)
     for name, level in plan.numbers.items():
-        found = numbers[name]
+        by_place = numbers[name]
         if level == "tensor":
-            values.numbers[name] = jnp.stack([found[place] for place in plan.having[name]]).astype(number_dtype)
+            values.numbers[name] = jnp.stack([by_place[place] for place in plan.having[name]]).astype(number_dtype)
             continue
-        by_group = {group: found[place] for place, group in _groups(plan, name)}
+        by_group = {group: by_place[place] for place, group in _groups(plan, name)}
         any_group = next(iter(by_group.values()))
         whole = [by_group.get(group, any_group) for group in range(plan.groups if level == "group" else 1)]
-        made = jnp.stack(whole).astype(number_dtype)
-        values.numbers[name] = made if level == "group" else made[0]
+        vector = jnp.stack(whole).astype(number_dtype)
+        values.numbers[name] = vector if level == "group" else vector[0]
     return values
 
 
 def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
-    """The leaves that have a state, each with its group; of the model, one with group 0."""
-    found = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
-    return found if plan.numbers[name] == "group" else [(min(found)[0], 0)]
+    """The leaves with a state, each with its group; of a state of the model one leaf, with group 0."""
+    pairs = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
+    return pairs if plan.numbers[name] == "group" else [(min(pairs)[0], 0)]
 
 
 def _first_of(
@@ -78,14 +77,14 @@ def _first_of(
     for spec in bucket.specs:
         shape = spec.shape(bucket.views[i], bucket.static, facts)
         if spec.copies_parameter:
-            made = jnp.array(param, spec.dtype)
+            array = jnp.array(param, spec.dtype)
         else:
-            made = evaluated([spec.init], leaf)[spec.init]
+            start = evaluated([spec.init], leaf)[spec.init]
             if spec.reads_parameter:
-                made = jnp.array(made, spec.dtype)
+                array = jnp.array(start, spec.dtype)
             else:
-                made = filled(shape, made, spec.dtype, spec.axes, param, bucket.views[i], taken)
-        values.arrays[spec.name][place] = made
+                array = filled(shape, start, spec.dtype, spec.axes, param, bucket.views[i], taken)
+        values.arrays[spec.name][place] = array
     for level in ("tensor", "group", "model"):
         for name in plan.states_of(bucket, level):
             init = bucket.program.buffer(name).init
@@ -96,5 +95,5 @@ def _first_of(
 def _leaf(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, float]) -> Any:
     if value.op is Op.CONST:
         return LIBRARY.constant(float(value.arg))  # type: ignore[arg-type]
-    found = facts[str(value.arg)] if value.op is Op.FACT else hyper[str(value.arg)]
-    return jnp.asarray(found, jnp.float64)
+    number = facts[str(value.arg)] if value.op is Op.FACT else hyper[str(value.arg)]
+    return jnp.asarray(number, jnp.float64)

@@ -22,15 +22,15 @@ def init(
     rule: Rules, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
     packed: bool = False, **hyper: Given,
 ) -> Any:  # fmt: skip
-    """The state of a rule before its first step, for a tree of parameters: what `step` takes.
+    """The state of a rule before its first step, for a tree of parameters; `step` takes it.
 
-    `rule`, `state_dtype`, `tags` and hyper-parameters are those of `rulec.jax.transform`. Of hyper-parameters those are
-    needed that states begin with, such as `d0` of Prodigy: without it the state begins with the default, whatever
-    `step` is given. `packed` gives what `rulec.jax.packed` makes of the state.
+    `rule`, `state_dtype`, `tags` and hyper-parameters are as for `rulec.jax.transform`. Hyper-parameters are needed
+    only where a state begins with one, such as `d0` of Prodigy: without it the state begins with the default, whatever
+    `step` is given. With `packed` the state is packed, as by `rulec.jax.packed`.
     """
-    made, numbers = numbered(recipe(rule, hyper, tags))
-    found = machine(made, Settings(options(state_dtype, False, 0), (), is_wide()))
-    state = call(found.init, params, numbers)
+    current, numbers = numbered(recipe(rule, hyper, tags))
+    functions = machine(current, Settings(options(state_dtype, False, 0), (), is_wide()))
+    state = call(functions.init, params, numbers)
     return pack(state) if packed else state
 
 
@@ -41,9 +41,8 @@ def step(
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
     `params` and `state` are donated: afterwards they cannot be used. With `donate=False`, and always inside of another
-    jit, they can. Keywords are those of `rulec.jax.transform`, and what the rule names under `inputs`; a
-    hyper-parameter that states begin with is for `init` as well. Neither another number nor another step compiles
-    anything again.
+    jit, they can. Keywords are as for `rulec.jax.transform`, and the rule's `inputs` by name; a hyper-parameter with
+    which a state begins must go to `init` as well. Neither another number nor another step compiles anything again.
 
     On one CPU device the fused kernels of the cpu backend are called in place where they are faster than XLA's own
     code. `backend="jax"` leaves them out; with `backend="cpu"` they are used whatever the sizes, inside of another jit
@@ -52,28 +51,28 @@ def step(
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
-    made, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
+    current, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
     chosen = cpu.chosen(backend, params, grads, state)
-    # What is on one CPU device was looked at already.
+    # `either` means that all arrays are concrete: they lie on one CPU device.
     alone = is_outermost(numbers, inputs, *(() if chosen == "either" else (params, grads, state)))
     if not alone and chosen == "either":
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
-    own = replace(options(None, maximize, seed), backend=chosen)
-    found = machine(made, Settings(own, (), is_wide()))
-    function = found.step if donate and alone else found.step_keeping
+    settings = replace(options(None, maximize, seed), backend=chosen)
+    functions = machine(current, Settings(settings, (), is_wide()))
+    function = functions.step if donate and alone else functions.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state
 
 
-def _inputs(rule: Rules, given: Mapping[str, Any]) -> list[str]:
-    named = {name: own for own in rules_of(rule) for name in _names(own)}
-    for name, own in named.items():
-        if name not in given:
-            raise HyperError(f"{own.name} needs {name}: give it to step as a keyword, {name}=...")
+def _inputs(rule: Rules, keywords: Mapping[str, Any]) -> list[str]:
+    named = {name: part for part in rules_of(rule) for name in _names(part)}
+    for name, part in named.items():
+        if name not in keywords:
+            raise HyperError(f"{part.name} needs {name}: give it to step as a keyword, {name}=...")
     return list(named)
 
 
 @functools.lru_cache(maxsize=256)
 def _names(rule: Rule) -> list[str]:
-    """What a rule, and those that it routes leaves to, name under inputs."""
-    return [name for found in Router(rule).rules for name in found.inputs]
+    """The names of the inputs of a rule and of the rules to which it routes leaves."""
+    return [name for routed in Router(rule).rules for name in routed.inputs]

@@ -1,4 +1,4 @@
-"""What is worked out between stages where XLA sees all of it at once."""
+"""The work between the stages of a step, where XLA sees all of it at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rulec.runtime.plan import Gap
 
 
 class Gaps(Between):
-    """Works out matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
+    """Computes matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
 
-    Those that are wanted under a condition alone are worked out where it holds.
+    A matrix function with a guard is computed only where the guard's condition holds.
     """
 
     def __init__(self, bucket: Bucket, around: Any) -> None:
@@ -27,7 +27,7 @@ class Gaps(Between):
         self._guards = bucket.guards
 
     def work_out(self, gap: Gap) -> Joining:
-        """Everything of a gap that is needed after it; never tile by tile, which XLA is left to."""
+        """Computes all values of a gap that are read after it. Tiles are left to XLA."""
         yield from self._each(gap.values, gap)
 
     def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
@@ -42,5 +42,5 @@ class Gaps(Between):
 
     def _guarded(self, value: Node, guard: Guard, function: Callable[..., Any], i: int) -> Any:
         holds = jnp.asarray(self.library.at(self.values[guard.condition], i)) != 0
-        found = where_wanted(holds == guard.truth, function, self._operands(value, i))
-        return self.rounded(value, found)
+        result = where_wanted(holds == guard.truth, function, self._operands(value, i))
+        return self.rounded(value, result)

@@ -1,4 +1,4 @@
-"""What optax.inject_hyperparams takes for hyper-parameters: those of the rule by their names, and nothing else."""
+"""The signature by which optax.inject_hyperparams knows the hyper-parameters: the rule's, by name, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class _Fixed:
 
 
 class _Signature(inspect.Signature):
-    """A signature that binds keywords which a function gathers as parameters of their own."""
+    """A signature that binds each gathered keyword (`**hyper`) as a parameter."""
 
     def bind(self, *args: Any, **keywords: Any) -> inspect.BoundArguments:
-        """The arguments with defaults, those that are no hyper-parameters as `_Fixed`."""
-        given = super().bind(*args, **keywords)
+        """The arguments with defaults; all but hyper-parameters are wrapped in `_Fixed`."""
+        gathered = super().bind(*args, **keywords)
         last = next(p.name for p in self.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
-        hyper = given.arguments.get(last, {})
+        hyper = gathered.arguments.get(last, {})
         parameters = [p for p in self.parameters.values() if p.name != last]
         parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in hyper]
-        found = inspect.Signature(parameters).bind(*args, **keywords)
-        found.apply_defaults()
-        numbers = {"lr", *hyper} - {*_static(_bare(found.arguments["rule"]))}
-        for name, value in found.arguments.items():
+        bound = inspect.Signature(parameters).bind(*args, **keywords)
+        bound.apply_defaults()
+        numbers = {"lr", *hyper} - {*_static(_bare(bound.arguments["rule"]))}
+        for name, value in bound.arguments.items():
             if name not in numbers:
-                found.arguments[name] = _Fixed(_bare(value))
-        return found
+                bound.arguments[name] = _Fixed(_bare(value))
+        return bound
 
 
 def _static(rule: Rules) -> Iterator[str]:
-    """The hyper-parameters that decide what is compiled."""
-    for own in rules_of(rule):
-        yield from (name for name, setting in Group(own, {}).settings.items() if setting.static)
+    """The names of the static hyper-parameters: other values of these compile anew."""
+    for part in rules_of(rule):
+        yield from (name for name, setting in Group(part, {}).settings.items() if setting.static)
 
 
 def _bare(value: Any) -> Any:
@@ -51,7 +51,10 @@ def _bare(value: Any) -> Any:
 
 
 def injectable(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """The function of a `rule` and its hyper-parameters, `lr` and what it gathers, for optax to inject these."""
+    """The function with a signature by which optax injects its hyper-parameters: `lr` and the gathered keywords.
+
+    Its first parameter must be `rule`.
+    """
 
     @functools.wraps(function)
     def called(*args: _Given.args, **keywords: _Given.kwargs) -> _Made:

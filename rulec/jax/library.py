@@ -1,4 +1,4 @@
-"""What is worked out between the stages of a step that JAX traces: every function gives new arrays."""
+"""The array library between the stages of a step that JAX traces: every function gives new arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rulec.language.node import Op
 
 
 class JaxLibrary(ArrayLibrary):
-    """jnp on arrays and on what stands for them under a trace, with JAX allowed 64 bits."""
+    """jnp on arrays and tracers, with JAX allowed 64 bits."""
 
     of = FUNCTIONS
     arithmetic: Mapping[Op, Callable[..., Any]] = ARITHMETIC

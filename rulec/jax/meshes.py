@@ -1,4 +1,4 @@
-"""Steps on meshes of explicit axes, where JAX refuses what types alone do not say how to shard, such as products."""
+"""Steps on meshes of explicit axes. JAX refuses operations there whose sharding types do not tell, such as products."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def automatic(function: Callable[..., Any], operands: Any, specs: Any) -> Any:
-    """What the function gives of its operands, XLA choosing how values are sharded inside of it, as on other meshes.
+    """The function's result; inside, XLA chooses how values are sharded, as on other meshes.
 
-    `operands` is a tuple of trees, and `specs` says of each array of the result how it comes out.
+    `operands` is a tuple of trees, and `specs` is the sharding of each array of the result.
     """
     structure: Any
     leaves, structure = jax.tree.flatten(operands)
@@ -27,8 +27,8 @@ def automatic(function: Callable[..., Any], operands: Any, specs: Any) -> Any:
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
-    made = jax.sharding.auto_axes(inside, axes=mesh.explicit_axes, out_sharding=shardings)
-    return made([x for x in leaves if isinstance(x, jax.Array)])
+    sharded = jax.sharding.auto_axes(inside, axes=mesh.explicit_axes, out_sharding=shardings)
+    return sharded([x for x in leaves if isinstance(x, jax.Array)])
 
 
 def _explicit(leaves: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What is wrong with the operands of a call that JAX refused: the leaf by its path, and what to do about it.
+"""The user's mistake behind a call that JAX refused: the leaf by its path, and the remedy.
 
-They are looked at only when a call has failed, so that thousands of leaves cost nothing where all is well.
+The operands are examined only after a call has failed: thousands of leaves cost nothing where all is well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rulec.errors import RulecError, TensorError
 from rulec.jax.leaves import called, leaf_name
 from rulec.jax.traced import is_traced
 
-#: What the leaves of an operand are called, by the name of its parameter.
+#: Parameter of a function -> the words for a leaf of its operand.
 _WORDS: Mapping[str, str] = {
     "params": "the parameter", "grads": "the gradient of", "state": "the state's", "inputs": "the input",
 }  # fmt: skip
@@ -25,12 +25,12 @@ _NUMBERS = bool | int | float | complex
 
 
 def without_remarks(error: RulecError) -> None:
-    """Takes from an error what JAX adds about frames of its own."""
+    """Removes JAX's notes about its frames from an error."""
     error.__dict__.pop("__notes__", None)
 
 
 def explained(error: Exception, function: Callable[..., Any], operands: Sequence[Any]) -> TensorError | None:
-    """The user's mistake behind an error of JAX in one sentence; None where it is none that is known."""
+    """The user's mistake behind an error of JAX, in one sentence; None where it is not known."""
     named = dict(zip(inspect.signature(function).parameters, operands, strict=True))
     leaves = [leaf for name, words in _WORDS.items() if name in named for leaf in _leaves(named[name], words)]
     if isinstance(error, TypeError):

@@ -1,4 +1,4 @@
-"""States of many leaves in few arrays: what a call of JAX costs grows with its arrays, however small they are."""
+"""States of many leaves in few arrays: the cost of a call of JAX grows with the number of its arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Where = tuple[int, int, tuple[int, ...]]
 
 
 class Packing:
-    """How leaves of a tree lie in flat arrays: where each does, None for one that has no array, and the tree."""
+    """How the leaves of a tree lie in flat arrays: each leaf's place, None where it has no array; and the tree."""
 
     def __init__(self, places: tuple[Where | None, ...], structure: Any) -> None:
         self.places, self.structure = places, structure
@@ -30,15 +30,15 @@ class Packing:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        own = self.places, self.structure
-        return isinstance(other, Packing) and self._hash == other._hash and own == (other.places, other.structure)
+        key = self.places, self.structure
+        return isinstance(other, Packing) and self._hash == other._hash and key == (other.places, other.structure)
 
 
 @jax.tree_util.register_pytree_node_class
 class Packed:
-    """One state of all leaves, end to end in a flat array for each dtype: a pytree of these.
+    """One state of all leaves, end to end in a flat array for each dtype: a pytree of the flat arrays.
 
-    `tree` has it as a tree like the parameters, of copies.
+    `tree` is the state as a tree like the parameters, of copies.
     """
 
     def __init__(self, flats: Sequence[Any], packing: Packing) -> None:
@@ -50,7 +50,7 @@ class Packed:
 
     @classmethod
     def tree_unflatten(cls, packing: Packing, flats: Sequence[Any]) -> Packed:
-        """The same of other arrays."""
+        """The same packing of other flat arrays."""
         return cls(flats, packing)
 
     def __repr__(self) -> str:
@@ -58,11 +58,11 @@ class Packed:
 
     @property
     def tree(self) -> Any:
-        """A tree like the parameters, with None for a leaf that does not have this state."""
+        """A tree like the parameters, with None for a leaf without this state."""
         return jax.tree.map(unpiece, self.pieces(), is_leaf=lambda x: x is None)
 
     def pieces(self) -> Any:
-        """The same tree of what stands for the leaves' arrays."""
+        """The same tree, with a `Piece` in the place of each leaf's array."""
         flats = [Flat(array) for array in self.flats]
         places = enumerate(self.packing.places)
         return self.packing.structure.unflatten(
@@ -83,7 +83,7 @@ class Flat:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A leaf's part of a flat array: what that is now. `index` is its number among the places of the `Packed`."""
+    """A leaf's part of a flat array, also after a step replaced it. `index` is its number in `Packing.places`."""
 
     index: int
     flat: Flat
@@ -106,7 +106,7 @@ class Piece:
 
 
 class Pieces(dict[int, Any]):
-    """The arrays of a state by the places of their leaves, which came as pieces of a `Packed` and go back to one."""
+    """The arrays of a state by the places of their leaves; they were pieces of a `Packed` and become one again."""
 
     def __init__(self, pieces: Mapping[int, Piece], source: Packed) -> None:
         super().__init__(pieces)
@@ -114,7 +114,7 @@ class Pieces(dict[int, Any]):
         self.order = {piece.index: place for place, piece in pieces.items()}
 
     def packed(self) -> Packed:
-        """All of them packed as they were."""
+        """All arrays, packed as they were."""
         by_flat: list[list[Any]] = [[] for _ in self.source.flats]
         for index, where in enumerate(self.source.packing.places):
             if where is not None:
@@ -130,7 +130,7 @@ def _joined(arrays: Sequence[Any]) -> Any:
 
 
 def unpiece(array: Any) -> Any:
-    """An array that may be a piece of another as one of its own."""
+    """An array of its own, of an array or of a piece of a flat one."""
     return array.array() if isinstance(array, Piece) else array
 
 
@@ -144,8 +144,8 @@ def unpiece_all(states: Iterable[dict[int, Any]], places: Sequence[int]) -> None
 def packed(state: Any) -> Any:
     """A state whose trees are packed: `rulec.jax.step` takes it, and gives one back.
 
-    Its fields that were trees are `Packed`. It is for many small leaves on one device, where a step costs about half
-    with it; leaves are no longer sharded each in its own way.
+    Its fields that were trees are `Packed`. A step on many small leaves on one device costs about half with it. Leaves
+    are no longer sharded each in its own way. TensorError for a complex state.
     """
     return _mapped(state, lambda field: field if hasattr(field, "dtype") else _pack(field))
 
@@ -169,7 +169,7 @@ def _pack(tree: Any) -> Any:
 
 
 def _places(leaves: Iterable[Any]) -> tuple[list[Where | None], list[list[Any]]]:
-    """Where leaves go, those of a dtype together, and what goes into each flat array."""
+    """The place of each leaf, leaves of one dtype together; and the leaves of each flat array."""
     number: dict[str, int] = {}
     parts: list[list[Any]] = []
     ends: list[int] = []

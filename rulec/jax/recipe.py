@@ -1,4 +1,4 @@
-"""What updates which leaf: rules with their hyper-parameters, each for one group of leaves."""
+"""Which rule updates which leaf: rules with their hyper-parameters, each for one group of leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rules = Rule | Partition | str | Path
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The leaves of one rule and its hyper-parameters; `tags` are words that all of them have."""
+    """The leaves of one rule, and its hyper-parameters; `tags` are the words of all these leaves."""
 
     rule: Rule
     hyper: Mapping[str, Given]
@@ -40,33 +40,33 @@ class Group:
 
     @property
     def settings(self) -> Mapping[str, Hyper]:
-        """The hyper-parameters of the rule, and of those that it routes leaves to."""
+        """The hyper-parameters of the rule and of the rules to which it routes leaves."""
         return _settings(self.rule)
 
     def static(self) -> dict[str, float]:
-        """The hyper-parameters that are known when a step is traced; HyperError for one that is traced itself."""
-        found = {}
+        """The static hyper-parameters: other values compile anew. HyperError where one is traced or a function."""
+        numbers = {}
         for name, setting in self.settings.items():
             if setting.static:
-                found[name] = _python_number(name, self.hyper.get(name, setting.default), setting, self.rule.name)
-        return found
+                numbers[name] = _python_number(name, self.hyper.get(name, setting.default), setting, self.rule.name)
+        return numbers
 
     def check(self) -> None:
         """HyperError for a name that the rule does not have, and for a number outside its range."""
         settings = self.settings
-        for name, given in self.hyper.items():
+        for name, value in self.hyper.items():
             if name not in settings:
                 raise HyperError(f"{self.rule.name} has no hyper-parameter {name!r}{did_you_mean(name, settings)}")
             # An array is not read: a step would wait for its device.
-            if not callable(given) and not isinstance(given, jax.Array):
-                settings[name].check(name, given, self.rule.name)
+            if not callable(value) and not isinstance(value, jax.Array):
+                settings[name].check(name, value, self.rule.name)
 
     def numbers(self) -> dict[str, Given]:
-        """What is passed to a traced step: what was given, but for functions."""
-        return {name: given for name, given in self.hyper.items() if not callable(given)}
+        """The hyper-parameters that are passed to a traced step: all that users gave but functions."""
+        return {name: value for name, value in self.hyper.items() if not callable(value)}
 
     def resolved(self, numbers: Mapping[str, Any], machine_eps: float) -> dict[str, Any]:
-        """Every hyper-parameter's value: given by `numbers`, traced or not, or by default."""
+        """Every hyper-parameter's value: from `numbers`, traced or not, or its default."""
         values: dict[str, Any] = {"machine_eps": machine_eps, **numbers}
         pending = {name: setting.default for name, setting in self.settings.items() if name not in self.hyper}
         while pending:
@@ -99,21 +99,21 @@ def _settings(rule: Rule) -> Mapping[str, Hyper]:
     return rule.settings
 
 
-def _python_number(name: str, given: Any, setting: Hyper, owner: str) -> float:
-    if is_traced(given) or callable(given):
+def _python_number(name: str, value: Any, setting: Hyper, owner: str) -> float:
+    if is_traced(value) or callable(value):
         raise HyperError(
             f"{name} of {owner} decides what is compiled, so it must be a Python number, and is "
-            f"{'a function' if callable(given) else 'traced here'}: close over it, or name it among the static_args of "
+            f"{'a function' if callable(value) else 'traced here'}: close over it, or name it among the static_args of "
             f"optax.inject_hyperparams"
         )
-    return setting.check(name, given, owner)
+    return setting.check(name, value, owner)
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Groups, and which of them each leaf is in by its path and shape; `tags` gives leaves their words by path.
+    """Groups of leaves; `choose` gives the group of a leaf by its path and shape, and `tags` its words by path.
 
-    A leaf of no group is left as it is. `check` is called with the paths of all leaves, and refuses those of no use.
+    A leaf without a group is not updated. `check` is called with the paths of all leaves, and refuses unused patterns.
     """
 
     groups: Sequence[Group]
@@ -133,36 +133,39 @@ class Recipe:
 
     @property
     def key(self) -> Any:
-        """What decides what is compiled: recipes of equal keys share it."""
+        """All that compilation depends on: recipes of equal keys share compiled functions."""
         rules = tuple((g.rule, tuple(sorted(g.static().items())), _functions(g), g.tags) for g in self.groups)
         tags = tuple(sorted((name, tuple(sorted(words))) for name, words in self.tags.items()))
         return rules, self.choose, tags
 
 
 def _functions(group: Group) -> tuple[Any, ...]:
-    """The names given, those that are functions with them."""
-    return tuple((name, given if callable(given) else None) for name, given in sorted(group.hyper.items()))
+    """The names of the hyper-parameters that users gave, each with its value where it is a function."""
+    return tuple((name, value if callable(value) else None) for name, value in sorted(group.hyper.items()))
 
 
 def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
-    """One rule for all leaves, or those of a partition; `hyper` is for each rule that has it and does not say it."""
+    """One rule for all leaves, or the rules of a partition.
+
+    `hyper` is for each rule that has such a hyper-parameter, but for parts that give it themselves.
+    """
     if isinstance(rule, Partition):
         return _of_partition(rule, hyper, dict(tags or {}))
-    (own,) = rules_of(rule)
-    group = Group(own, dict(hyper))
+    (single,) = rules_of(rule)
+    group = Group(single, dict(hyper))
     group.check()
     return Recipe([group], _all_in_one, dict(tags or {}))
 
 
 def rules_of(rule: Rules) -> list[Rule]:
-    """The rules that are given, not those that they route leaves to."""
+    """The rules that users gave, without the rules to which these route leaves."""
     if isinstance(rule, Partition):
-        return [own.rule for own in rule.parts]
+        return [part.rule for part in rule.parts]
     return [rule if isinstance(rule, Rule) else _named(rule) if _is_lasting(rule) else load(rule)]
 
 
 def _is_lasting(name: str | Path) -> bool:
-    """Whether a name is always of the same rule: those of the library are, and what is written in a file may change."""
+    """Whether a name always means the same rule: names of the library do; a file may change."""
     return isinstance(name, str) and ".y" not in name
 
 
@@ -190,21 +193,21 @@ class _ByPath:
 
 def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]]) -> Recipe:
     parts = partition.parts
-    groups = [_group(own.rule, own.hyper, own.tags, hyper) for own in parts]
+    groups = [_group(part.rule, part.hyper, part.tags, hyper) for part in parts]
     known = {name: None for group in groups for name in group.settings}
     for name in hyper:
         if name not in known:
             raise HyperError(f"no rule of the partition has a hyper-parameter {name!r}{did_you_mean(name, known)}")
     numbers = iter(range(len(parts)))
-    places = tuple(None if own is None else next(numbers) for _, own in partition.entries)
-    rules = apart([own.rule for own in parts])
+    places = tuple(None if part is None else next(numbers) for _, part in partition.entries)
+    rules = apart([part.rule for part in parts])
     groups = [replace(group, rule=rule) for group, rule in zip(groups, rules, strict=True)]
     by_path = _ByPath(partition.patterns, places, partition.allow_unused)
     return Recipe(groups, by_path, tags, by_path.check)
 
 
-def _group(rule: Rule, own: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:
+def _group(rule: Rule, hyper_of_part: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:
     settings = Group(rule, {}).settings
-    made = Group(rule, {**{name: given for name, given in hyper.items() if name in settings}, **own}, tags)
-    made.check()
-    return made
+    group = Group(rule, {**{name: value for name, value in hyper.items() if name in settings}, **hyper_of_part}, tags)
+    group.check()
+    return group

@@ -1,4 +1,4 @@
-"""First states that are sharded as their parameters are, under jit too, where nobody knows yet how these are."""
+"""First states with the shardings of their parameters, under jit too, where the shardings are not known yet."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def never() -> Any:
 def filled(
     shape: tuple[int, ...], number: Any, dtype: str, axes: Axes, param: Any, view: MatrixView, taken: Any
 ) -> Any:
-    """A state of one number everywhere, in this shape: `axes` say which of its parameter's it has.
+    """A state with one number everywhere, in this shape; `axes` are the axes of its parameter that it has.
 
-    `taken` is what `never` gives; all states of a tree may share it.
+    `taken` is the result of `never`; all states of a tree may share it.
     """
     model = _reduced(param, axes, view)
     if model is None or model.size != math.prod(shape):
         return jnp.full(shape, number, dtype)
     model = model.reshape(shape).astype(dtype)
-    # XLA shards what meets element by element alike. Only then may it see that one of the two is never taken.
+    # XLA gives both arms of an elementwise select one sharding. Only then may it see that one arm is never taken.
     return jax.lax.select(taken, model, jnp.full_like(model, number))
 
 
 def spec_of(shape: tuple[int, ...], axes: Axes, param: Any, view: MatrixView) -> PartitionSpec | None:
-    """The same of a state whose parameter lies on a mesh of explicit axes; None where nothing of it is like that."""
+    """The sharding of a state whose parameter lies on a mesh of explicit axes; None where its axes are others."""
     lacking = _lacking(axes, view)
     if lacking is None:
         return None
@@ -49,13 +49,13 @@ def spec_of(shape: tuple[int, ...], axes: Axes, param: Any, view: MatrixView) ->
 
 
 def _reduced(param: Any, axes: Axes, view: MatrixView) -> Any:
-    """Something of a parameter that is sharded as a state should be: without the axes that the state lacks."""
+    """A parameter reduced to the axes of its state, and so sharded as the state should be; None as in `_lacking`."""
     lacking = _lacking(axes, view)
     return jnp.max(param, axis=lacking, keepdims=True, initial=0) if lacking else None if lacking is None else param
 
 
 def _lacking(axes: Axes, view: MatrixView) -> tuple[int, ...] | None:
-    """The axes of a parameter that its state lacks; None where it has none of them, or others."""
+    """The axes of a parameter that its state lacks; None where the state has none of the parameter's axes."""
     if axes.elementwise:
         return ()
     rows, cols = view.axes

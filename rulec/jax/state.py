@@ -22,12 +22,11 @@ from rulec.language.rule import Rule
 
 
 class State:
-    """What a rule remembers: `count`, how many steps were done, and its states by name.
+    """The memory of a rule: `count`, the number of steps done, and its states by name.
 
-    A state of the leaves is a tree like the parameters, with None for a leaf that does not have it; one that is a
-    number is a vector over the leaves that have it or over the groups, or a single number of the whole model. It is a
-    named tuple, so a pytree of arrays; `count` is int32, and a vector where a rule may skip the steps of some leaves
-    alone.
+    A state of the leaves is a tree like the parameters, with None for a leaf without it. A state of numbers is a vector
+    over the leaves with it or over the groups, or a single number of the whole model. It is a named tuple, so a pytree
+    of arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone.
     """
 
     __slots__ = ()
@@ -35,46 +34,46 @@ class State:
 
 @functools.cache
 def state_class(fields: tuple[str, ...]) -> Any:
-    """The class of states with these fields; the same for the same fields, so that structures are equal."""
+    """The class of states with these fields. Equal fields give the same class, so tree structures are equal."""
     base: Any = namedtuple("State", [*fields])  # type: ignore[misc]
     body = {"__slots__": (), "__reduce__": _reduce, "__module__": __name__, "__doc__": State.__doc__}
     return type("State", (State, base), body)
 
 
 def _reduce(self: Any) -> Any:
-    return _made, (self._fields, tuple(self))
+    return _rebuilt, (self._fields, tuple(self))
 
 
-def _made(fields: tuple[str, ...], values: Sequence[Any]) -> Any:
+def _rebuilt(fields: tuple[str, ...], values: Sequence[Any]) -> Any:
     return state_class(fields)(*values)
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of a state: for each state of a recipe's rules its field, those of trees and those of numbers."""
+    """The fields of a state: `arrays` and `numbers` are state of the recipe's rules -> field."""
 
     arrays: Mapping[str, str]
     numbers: Mapping[str, str]
 
     @property
     def every(self) -> dict[str, str]:
-        """All of them."""
+        """State -> field, for arrays and numbers."""
         return {**self.arrays, **self.numbers}
 
     def packed(self, values: Values, tree: Tree) -> Any:
         """Values as users see them."""
         places = range(len(tree.arrays))
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, field in self.arrays.items():
             arrays = values.arrays.get(name, {})
             if isinstance(arrays, Pieces):
-                found[field] = arrays.packed()
+                fields[field] = arrays.packed()
             else:
-                found[field] = tree.of([arrays.get(place) for place in places])
+                fields[field] = tree.of([arrays.get(place) for place in places])
         # Of no leaves, as optax asks where parameters stand in a state, numbers still stand where they do.
         none = None if tree.arrays else jnp.zeros(())
-        found |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
-        return state_class(("count", *self.every.values()))(count=values.count, **found)
+        fields |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
+        return state_class(("count", *self.every.values()))(count=values.count, **fields)
 
     def unpacked(self, state: Any, tree: Tree, title: str) -> Values:
         """The values of a state; StateMismatch where it is not of these parameters and this rule."""
@@ -93,43 +92,43 @@ class Fields:
         return values
 
 
-def _by_place(found: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
-    if isinstance(found, Packed):
-        return Pieces(_by_place(found.pieces(), field, tree, title), found)
+def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
+    if isinstance(value, Packed):
+        return Pieces(_by_place(value.pieces(), field, tree, title), value)
     try:
-        arrays = tree.structure.flatten_up_to(found)
+        arrays = tree.structure.flatten_up_to(value)
     except (ValueError, TypeError) as error:
         raise StateMismatch(
             f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
             f"since init: {error}"
         ) from error
-    made = {
+    by_place = {
         place: paired(array) if place in tree.paired else array
         for place, array in enumerate(arrays)
         if array is not None
     }
-    for place, array in made.items():
+    for place, array in by_place.items():
         if str(getattr(array, "dtype", None)) not in ITEM_SIZE:
             kind = array.dtype if hasattr(array, "dtype") else type(array).__name__
             raise StateMismatch(
                 f"{field} of {tree.names[place]} in the state of {title} is of {kind}, and states are of "
                 f"{', '.join(ITEM_SIZE)}: give what init returned"
             )
-    return made
+    return by_place
 
 
 def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> None:
-    """StateMismatch where a state lacks what the plan needs, or has it in another shape."""
+    """StateMismatch where a state lacks an array or a number of the plan, or has it in another shape."""
     of = f"of the state of {title}"
     advice = "the parameters or the rule may have changed since init"
     for bucket in plan.buckets:
         for spec, place, _, shape in bucket.state_shapes():
-            found = values.arrays.get(spec.name, {}).get(place)
+            array = values.arrays.get(spec.name, {}).get(place)
             what = f"{fields.every[spec.name]} of {plan.leaves[place].name}"
-            if found is None:
+            if array is None:
                 raise StateMismatch(f"there is no {what} in the state of {title}: {advice}")
-            if tuple(found.shape) != shape:
-                raise StateMismatch(f"{what} in the state of {title} has shape {found.shape} and not {shape}: {advice}")
+            if tuple(array.shape) != shape:
+                raise StateMismatch(f"{what} in the state of {title} has shape {array.shape} and not {shape}: {advice}")
     for name, level in plan.numbers.items():
         shape = {"tensor": (len(plan.having[name]),), "group": (plan.groups,), "model": ()}[level]
         if tuple(getattr(values.numbers.get(name), "shape", (-1,))) != shape:
@@ -140,14 +139,14 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
 
 
 def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:
-    """The fields of the states of these rules: their names as identifiers, or those of `renamed`."""
+    """The fields for the states of these rules: `renamed` of the state's name, else the name as an identifier."""
     taken = {"count", "index"}
     levels = {name: state.per for rule in rules for name, state in rule.state.items() if state.shape is None}
     names = {name: None for rule in rules for name in rule.state}
-    made = {name: unique_name(renamed.get(name, name), taken) for name in names}
+    fields = {name: unique_name(renamed.get(name, name), taken) for name in names}
     return Fields(
-        {name: field for name, field in made.items() if levels.get(name) not in _NUMBERS},
-        {name: field for name, field in made.items() if levels.get(name) in _NUMBERS},
+        {name: field for name, field in fields.items() if levels.get(name) not in _NUMBERS},
+        {name: field for name, field in fields.items() if levels.get(name) in _NUMBERS},
     )
 
 

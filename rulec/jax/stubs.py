@@ -1,6 +1,6 @@
 """Type stubs of the functions of optax's names, for editors and type checkers: `python -m rulec.jax.stubs` writes them.
 
-`python -m rulec.jax.stubs --check` only says, by its exit code, whether the files are what it would write.
+`python -m rulec.jax.stubs --check` only compares the files with the text that it would write: 1 where one differs.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _TYPES = {
 
 def stub_texts() -> Mapping[str, str]:
     """The stubs of `rulec.jax` and `rulec.jax.contrib`, by the names of their files."""
-    own = _HEAD.format(imports=_imports()) + "".join(_function_text(name, name) for name in names())
+    main = _HEAD.format(imports=_imports()) + "".join(_function_text(name, name) for name in names())
     contrib = _CONTRIB + "".join(_function_text(f"contrib.{name}", name) for name in names("contrib."))
-    return {"__init__.pyi": own, "contrib.pyi": contrib}
+    return {"__init__.pyi": main, "contrib.pyi": contrib}
 
 
 def _imports() -> str:
-    """What `__init__.py` itself imports, said to be exported."""
+    """The imports of `__init__.py`, in the form that exports the names."""
     import rulec.jax
 
-    found = ["from rulec.jax import contrib as contrib"]
+    lines = ["from rulec.jax import contrib as contrib"]
     for name in sorted(set(dir(rulec.jax)) - {*names(), "contrib"}):
-        found.append(f"from {getattr(rulec.jax, name).__module__} import {name} as {name}")
-    return "\n".join(sorted(found, key=lambda line: line.split()[1::2]))
+        lines.append(f"from {getattr(rulec.jax, name).__module__} import {name} as {name}")
+    return "\n".join(sorted(lines, key=lambda line: line.split()[1::2]))
 
 
 def _function_text(path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is known while JAX traces a step, and what is not."""
+"""Values that are known while JAX traces a step, and values that are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rulec.errors import RuleError
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is not known while a step is traced."""
+    """Whether a value is a tracer of JAX: unknown while a step is traced."""
     return isinstance(value, jax.core.Tracer)
 
 

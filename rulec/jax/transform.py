@@ -27,76 +27,75 @@ def transform(
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A rule as a transformation of optax: `init(params)` and `update(grads, state, params)`.
 
-    `rule` is a Rule, a library name or a path, or a `rulec.partition` of several; keywords are then for each rule that
-    has them and does not say them itself. Hyper-parameters are numbers, 0-d arrays, traced or not, or functions of the
-    number of steps before this one; `lr` is one of them. Leaves are float32, bfloat16, float16, or float64 where
-    JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name; by default that of each
-    parameter. `tags` gives leaves by their path, as in `{"embed/table": {"embedding"}}`, the words that a rule may ask
-    for with `tagged(...)`; `seed` is that of the rule's random numbers. What a rule names under `inputs` is given to
-    `update` as a keyword.
+    `rule` is a Rule, a library name or a path, or a `rulec.partition` of several; a keyword is then for each rule with
+    this hyper-parameter, unless its part gives it. Hyper-parameters are numbers, 0-d arrays, traced or not, or
+    functions of the number of steps before this one; `lr` is one of them. Leaves are float32, bfloat16, float16, or
+    float64 where JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name; by default each
+    parameter's. `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for rules that ask
+    `tagged(...)`; `seed` is for the rule's random numbers. `update` takes the rule's `inputs` as keywords.
 
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
     """
-    given = hyper if lr is None else {"lr": lr, **hyper}
-    return of_recipe(recipe(rule, given, tags), options(state_dtype, maximize, seed))
+    hyper = hyper if lr is None else {"lr": lr, **hyper}
+    return of_recipe(recipe(rule, hyper, tags), options(state_dtype, maximize, seed))
 
 
 def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
-    """Options from users' keywords; HyperError where they are not what they should be."""
-    for name, given, wrong in (
+    """Options from users' keywords; HyperError for a wrong kind or dtype."""
+    for name, value, wrong in (
         ("seed", seed, isinstance(seed, jax.Array)),
         ("maximize", maximize, not isinstance(maximize, bool | np.bool_)),
     ):
         if wrong:
             raise HyperError(
                 f"{name} decides what is compiled, so it must be Python's own, and is "
-                f"{'traced here' if is_traced(given) else repr(given)}: under optax.inject_hyperparams name it among "
+                f"{'traced here' if is_traced(value) else repr(value)}: under optax.inject_hyperparams name it among "
                 f"the static_args"
             )
     named = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
-    dtypes = tuple(sorted((name, _dtype(given)) for name, given in named.items()))
+    dtypes = tuple(sorted((name, _dtype(value)) for name, value in named.items()))
     return Options(False, maximize, checked_seed(seed), dtypes)
 
 
-def _dtype(given: Any) -> str:
+def _dtype(value: Any) -> str:
     try:
-        found = str(jnp.dtype(given))
+        dtype = str(jnp.dtype(value))
     except TypeError:
-        found = str(given)
-    if found not in ITEM_SIZE:
-        raise HyperError(f"state_dtype={given!r} is none of {', '.join(ITEM_SIZE)}")
-    if found == "float64" and not is_wide():
+        dtype = str(value)
+    if dtype not in ITEM_SIZE:
+        raise HyperError(f"state_dtype={value!r} is none of {', '.join(ITEM_SIZE)}")
+    if dtype == "float64" and not is_wide():
         raise HyperError(
             "state_dtype='float64' needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before arrays are made"
         )
-    return found
+    return dtype
 
 
 def of_recipe(
     recipe: Recipe, options: Options, renamed: Mapping[str, str] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a recipe; `renamed` gives fields of its state other names than the rule's."""
+    """The transformation of a recipe; `renamed` is state of the rule -> field, where the field's name differs."""
     names = tuple(sorted((renamed or {}).items()))
 
-    def made(recipe: Recipe) -> Machine:
+    def functions_of(recipe: Recipe) -> Machine:
         return machine(recipe, Settings(options, names, is_wide()))
 
     def init(params: Any) -> Any:
-        own, numbers = numbered(recipe)
-        return _first(made(own).init, params, numbers)
+        current, numbers = numbered(recipe)
+        return _first(functions_of(current).init, params, numbers)
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        own, numbers = numbered(recipe, getattr(state, "count", None))
-        found = made(own)
-        inputs = {name: _input(found, name, extra) for name in found.inputs}
-        return call(found.update, grads, state, params, numbers, inputs)
+        current, numbers = numbered(recipe, getattr(state, "count", None))
+        functions = functions_of(current)
+        inputs = {name: _input(functions, name, extra) for name in functions.inputs}
+        return call(functions.update, grads, state, params, numbers, inputs)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _first(init: Callable[..., Any], params: Any, numbers: Any) -> Any:
-    """The first state, also of parameters of which only shapes and dtypes are there."""
+    """The first state; parameters may be `jax.ShapeDtypeStruct`s."""
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         return call(init, params, numbers)
 
@@ -107,7 +106,7 @@ def _first(init: Callable[..., Any], params: Any, numbers: Any) -> Any:
     return call(jax.jit(of_shapes))
 
 
-def _input(found: Any, name: str, extra: Mapping[str, Any]) -> Any:
+def _input(functions: Machine, name: str, extra: Mapping[str, Any]) -> Any:
     if name not in extra:
-        raise HyperError(f"{found.recipe.title} needs {name}: call update(grads, state, params, {name}=...)")
+        raise HyperError(f"{functions.recipe.title} needs {name}: call update(grads, state, params, {name}=...)")
     return extra[name]

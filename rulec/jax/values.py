@@ -1,4 +1,4 @@
-"""The values of a state, and expressions worked out on JAX arrays."""
+"""The values of a state, and expressions evaluated on JAX arrays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Hypers = Sequence[Mapping[str, Any]]
 class Values:
     """A state's arrays, without the containers that users see.
 
-    `count` is how often the leaves were updated: one number, or one for each leaf. `arrays` has for each state the
-    arrays of those leaves that have it, by their places; `numbers` a vector over the leaves that have it, over the
-    groups, or one number.
+    `count` is how often the leaves were updated: one number, or one for each leaf. `arrays` is state -> place of a leaf
+    -> array, for the leaves with this state. `numbers` is state -> a vector over the leaves with it or over the groups,
+    or one number.
     """
 
     count: Any

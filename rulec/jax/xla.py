@@ -1,4 +1,4 @@
-"""What is asked of XLA where a compiled call is a step of ours and nothing else."""
+"""Options for XLA, for compiled calls that are a step of ours and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 @functools.cache
 def compiler_options() -> dict[str, Any] | None:
-    """The options of a jit that no other jit is around of; None where XLA has none of them."""
+    """The options of an outermost jit; None where this XLA has none of them."""
     if jax.default_backend() != "cpu":
         return None
     try:
@@ -31,10 +31,10 @@ def compiler_options() -> dict[str, Any] | None:
 
 def is_outermost(*operands: Any) -> bool:
     """Whether a call with these operands is compiled on its own: JAX takes options there alone."""
-    return not any(map(is_traced, jax.tree.leaves((operands, _made_here()))))
+    return not any(map(is_traced, jax.tree.leaves((operands, _new_here()))))
 
 
 @jax.jit
-def _made_here() -> Any:
-    """Something that is traced wherever what others compile is traced: the cheapest thing there is."""
+def _new_here() -> Any:
+    """An array that is a tracer exactly where this call is traced by another jit; the cheapest such array."""
     return jnp.zeros(())

@@ -1,4 +1,4 @@
-"""Updates inside of the backward pass: a gradient is used up as soon as it is complete, and its memory again."""
+"""Updates inside of the backward pass: a gradient is used as soon as it is complete, and its memory is free again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every eager step has: a rule and its settings, numbers that are traced, compiled functions that are kept."""
+"""The common part of eager steps: a rule and its settings, traced numbers, and a store of compiled functions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rulec.jax.xla import compiler_options, is_outermost
 
 
 class Outcome(NamedTuple):
-    """What a step tells beside new parameters and state.
+    """The results of a step beside new parameters and state.
 
-    `aux` is what the loss, or the head, returned beside its number, `layer_aux` what layers did beside theirs, stacked.
-    `ok` says whether all gradients were finite, and is None where a step was not asked to look.
+    `aux` is the second result of the loss or of the head, and `layer_aux` the stacked second results of the layers.
+    `ok` is whether all gradients were finite, None without `skip_nonfinite`.
     """
 
     loss: Any
@@ -48,7 +48,7 @@ class EagerRun(ABC):
 
     @abstractmethod
     def kept(self, params: Any, batch: Any, key: Any) -> tuple[int, int]:
-        """Bytes of activations that the backward pass reads, and of gradients that may have to live together."""
+        """Bytes of activations for the backward pass, and of gradients that may have to live together."""
 
     @abstractmethod
     def _init(self, params: Any, numbers: Any) -> Any: ...
@@ -59,7 +59,7 @@ class EagerRun(ABC):
 
 @dataclass(frozen=True)
 class Call:
-    """A step with all that it is given, of arrays or of their shapes and dtypes."""
+    """A step with all its operands: arrays, or their shapes and dtypes."""
 
     run: EagerRun
     params: Any
@@ -71,24 +71,24 @@ class Call:
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """What the step's function takes."""
+        """The operands of the step's function, in order."""
         return self.params, self.state, self.batch, self.key, self.numbers, self.inputs
 
-    def made(self, outermost: bool) -> Any:
-        """What the step returns."""
+    def result(self, outermost: bool) -> Any:
+        """The results of the step; `outermost` is whether no other jit traces it."""
         return call(self.run.step if outermost else self.run.step_inside, *self.operands)
 
     def bytes(self) -> StepBytes:
-        """What the step needs. It is compiled for that, once for this and for a later call, and not run."""
+        """The bytes of the step. It is compiled, once for this and for a later call, and not run."""
         stats = call(lambda: self.run.step.lower(*self.operands).compile().memory_analysis())
         copies = int(stats.output_size_in_bytes) - int(stats.alias_size_in_bytes)
-        given = bytes_of(self.params), bytes_of(self.state), bytes_of((self.batch, self.key))
+        operands = bytes_of(self.params), bytes_of(self.state), bytes_of((self.batch, self.key))
         kept = self.run.kept(self.params, self.batch, self.key)
-        return shared_out(given, int(stats.temp_size_in_bytes), *kept, max(0, copies))
+        return shared_out(operands, int(stats.temp_size_in_bytes), *kept, max(0, copies))
 
 
 class Eager(ABC):
-    """A rule and what it is to be done with."""
+    """A rule with its options, on any model."""
 
     def __init__(
         self, rule: Rules, *, state_dtype: Any, seed: int, maximize: bool,
@@ -105,103 +105,102 @@ class Eager(ABC):
         self._runs: dict[Any, Any] = {}
 
     @abstractmethod
-    def _made(self, *common: Any) -> EagerRun:
-        """The functions for the arguments of an EagerRun."""
+    def _new_run(self, *common: Any) -> EagerRun:
+        """A EagerRun with these common arguments."""
 
     @abstractmethod
     def _checked(self, params: Any) -> Any:
-        """Parameters as they are taken; TensorError where they cannot be."""
+        """The parameters, after a check of their tree; TensorError where it is wrong."""
 
     @abstractmethod
     def _count(self, state: Any) -> Any:
-        """How many steps were done."""
+        """The number of steps done."""
 
     def init(self, params: Any, **hyper: Given) -> Any:
-        """The state before the first step; only rules whose states begin with a hyper-parameter need any of these."""
+        """The state before the first step; hyper-parameters are needed only where a state begins with one."""
         shared = tied_in(self._checked(params), self._shared)
         run, numbers = self._run(hyper, None, shared)
         return call(run.init, shared.once(params), numbers)
 
     def step(self, params: Any, state: Any, batch: Any, *, key: Any = None, **hyper: Given) -> tuple[Any, Any, Outcome]:
-        """New parameters, the new state, and what else there is to tell.
+        """New parameters, the new state, and the outcome.
 
         Parameters and state are donated: afterwards they cannot be used, but for calls inside of another jit.
-        Hyper-parameters, and what the rule names under `inputs`, are traced numbers or functions of the count.
+        Hyper-parameters and the rule's `inputs` are traced numbers or functions of the count.
         """
-        made = self._bound(params, state, batch, key, hyper, self._count(state))
-        outermost = is_outermost(*made.operands)
+        bound = self._bound(params, state, batch, key, hyper, self._count(state))
+        outermost = is_outermost(*bound.operands)
         if outermost:
-            self._look_at(made)
-        params, state, outcome = made.made(outermost)
-        return made.run.shared.everywhere(params), state, outcome
+            self._look_at(bound)
+        params, state, outcome = bound.result(outermost)
+        return bound.run.shared.everywhere(params), state, outcome
 
     def bytes(self, params: Any, batch: Any, *, key: Any = None, **hyper: Given) -> StepBytes:
-        """What a step needs in memory, by kind, without doing one.
+        """The memory of a step, by kind, without doing one.
 
-        `params` and `batch` are arrays, or `jax.ShapeDtypeStruct`s that need none.
+        `params` and `batch` are arrays, or `jax.ShapeDtypeStruct`s that need no memory.
         """
-        given = jax.tree.map(_array, shapes(batch))
-        made = self._bound(shapes(params), None, given, key, hyper, None)
-        state = call(lambda: jax.eval_shape(made.run.init, made.params, made.numbers))
-        return replace(made, state=state).bytes()
+        bound = self._bound(shapes(params), None, shapes(batch), key, hyper, None)
+        state = call(lambda: jax.eval_shape(bound.run.init, bound.params, bound.numbers))
+        return replace(bound, state=state).bytes()
 
     def _bound(self, params: Any, state: Any, batch: Any, key: Any, hyper: Mapping[str, Given], count: Any) -> Call:
         shared = tied_in(self._checked(params), self._shared)
-        given = dict(hyper)
-        inputs = {name: self._input(name, given) for name in self._inputs}
-        run, numbers = self._run(given, count, shared)
+        keywords = dict(hyper)
+        inputs = {name: self._input(name, keywords) for name in self._inputs}
+        run, numbers = self._run(keywords, count, shared)
         return Call(run, shared.once(params), state, jax.tree.map(_array, batch), key, numbers, inputs)
 
-    def _look_at(self, made: Call) -> None:
-        """Looks at the bytes of a step that was not done before with such a batch."""
-        seen = id(made.run), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(made.batch))
+    def _look_at(self, bound: Call) -> None:
+        """StepTooLarge where a step takes more than `most` bytes; looked at once for each shape of a batch."""
+        seen = id(bound.run), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(bound.batch))
         if self._most is None or seen in self._seen:
             return
-        found = made.bytes()
-        if found.working > self._most:
-            raise _too_large(found, self._most)
+        needed = bound.bytes()
+        if needed.working > self._most:
+            raise _too_large(needed, self._most)
         self._seen.add(seen)
 
-    def _input(self, name: str, given: dict[str, Any]) -> Any:
-        if name not in given:
+    def _input(self, name: str, keywords: dict[str, Any]) -> Any:
+        if name not in keywords:
             raise HyperError(f"the rule needs {name}: give it to step as a keyword, {name}=...")
-        return given.pop(name)
+        return keywords.pop(name)
 
     def _run(self, hyper: Mapping[str, Given], count: Any, shared: Tied) -> tuple[EagerRun, list[dict[str, Any]]]:
-        made, numbers = numbered(recipe(self._rule, hyper, self._tags), count)
+        current, numbers = numbered(recipe(self._rule, hyper, self._tags), count)
         settings, mode = Settings(replace(self._options, backend="jax"), (), is_wide()), Mode.now()
-        key = made.key, settings, mode, shared
+        key = current.key, settings, mode, shared
         if key not in self._runs:
-            self._runs[key] = self._made(machine_of(Parts, made, settings), shared, mode, self._measured)
+            self._runs[key] = self._new_run(machine_of(Parts, current, settings), shared, mode, self._measured)
         return self._runs[key], numbers
 
 
 def _array(leaf: Any) -> Any:
-    """As an array of the user's own mode; what stands for one stays."""
+    """A leaf as an array in the user's mode of JAX; a `jax.ShapeDtypeStruct` stays."""
     return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(leaf)
 
 
 def _inputs(rule: Rules) -> list[str]:
-    """What the rules name under inputs; RuleError for what is not one number."""
-    found = {name: (kind, own) for given in rules_of(rule) for own in Router(given).rules
-             for name, kind in own.inputs.items()}  # fmt: skip
-    for name, (kind, own) in found.items():
+    """The names of the rules' inputs; RuleError for an input that is not one number."""
+    inputs = {name: (kind, routed) for part in rules_of(rule) for routed in Router(part).rules
+              for name, kind in routed.inputs.items()}  # fmt: skip
+    for name, (kind, routed) in inputs.items():
         if kind == "like p":
             raise RuleError(
-                f"{own.name} needs {name} for every parameter, which an eager update does not keep until it comes to "
-                f"it: update with rulec.jax.step"
+                f"{routed.name} needs {name} for every parameter, which an eager update does not keep until it comes "
+                f"to it: update with rulec.jax.step"
             )
-    return list(found)
+    return list(inputs)
 
 
 def unless(ok: Any, old: Any, new: Any) -> Any:
-    """New arrays where all is well, else the old ones; `ok` is None where nobody asked."""
+    """New arrays where `ok` is true or None, else the old ones."""
     return new if ok is None else jax.tree.map(lambda o, n: jnp.where(ok, n, o), old, new)
 
 
-def _too_large(found: StepBytes, most: int) -> StepTooLarge:
+def _too_large(needed: StepBytes, most: int) -> StepTooLarge:
     return StepTooLarge(
-        f"the step needs {found.working:,} bytes beside weights, state and batch, and most={most:,} allows no more: "
-        f"{found.activations:,} for activations, {found.gradients:,} for gradients, {found.temporaries:,} else",
-        found,
+        f"the step needs {needed.working:,} bytes beside weights, state and batch, and most={most:,} allows no more: "
+        f"{needed.activations:,} for activations, {needed.gradients:,} for gradients, {needed.temporaries:,} else",
+        needed,
     )

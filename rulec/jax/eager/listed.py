@@ -1,4 +1,4 @@
-"""Stacks of layers as a list of layers, and back: what `rulec.jax.step` and checkpoints know, and what `eager_scan`."""
+"""Stacks of layers, as for `eager_scan`, to a list of layers, as for `rulec.jax.step` and checkpoints; and back."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Split:
 
     @property
     def leaves(self) -> int:
-        """How many leaves all layers have together."""
+        """The number of leaves of all layers together."""
         return len(self.layer.leaves) * self.count
 
     @property
     def own_counts(self) -> bool:
-        """Whether all parameters as one tree are counted each on its own."""
+        """Whether each leaf has a count of its own in the state of all parameters as one tree."""
         buckets = [*self.layer.buckets, *self.rest.buckets]
         skips = any(bucket.program.skip is not None for bucket in buckets)
         several = len({*self.layer.rules, *self.rest.rules}) > 1
@@ -51,17 +51,17 @@ class Split:
         return self.layer.numbers.get(name) or self.rest.numbers[name]
 
     def joined(self, layers: Values, rest: Values) -> Values:
-        """The values of all parameters as one tree, out of those of stacks and of the rest."""
-        own = len(self.layer.leaves)
-        found = Values(self._count(layers.count, rest.count))
+        """The values of all parameters as one tree, from the values of stacks and of the rest."""
+        width = len(self.layer.leaves)
+        values = Values(self._count(layers.count, rest.count))
         for name in {**layers.arrays, **rest.arrays}:
             stacks = layers.arrays.get(name, {})
-            found.arrays[name] = {i * own + j: stack[i] for i in range(self.count) for j, stack in stacks.items()}
-            found.arrays[name] |= {self.leaves + k: array for k, array in rest.arrays.get(name, {}).items()}
+            values.arrays[name] = {i * width + j: stack[i] for i in range(self.count) for j, stack in stacks.items()}
+            values.arrays[name] |= {self.leaves + k: array for k, array in rest.arrays.get(name, {}).items()}
         for name in {**layers.numbers, **rest.numbers}:
             pair = layers.numbers.get(name), rest.numbers.get(name)
-            found.numbers[name] = self._number(self.level(name), *pair)
-        return found
+            values.numbers[name] = self._number(self.level(name), *pair)
+        return values
 
     def _count(self, layers: Any, rest: Any) -> Any:
         if not self.own_counts:
@@ -77,17 +77,17 @@ class Split:
             return jnp.concatenate([layers.reshape(-1), rest])
         if level == "model":
             return layers[0]
-        groups = {own.group for own in self.layer.assigned if own is not None}
+        groups = {assignment.group for assignment in self.layer.assigned if assignment is not None}
         return jnp.where(np.array([group in groups for group in range(self.layer.groups)]), layers[0], rest)
 
     def parted(self, whole: Values) -> tuple[Values, Values]:
-        """The values of stacks and of the rest, out of those of all parameters as one tree."""
-        own, (layer_count, rest_count) = len(self.layer.leaves), self._counts(whole.count)
+        """The values of stacks and of the rest, from the values of all parameters as one tree."""
+        width, (layer_count, rest_count) = len(self.layer.leaves), self._counts(whole.count)
         layers, rest = Values(layer_count), Values(rest_count)
         for name, arrays in whole.arrays.items():
             rest.arrays[name] = {k - self.leaves: array for k, array in arrays.items() if k >= self.leaves}
-            having = [j for j in range(own) if j in arrays]
-            layers.arrays[name] = {j: jnp.stack([arrays[i * own + j] for i in range(self.count)]) for j in having}
+            having = [j for j in range(width) if j in arrays]
+            layers.arrays[name] = {j: jnp.stack([arrays[i * width + j] for i in range(self.count)]) for j in having}
         for name, number in whole.numbers.items():
             cut = len(self.layer.having.get(name, ())) * self.count if self.level(name) == "tensor" else None
             if name in self.layer.numbers:

@@ -1,6 +1,6 @@
-"""What must be known of all gradients before the first parameter is updated: a backward pass of its own finds it out.
+"""Reductions over all gradients, needed before the first parameter is updated: a first backward pass computes them.
 
-Such are the norm that `clip_by_global_norm >> adamw` scales by, and whether every gradient is finite.
+Examples are the norm for `clip_by_global_norm >> adamw`, and whether every gradient is finite.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rulec.language.compose import map_nodes
 from rulec.language.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
 from rulec.language.partition import Partition
 
-#: How parts of a reduction over all gradients are put together, and what it begins with.
+#: Reduction -> how parts of it over all gradients are combined, and its first value.
 _SUM = (jnp.add, 0.0)
 _JOIN: Mapping[Op, tuple[Callable[..., Any], float]] = {
     Op.SUM: _SUM, Op.MEAN: _SUM, Op.NORM: _SUM, Op.RMS: _SUM, Op.COUNT_NONZERO: _SUM,
@@ -28,9 +28,9 @@ _JOIN: Mapping[Op, tuple[Callable[..., Any], float]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Reductions over all gradients by the names of a rule's inputs, and whether all must be finite.
+    """Reductions over all gradients by the names of a rule's inputs, and whether all gradients must be finite.
 
-    While they are worked out there is a number in float64 for each, and the number of elements; then the truth.
+    The carried value has a float64 number for each reduction, the number of elements, and whether all are finite.
     """
 
     reductions: Mapping[str, Node]
@@ -41,12 +41,12 @@ class Measured:
         return bool(self.reductions) or self.finite
 
     def nothing(self) -> Any:
-        """What is known before any gradient is."""
-        starts = {key: jnp.float64(_JOIN[found.op][1]) for key, found in self.reductions.items()}
+        """The carried value before any gradient."""
+        starts = {key: jnp.float64(_JOIN[reduction.op][1]) for key, reduction in self.reductions.items()}
         return starts, jnp.float64(0), jnp.bool_(True)
 
     def more(self, known: Any, grads: Any) -> Any:
-        """What is known with these gradients too."""
+        """The carried value with these gradients too."""
         numbers, count, finite = known
         for grad in jax.tree.leaves(grads):
             g = LIBRARY.read(-grad if self.maximize else grad)
@@ -56,25 +56,25 @@ class Measured:
         return numbers, count, finite
 
     def ok(self, known: Any) -> Any:
-        """Whether all gradients are finite; None where nobody asked."""
+        """Whether all gradients are finite; None where this is not measured."""
         return known[2] if self.finite else None
 
     def one(self, known: Any, count: Any) -> Any:
-        """1, for a second backward pass to begin with; XLA does not know it, or it would keep what the first one made.
+        """1, from which a second backward pass begins. If XLA knew that, it would keep the first pass's gradients.
 
-        It is there when all is known, so nothing of the second pass is worked out before. `count` is never negative.
+        It depends on all that is measured, so the second pass cannot begin before. `count` is never negative.
         """
         truth = known[2] if self.finite else next(iter(known[0].values())) > 0
         return jnp.where((jnp.max(count) < 0) & truth, 0, 1)
 
     def inputs(self, known: Any) -> dict[str, Any]:
-        """The inputs of the rule."""
+        """The inputs of the rule, by name."""
         numbers, count, _ = known
-        return {key: _whole(found.op, numbers[key], count) for key, found in self.reductions.items()}
+        return {key: _whole(reduction.op, numbers[key], count) for key, reduction in self.reductions.items()}
 
 
 def _part(reduction: Node, g: Any) -> Any:
-    """What one gradient adds to a reduction, in float64; elements are worked out in the dtype of `g`."""
+    """The part of one gradient in a reduction, in float64; elements are computed in the dtype of `g`."""
 
     def leaf(value: Node) -> Any:
         return g if value.op is Op.NAME else jnp.asarray(value.arg, g.dtype)
@@ -96,27 +96,27 @@ def _whole(op: Op, total: Any, count: Any) -> Any:
 
 
 def in_two_passes(rule: Rules) -> tuple[Rules, dict[str, Node]]:
-    """The rule with inputs for what it reduces of all raw gradients, and these reductions by the inputs' names.
+    """The rule with inputs in the place of its reductions over all raw gradients, and input -> reduction.
 
-    A rule that reduces anything else over more than a tensor comes back as it is; so do several.
+    A rule that reduces anything else over more than a tensor comes back unchanged, and so does a partition.
     """
     if isinstance(rule, Partition):
         return rule, {}
-    (own,) = rules_of(rule)
-    found: dict[Node, str] = {}
+    (single,) = rules_of(rule)
+    keys: dict[Node, str] = {}
 
     def change(value: Node) -> Node:
         if not _of_gradients(value):
             return value
-        return name(found.setdefault(value, f"measured_{len(found) + 1}"))
+        return name(keys.setdefault(value, f"measured_{len(keys) + 1}"))
 
-    step = map_nodes(own.step, lambda value: rewrite([value], change)[0])
-    skip = None if own.skip is None else rewrite([own.skip], change)[0]
-    inputs = dict.fromkeys(found.values(), "scalar")
-    made = replace(own, step=step, skip=skip, inputs={**own.inputs, **inputs}, function=None)
-    if not found or own.applies_to is not None or made.analysis.scope in LEVELS[LEVELS.index("tensor") + 1 :]:
-        return own, {}
-    return made, {key: value for value, key in found.items()}
+    step = map_nodes(single.step, lambda value: rewrite([value], change)[0])
+    skip = None if single.skip is None else rewrite([single.skip], change)[0]
+    inputs = dict.fromkeys(keys.values(), "scalar")
+    changed = replace(single, step=step, skip=skip, inputs={**single.inputs, **inputs}, function=None)
+    if not keys or single.applies_to is not None or changed.analysis.scope in LEVELS[LEVELS.index("tensor") + 1 :]:
+        return single, {}
+    return changed, {key: value for value, key in keys.items()}
 
 
 def _of_gradients(value: Node) -> bool:

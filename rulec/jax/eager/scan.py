@@ -27,7 +27,7 @@ from rulec.jax.recipe import Rules
 
 
 class ScanState(NamedTuple):
-    """The state of a rule: `layers`, everything in it stacked as the layers are, and `rest`, of other parameters."""
+    """The state of a rule: `layers`, with all arrays stacked as the layers are, and `rest`, of other parameters."""
 
     layers: Any
     rest: Any
@@ -42,15 +42,16 @@ def eager_scan(
     """A step of a model of equal layers in which each layer is updated inside of the backward pass.
 
     Parameters are `{"layers": stacked, "rest": tree}`: every array of `layers` has the layers as its first axis, and
-    `rest` is whatever there is beside them. `embed(rest, batch)` gives what goes into the first layer, by default
-    `batch[0]`, `layer(own, x)` what goes into the next, of the same shapes and dtypes, and `head(rest, x, batch)` the
-    loss. Any of the three may name `key` among its parameters, a layer `rest`, `batch` and `index` too. With `has_aux`
-    the head returns `(loss, aux)`, with `layer_aux` a layer `(x, aux)`.
+    `rest` is everything else. `embed(rest, batch)` gives the input of the first layer, by default `batch[0]`.
+    `layer(params, x)` gives the input of the next layer, in the shapes and dtypes of `x`, and `head(rest, x, batch)`
+    the loss. Any of the three may name `key` among its parameters, a layer `rest`, `batch` and `index` too. With
+    `has_aux` the head returns `(loss, aux)`, with `layer_aux` a layer `(x, aux)`.
 
     Each layer's arrays are tensors of their own, for rules that reduce over a tensor too. `rule` and the other keywords
-    are those of `rulec.jax.transform`; `shared` says of paths which other parameter each of them is. With `most` a step
-    that would take more bytes than that, beside weights, state and batch, raises before it is done. RuleError for a
-    rule that reads other tensors than it updates.
+    are as for `rulec.jax.transform`. `shared` is leaf path -> path of the leaf it is tied to. `most` is
+    the largest number of bytes beside weights, state and batch: a larger step raises StepTooLarge before it is done.
+    With `skip_nonfinite` a step with a gradient that is not finite changes nothing, and its `Outcome.ok` is False.
+    RuleError for a rule that reads other tensors than it updates.
     """
     model = Model(embed, layer, head, has_aux, layer_aux)
     return EagerScan(
@@ -74,23 +75,23 @@ class EagerScan(Eager):
         self.model = model
 
     def loss(self, params: Any, batch: Any, *, key: Any = None) -> Any:
-        """The loss of the model, or `(loss, aux)`, to be evaluated, or trained in another way."""
+        """The loss of the model, or with `has_aux` `(loss, aux)`, for evaluation or another kind of training."""
         loss, aux = Bound(self.model, params["layers"], params["rest"], batch, key).loss()
         return (loss, aux) if self.model.has_aux else loss
 
     def listed(self, params: Any, state: ScanState) -> tuple[Any, Any]:
-        """Parameters with a list of layers, and their state: what `rulec.jax.step` and `rulec.jax.save` take.
+        """Parameters with a list of layers, and their state, as for `rulec.jax.step` and `rulec.jax.save`.
 
-        All arrays of layers are copies. Of a parameter that stands twice there is None at the second place.
+        All arrays of layers are copies. A parameter that stands twice is None at the second place.
         """
         run, shared = self._run_for(params)
         return call(run.listed, shared.once(params), state)  # type: ignore[no-any-return]
 
     def stacked(self, params: Any, state: Any) -> tuple[Any, ScanState]:
-        """The way back from `listed`: parameters with a list of layers and a state of `rulec.jax.step`."""
+        """The inverse of `listed`: from parameters with a list of layers and a state of `rulec.jax.step`."""
         run, shared = self._run_for(stacked(params))
-        params, made = call(run.stacked, params, state)
-        return shared.everywhere(params), made
+        params, new_state = call(run.stacked, params, state)
+        return shared.everywhere(params), new_state
 
     def _run_for(self, params: Any) -> tuple[_ScanRun, Tied]:
         shared = tied_in(self._checked(params), self._shared)
@@ -98,19 +99,19 @@ class EagerScan(Eager):
         assert isinstance(run, _ScanRun)
         return run, shared
 
-    def _made(self, *common: Any) -> EagerRun:
+    def _new_run(self, *common: Any) -> EagerRun:
         return _ScanRun(self.model, *common)
 
     def _checked(self, params: Any) -> Any:
         if not isinstance(params, Mapping) or {*params} != {"layers", "rest"}:
-            found = f"a dict of {[*params]}" if isinstance(params, Mapping) else f"a {type(params).__name__}"
+            kind = f"a dict of {[*params]}" if isinstance(params, Mapping) else f"a {type(params).__name__}"
             raise TensorError(
-                f'parameters of eager_scan are {{"layers": stacked, "rest": whatever else there is}}, not {found}'
+                f'parameters of eager_scan are {{"layers": stacked, "rest": whatever else there is}}, not {kind}'
             )
         counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params["layers"])}
         if len(counts) != 1 or counts & {(), (0,)}:
-            found = " and ".join(sorted(str(*count) if count else "no axis" for count in counts)) or "no arrays"
-            raise TensorError(f"all arrays of layers must have the layers as their first axis, and there are {found}")
+            sizes = " and ".join(sorted(str(*count) if count else "no axis" for count in counts)) or "no arrays"
+            raise TensorError(f"all arrays of layers must have the layers as their first axis, and there are {sizes}")
         return params
 
     def _count(self, state: Any) -> Any:
@@ -132,14 +133,14 @@ class _ScanRun(EagerRun):
         layers = bytes_of(params["layers"])
         return bytes_of(x), 2 * layers // jax.tree.leaves(params["layers"])[0].shape[0]
 
-    def _inputs(self, *given: Any) -> Any:
-        return Pass(self._bound(*given), self.mode).inputs
+    def _inputs(self, *operands: Any) -> Any:
+        return Pass(self._bound(*operands), self.mode).inputs
 
     def _init(self, params: Any, numbers: Any) -> ScanState:
         layers, rest, plans = self._planned(params)
 
-        def first(own: Any) -> Any:
-            return self.parts.first(layers._replace(tree=own), plans, numbers)
+        def first(one_layer: Any) -> Any:
+            return self.parts.first(layers._replace(tree=one_layer), plans, numbers)
 
         return ScanState(jax.vmap(first)(params["layers"]), self.parts.first(rest, plans, numbers))
 
@@ -147,12 +148,12 @@ class _ScanRun(EagerRun):
         """Parameters and their state as one tree with a list of layers."""
         split, trees = self._split(params)
         pairs = zip((state.layers, state.rest), trees, strict=True)
-        values = [self.parts.fields.unpacked(own, tree, self.parts.recipe.title) for own, tree in pairs]
+        values = [self.parts.fields.unpacked(part, tree, self.parts.recipe.title) for part, tree in pairs]
         tree = listed(params)
         return tree, self.parts.fields.packed(split.joined(*values), self.parts.tree(Subtree("", tree)))
 
     def stacked(self, params: Any, state: Any) -> tuple[Any, ScanState]:
-        """The way back."""
+        """The inverse of `listed`."""
         whole = self.parts.fields.unpacked(state, self.parts.tree(Subtree("", params)), self.parts.recipe.title)
         params = stacked(params)
         split, trees = self._split(params)
@@ -181,17 +182,17 @@ class _ScanRun(EagerRun):
         if self.measured:
             known = self._known(forward, params["layers"])
             inputs, ok = {**inputs, **self.measured.inputs(known)}, self.measured.ok(known)
-        given = self.parts.given(numbers, inputs, plans)
-        stacks, wanted = Stacks(self.parts, layers, given), True if ok is None else ok
+        arguments = self.parts.arguments(numbers, inputs, plans)
+        stacks, wanted = Stacks(self.parts, layers, arguments), True if ok is None else ok
         carried = params["layers"], state.layers
         carried, grads = forward.back(carried, lambda stacks: stacks[0], stacks.replaced, wanted)
-        new = self.parts.moved(rest, grads, state.rest, given, _leaves_of(params["layers"]))
+        new = self.parts.moved(rest, grads, state.rest, arguments, _leaves_of(params["layers"]))
         new_rest, rest_state = unless(ok, (params["rest"], state.rest), new)
         outcome = Outcome(forward.loss, forward.aux, forward.layer_aux, ok)
         return {"layers": carried[0], "rest": new_rest}, ScanState(carried[1], rest_state), outcome
 
     def _known(self, forward: Pass, layers: Any) -> Any:
-        """What is measured in a backward pass that updates nothing."""
+        """The measured reductions, from a backward pass that updates nothing."""
         known, grads = forward.back(
             self.measured.nothing(), lambda known: layers, lambda index, grads, known: self.measured.more(known, grads)
         )
@@ -203,6 +204,6 @@ class _ScanRun(EagerRun):
 
 
 def _leaves_of(stacks: Any) -> int:
-    """How many leaves all layers have together: the number of the first leaf that is of none."""
+    """The number of leaves of all layers together, which is the number of the first leaf of the rest."""
     leaves = jax.tree.leaves(stacks)
     return len(leaves) * int(leaves[0].shape[0])

@@ -1,8 +1,8 @@
 """Stacks of parameters and states in which one layer's new values are written where its old ones are.
 
-XLA reads and writes one layer of a stack in place if three things are so. What is read has the layer as an axis of
-length one: no change of shape stands between reading and writing. XLA looks for an order of reads and writes in which
-none does harm, which `rulec.jax.xla` asks of it. And there is such an order: where not, a leaf is cut out first.
+XLA reads and writes one layer of a stack in place on three conditions. The read slice keeps the layer as an axis of
+length one: no change of shape stands between reading and writing. XLA looks for a harmless order of reads and writes;
+`rulec.jax.xla` asks for that. Such an order exists: where it does not, a leaf is cut out first.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from rulec.language.node import Op, walk
 
 
 class Stacks:
-    """The update of one layer; `layer` is one by its shapes and dtypes."""
+    """The update of one layer of stacks; `layer` has the shapes and dtypes of one layer."""
 
-    def __init__(self, parts: Parts, layer: Subtree, given: Arguments) -> None:
-        self._parts, self._layer, self._given = parts, layer, given
+    def __init__(self, parts: Parts, layer: Subtree, arguments: Arguments) -> None:
+        self._parts, self._layer, self._arguments = parts, layer, arguments
 
     def replaced(self, index: Any, grads: Any, stacks: tuple[Any, Any]) -> tuple[Any, Any]:
         """Stacks of parameters and of the state with new values for one layer, by its number and its gradients."""
         params, state = stacks
-        _, found, plan, _ = self._parts.begun(self._layer, grads, jax.tree.map(_one, state))
+        _, gradients, plan, _ = self._parts.begun(self._layer, grads, jax.tree.map(_one, state))
         whole = self._parts.tree(self._layer._replace(tree=params))
         values = self._parts.fields.unpacked(state, whole, self._parts.recipe.title)
         old = Values(_at(values.count, index), {}, {name: _at(x, index) for name, x in values.numbers.items()})
         new, results, turn = old.copied(), list(whole.arrays), index
         first = index.astype(jnp.int64) * len(results)
-        for place, grad in enumerate(found.arrays):
-            own = [arrays for arrays in values.arrays.values() if place in arrays]
-            stacks_of_leaf = [results[place], *(arrays[place] for arrays in own)]
+        for place, grad in enumerate(gradients.arrays):
+            leaf_states = [arrays for arrays in values.arrays.values() if place in arrays]
+            stacks_of_leaf = [results[place], *(arrays[place] for arrays in leaf_states)]
             names = [name for name, arrays in values.arrays.items() if place in arrays]
-            leaf = _Leaf(self._parts, plan, place, names, self._given, first + place, old)
-            made, share, turn = leaf.moved(grad, [_cut(stack, turn) for stack in stacks_of_leaf], turn)
+            leaf = _Leaf(self._parts, plan, place, names, self._arguments, first + place, old)
+            updated, share, turn = leaf.moved(grad, [_cut(stack, turn) for stack in stacks_of_leaf], turn)
             put_back(plan, new, place, share)
-            results[place], *changed = map(_put, stacks_of_leaf, made, [index] * len(made))
-            for arrays, stack in zip(own, changed, strict=True):
+            results[place], *changed = map(_put, stacks_of_leaf, updated, [index] * len(updated))
+            for arrays, stack in zip(leaf_states, changed, strict=True):
                 arrays[place] = stack
         values.count = values.count.at[index].set(new.count)
         values.numbers = {name: x.at[index].set(new.numbers[name]) for name, x in values.numbers.items()}
@@ -64,25 +64,25 @@ class _Leaf:
     plan: StepPlan
     place: int
     names: list[str]
-    given: Arguments
+    arguments: Arguments
     number: Any
     old: Values
 
     def moved(self, grad: Any, held: list[Any], turn: Any) -> tuple[list[Any], Values, Any]:
-        """New values of the parameter and the states held, each a stack of one; new numbers; whose turn is next."""
-        own = self.parts.alone(self.plan, self.place)
-        if all(in_place(bucket.program) for bucket in own.buckets):
-            made, (count, numbers) = jax.vmap(self._new, out_axes=(0, None))(grad[None], *held)
-            return made, Values(count, {}, numbers), turn
+        """New values of the parameter and the states in `held`, each a stack of one; new numbers; the next `turn`."""
+        alone = self.parts.alone(self.plan, self.place)
+        if all(in_place(bucket.program) for bucket in alone.buckets):
+            arrays, (count, numbers) = jax.vmap(self._new, out_axes=(0, None))(grad[None], *held)
+            return arrays, Values(count, {}, numbers), turn
         layer = [stack[0] for stack in held]
         share = self._share(layer[1:])
         start = layer, (share.count, share.numbers)
-        (made, (count, numbers)), turn = _apart(lambda carried: self._new(grad, *carried[0]), start, turn)
-        return [array[None] for array in made], Values(count, {}, numbers), turn
+        (arrays, (count, numbers)), turn = _apart(lambda carried: self._new(grad, *carried[0]), start, turn)
+        return [array[None] for array in arrays], Values(count, {}, numbers), turn
 
     def _new(self, grad: Any, param: Any, *arrays: Any) -> tuple[list[Any], Any]:
         share = self._share(arrays)
-        result, new = self.parts.leaf_moved(self.plan, self.place, param, grad, share, self.given, self.number)
+        result, new = self.parts.leaf_moved(self.plan, self.place, param, grad, share, self.arguments, self.number)
         return [result, *(new.arrays[name][0] for name in self.names)], (new.count, new.numbers)
 
     def _share(self, arrays: Any) -> Values:
@@ -94,33 +94,33 @@ class _Leaf:
 def in_place(program: Program) -> bool:
     """Whether XLA can write new values over old ones as it makes them, one buffer after the other.
 
-    It makes a pass for each buffer, and can where in some order none of them reads what one before it wrote.
+    It makes a pass for each buffer. It can where in some order no pass reads a buffer that an earlier pass wrote.
     """
     if not program.elementwise:
         return False
     stores = {store.buffer: store.value for store in program.stages[0].stores}
     reads = {name: {str(n.arg) for n in walk([value]) if n.op is Op.LOAD} for name, value in stores.items()}
     try:
-        TopologicalSorter({name: (found & stores.keys()) - {name} for name, found in reads.items()}).prepare()
+        TopologicalSorter({name: (loads & stores.keys()) - {name} for name, loads in reads.items()}).prepare()
     except CycleError:
         return False
     return True
 
 
-def _apart(function: Callable[[Any], Any], given: Any, turn: Any) -> tuple[Any, Any]:
-    """What a function makes of arrays, in the same shapes, and whose turn it is once that is done.
+def _apart(function: Callable[[Any], Any], operands: Any, turn: Any) -> tuple[Any, Any]:
+    """The function's results, in the shapes of its operands, and `turn` again, as a number that depends on them.
 
-    It is worked out apart from all around it: in a loop of one turn, which XLA does not know to be of one. What goes in
-    is cut out of the stacks, and what is needed inside is given back at the end. `turn` is what XLA does not know: it
-    is never negative, and what comes out is the same number.
+    They are computed in a loop of one turn, apart from all operations around it. The operands are cut out of the
+    stacks before the loop, and its results are written back after it. The number of turns depends on `turn`, so XLA
+    does not know it. `turn` is never negative.
     """
     turns = jnp.where(turn < 0, jnp.int32(0), jnp.int32(1))
-    done, made = jax.lax.while_loop(
+    done, results = jax.lax.while_loop(
         lambda carried: carried[0] < turns,
         lambda carried: (carried[0] + 1, function(carried[1])),
-        (jnp.int32(0), given),
+        (jnp.int32(0), operands),
     )
-    return made, turn + done - 1
+    return results, turn + done - 1
 
 
 def _one(stack: Any) -> Any:

@@ -24,17 +24,17 @@ class Tied:
         return self._changed(tree, lambda leaves, place, origin: None)
 
     def everywhere(self, tree: Any) -> Any:
-        """The tree with every parameter wherever it stands, out of what `once` gave."""
+        """The tree with every parameter wherever it stands; the inverse of `once`."""
         return self._changed(tree, lambda leaves, place, origin: leaves[origin])
 
     def apart(self, params: Any) -> tuple[Tied, Tied]:
-        """The same of the parameters of one layer, and of the rest; TensorError where these share any."""
+        """The pairs within a layer, and the pairs within the rest; TensorError where a pair spans both."""
         count = len(jax.tree.leaves(params["layers"], is_leaf=_is_none))
         for place, origin in self.origins:
             if (place < count) != (origin < count):
                 raise TensorError("a parameter of the rest cannot be one of the layers, of which there are many")
-        own = tuple(pair for pair in self.origins if pair[0] < count)
-        return Tied(own), Tied(tuple((a - count, b - count) for a, b in self.origins if a >= count))
+        of_layers = tuple(pair for pair in self.origins if pair[0] < count)
+        return Tied(of_layers), Tied(tuple((a - count, b - count) for a, b in self.origins if a >= count))
 
     def _changed(self, tree: Any, function: Any) -> Any:
         if not self.origins:
@@ -54,36 +54,36 @@ def _is_none(x: Any) -> bool:
 
 
 def tied_in(tree: Any, declared: Mapping[str, str]) -> Tied:
-    """What is shared in a tree: arrays that are the very same object, and what is declared, by paths.
+    """The tied parameters of a tree: leaves that are the same object, and declared ones.
 
-    `declared` has for the path of a leaf that of the one that it is. TensorError for paths that there are not, and for
-    two leaves that cannot be one.
+    `declared` is leaf path -> path of the leaf it is tied to. TensorError for a path without a leaf, and for two leaves
+    of different shapes or dtypes.
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     leaves = [leaf for _, leaf in paths]
-    found = _same(leaves)
+    origins = _same(leaves)
     if declared:
         names = [leaf_name(path) for path, _ in paths]
         check_apart(names)
-        found |= dict(_declared({name: place for place, name in enumerate(names)}, leaves, declared))
-    roots = {place: _root(found, place) for place in found}
+        origins |= dict(_declared({name: place for place, name in enumerate(names)}, leaves, declared))
+    roots = {place: _root(origins, place) for place in origins}
     return Tied(tuple((place, root) for place, root in sorted(roots.items()) if place != root))
 
 
 def _same(leaves: list[Any]) -> dict[int, int]:
     seen: dict[int, int] = {}
-    found = {}
+    origins = {}
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and seen.setdefault(id(leaf), place) != place:
-            found[place] = seen[id(leaf)]
-    return found
+            origins[place] = seen[id(leaf)]
+    return origins
 
 
 def _declared(names: Mapping[str, int], leaves: list[Any], declared: Mapping[str, str]) -> Any:
     for name, origin in declared.items():
-        for given in (name, origin):
-            if given not in names:
-                raise TensorError(f"shared names {given!r}, and there is no such parameter{did_you_mean(given, names)}")
+        for path in (name, origin):
+            if path not in names:
+                raise TensorError(f"shared names {path!r}, and there is no such parameter{did_you_mean(path, names)}")
         one, other = leaves[names[name]], leaves[names[origin]]
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise TensorError(
@@ -93,10 +93,10 @@ def _declared(names: Mapping[str, int], leaves: list[Any], declared: Mapping[str
         yield names[name], names[origin]
 
 
-def _root(found: Mapping[int, int], place: int) -> int:
+def _root(origins: Mapping[int, int], place: int) -> int:
     seen = {place}
-    while place in found:
-        place = found[place]
+    while place in origins:
+        place = origins[place]
         if place in seen:
             return min(seen)
         seen.add(place)

@@ -25,8 +25,8 @@ def eager_step(
     """A step of a model in which a gradient is used up as soon as it is complete.
 
     `loss(params, batch)` gives the loss, or with `has_aux` `(loss, aux)`; it may name `key` among its parameters.
-    Loops over layers in it should be Python's: those of JAX give the gradients of all layers together, and for these
-    there is `rulec.jax.eager_scan`. The other keywords are those of `eager_scan`.
+    Loops over layers in it should be Python's: a loop of JAX gives the gradients of all layers together, and
+    `rulec.jax.eager_scan` is for it. The other keywords are as for `eager_scan`.
     """
     return EagerStep(
         loss,
@@ -43,13 +43,13 @@ def eager_step(
 
 
 class EagerStep(Eager):
-    """A step of a model; `rulec.jax.eager_step` makes one. States are those of `rulec.jax.init`."""
+    """A step of a model; `rulec.jax.eager_step` makes one. States are as from `rulec.jax.init`."""
 
     def __init__(self, loss: Callable[..., Any], rule: Rules, has_aux: bool, **keywords: Any) -> None:
         super().__init__(rule, **keywords)
         self._loss, self._has_aux = UserFunction(loss, "loss", ["key"]), has_aux
 
-    def _made(self, *common: Any) -> EagerRun:
+    def _new_run(self, *common: Any) -> EagerRun:
         return _StepRun(self._loss, self._has_aux, *common)
 
     def _checked(self, params: Any) -> Any:
@@ -69,15 +69,15 @@ class _StepRun(EagerRun):
         self._loss, self._has_aux = loss, has_aux
 
     def kept(self, params: Any, batch: Any, key: Any) -> tuple[int, int]:
-        """What the backward pass reads of the forward one, and the two largest gradients."""
+        """The bytes of all activations for the backward pass, and of the two largest gradients."""
         with self.mode():
-            activations = residual_bytes(lambda *given: self._loss_of(*given)[0], params, batch, key)
+            activations = residual_bytes(lambda *operands: self._loss_of(*operands)[0], params, batch, key)
         largest = sorted((bytes_of(leaf) for leaf in jax.tree.leaves(params)), reverse=True)
         return activations, sum(largest[:2])
 
     def _loss_of(self, params: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        found = self._loss(self.shared.everywhere(params), batch, key=key)
-        loss, aux = pair(found, "the loss", "loss") if self._has_aux else (found, None)
+        result = self._loss(self.shared.everywhere(params), batch, key=key)
+        loss, aux = pair(result, "the loss", "loss") if self._has_aux else (result, None)
         check_loss(loss)
         return loss, aux
 
@@ -105,6 +105,6 @@ class _StepRun(EagerRun):
             with self.mode():
                 (grads,) = back(one)
             inputs, ok = {**inputs, **self.measured.inputs(known)}, self.measured.ok(known)
-        given = self.parts.given(numbers, inputs, plans)
-        new = self.parts.moved(part, grads, state, given, 0)
+        arguments = self.parts.arguments(numbers, inputs, plans)
+        new = self.parts.moved(part, grads, state, arguments, 0)
         return *unless(ok, (params, state), new), Outcome(loss, aux, ok=ok)

@@ -1,4 +1,4 @@
-"""Functions that users give: which of the values on offer they take, and how they are traced."""
+"""Functions of users: the offered values that they take, and the mode in which they are traced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rulec.jax.machine import is_wide
 
 
 class UserFunction:
-    """A user's function of some arguments, and of those values on offer that it names among its parameters."""
+    """A user's function of some arguments, and of the offered values that it names among its parameters."""
 
     def __init__(self, function: Callable[..., Any], what: str, offered: Sequence[str]) -> None:
         if not callable(function):
@@ -24,7 +24,7 @@ class UserFunction:
         self._function = function
 
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
-        """What it returns."""
+        """Its result."""
         return self._function(*arguments, **{name: offered[name] for name in self.taken})
 
 
