@@ -1,4 +1,4 @@
-"""Which axes every value has; and means, norms and counts written out once that is known."""
+"""The axes of every value, and means, norms and counts written out by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP_AXES = {None: "kn", "group": "k", "model": ""}
 
 
 class AxisInference:
-    """Computes the axes of values of one program; remembers what it has seen."""
+    """Computes the axes of values of one program, each value once."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -46,7 +46,7 @@ class AxisInference:
         return self._union(value, operands)
 
     def _unhoisted(self, value: Node) -> Node:
-        """The same of what its operands in the scalar table stand for: one of them may be an extent."""
+        """The node with hoisted operands in place of columns of the scalar table: one of them may be an extent."""
         columns = self.program.columns
         return node(value.op, *(columns[a.arg].value if a.op is Op.SCALAR else a for a in value.args), value.arg)  # type: ignore[call-overload]
 
@@ -76,13 +76,13 @@ class AxisInference:
 
 
 def axes_of_level(level: str, operand: Axes) -> Axes:
-    """What remains of a value with the axes `operand` when it is reduced to a level."""
+    """The axes of a value with the axes `operand` after its reduction to a level."""
     letters = "".join(c for c in operand.letters if c in LEVEL_AXES[level])
     return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
 
 
 def _count(removed: str, operand: Axes, level: str) -> Node:
-    """How many values a reduction joins, as an expression of shape facts."""
+    """The number of values that a reduction joins, as an expression of shape facts."""
     factors = [x for letter, x in (("i", operand.rows), ("j", operand.cols)) if letter in removed and x is not None]
     if {"b", "i", "j"} <= set(removed) and operand.rows is ROWS and operand.cols is COLS:
         factors = [node(Op.FACT, "numel")]
@@ -96,13 +96,13 @@ def _count(removed: str, operand: Axes, level: str) -> Node:
 
 
 def _one_of_each(removed: str) -> Node:
-    """A one for every tensor, or for every group, whose sum counts them: a plain constant would be one in all."""
+    """A one for every tensor, or for every group. Its sum is their number; the sum of a plain constant is not."""
     each = node(Op.FACT, "numel") if "n" in removed else node(Op.STEP, "group")
     return node(Op.WHERE, node(Op.GE, each, const(0)), const(1), const(0))
 
 
 def _written_out(value: Node, inference: AxisInference) -> Node:
-    """A mean, norm, rms or count as sums, and what reduces nothing as its operand; anything else as it is."""
+    """A mean, norm, rms or count as sums, and a reduction over no axis as its operand; other values unchanged."""
     if value.op.kind is not Kind.REDUCE:
         return value
     (x,), level = value.args, str(value.arg)
@@ -122,8 +122,8 @@ def _written_out(value: Node, inference: AxisInference) -> Node:
 def infer_axes(program: Program) -> Program:
     """The program with means and norms written out as sums, and its values' axes checked.
 
-    Raises RuleError, at its line where that is known, for parts that do not fit together and for a state that is
-    assigned a value with more axes than it has.
+    Raises RuleError for parts that do not fit together, and for a state assigned a value with more axes than its own.
+    The error has the place of its line, where the line has one.
     """
     inference = AxisInference(program)
     memo: dict[Node, Node] = {}
@@ -147,30 +147,30 @@ def infer_axes(program: Program) -> Program:
 
 
 def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Site]:
-    """The sites of the sums that means and norms over several tensors are written out as."""
-    found: dict[Node, Site] = {}
+    """The sites of sums over several tensors, those in place of means and norms included."""
+    sites: dict[Node, Site] = {}
     for value, site in program.sites.items():
         sums = (n for n in walk([memo.get(value, value)]) if n.op.kind is Kind.REDUCE and n.arg == value.arg)
-        for count, n in enumerate(n for n in sums if n not in found):
-            found[n] = (*site, count)
-    return found
+        for count, n in enumerate(n for n in sums if n not in sites):
+            sites[n] = (*site, count)
+    return sites
 
 
 def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
-    # What has a direction assigns p in a line that no author wrote.
+    # The line that assigns p by the direction has no place of its own.
     span = program.places.get(buffer) or program.places.get("direction")
     try:
         axes = inference.axes(value)
     except RuleError as error:
         raise rule_error(error.message, span) from None
-    own = program.buffer(buffer).axes
-    for have, keep in ((axes.rows, own.rows), (axes.cols, own.cols)):
+    kept = program.buffer(buffer).axes
+    for have, keep in ((axes.rows, kept.rows), (axes.cols, kept.cols)):
         if have is not None and keep is not None and have is not keep:
-            raise rule_error(f"{buffer} is {_extents(own)} but is assigned a value of {_extents(axes)}", span)
-    wider = set(axes.letters) - set(own.letters)
+            raise rule_error(f"{buffer} is {_extents(kept)} but is assigned a value of {_extents(axes)}", span)
+    wider = set(axes.letters) - set(kept.letters)
     if wider:
         names = {v: k for k, v in LEVEL_AXES.items()}
-        has, keeps = names.get(axes.letters, axes.letters), names[own.letters]
+        has, keeps = names.get(axes.letters, axes.letters), names[kept.letters]
         raise rule_error(
             f"{buffer} is kept per {keeps} but is assigned a value per {has}: "
             f"reduce it with per={keeps!r}, or declare the state per {has}", span,

@@ -1,7 +1,7 @@
-"""Constant folding: only identities that hold for every IEEE number, signed zeros, infinities and NaN included.
+"""Constant folding: only identities true for every IEEE number, signed zeros, infinities and NaN included.
 
-And only those that keep a value's axes: `where(g > 0, a, a)` has one value per element, which a sum of it counts,
-though all are the same.
+They also keep a value's axes: `where(g > 0, a, a)` has one value per element, though all are the same, and its sum
+counts the elements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rulec.language.node import Kind, Node, Op, const, is_boolean, node
 
 
 def fold_node(value: Node) -> Node:
-    """The simplest node with the same value, given operands that are folded already."""
+    """The simplest node with the same value. The operands are folded already."""
     if value.op.kind in (Kind.ARITHMETIC, Kind.FUNCTION) and value.args and all(a.op is Op.CONST for a in value.args):
         return _fold_constant(value)
     return _fold_identity(value) if value.op.kind is Kind.ARITHMETIC else value

@@ -1,4 +1,4 @@
-"""The program a rule compiles to: buffers, a scalar program, and stages.
+"""The compiled form of a rule, the program: buffers, a scalar program, and stages.
 
 Every value has axes, letters in the order of `AXES`: `k` group, `n` tensor (with `n` always comes `k`), `b` leading
 batch, `i` row, `j` column. A parameter is `knbij`, a per-tensor norm `kn`, a model-wide value has none.
@@ -16,10 +16,10 @@ from rulec.language.source import Span
 
 AXES = "knbij"
 
-#: Which line of a rule a reduction over several tensors stands in, and which of them it is: only to be compared.
+#: The line of a reduction over several tensors, and its number in that line: only to be compared.
 Site = tuple[str | int, ...]
 
-#: What remains of a value at each level of the language.
+#: Level of the language -> axes of a value at this level.
 LEVEL_AXES: Mapping[str, str] = {
     "element": "knbij", "row": "knbi", "col": "knbj", "matrix": "knb", "tensor": "kn", "group": "k", "model": "",
 }  # fmt: skip
@@ -31,8 +31,8 @@ ROWS, COLS = node(Op.FACT, "rows"), node(Op.FACT, "cols")
 class Axes:
     """The axes of a value, and the extents of its rows and columns where it has them.
 
-    The extents are expressions of shape facts and static hyper-parameters: `rows` and `cols` for what has the
-    parameter's own shape, others for a low-rank state.
+    The extents are expressions of shape facts and static hyper-parameters: `rows` and `cols` for values of the
+    parameter's shape, others for a low-rank state.
     """
 
     letters: str = ""
@@ -44,7 +44,7 @@ class Axes:
 
     @property
     def elementwise(self) -> bool:
-        """Whether there is one value per element of the parameter."""
+        """Whether the value has one element for each element of the parameter."""
         return self.letters == AXES and self.rows is ROWS and self.cols is COLS
 
 
@@ -55,11 +55,10 @@ def axes_of_letters(letters: str) -> Axes:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that stages load from and store to.
+    """Memory that stages load from and store to. Its dtype is in the layout.
 
-    `role` is `param`, `grad`, `state`, `input`, or `scratch`: what one stage leaves for later ones. Its dtype is the
-    layout's to choose; `init` is a state's first value as an expression of hyper-parameters, shape facts and the
-    parameter `p`.
+    `role` is `param`, `grad`, `state`, `input`, or `scratch`; one stage stores scratch and later stages load it. `init`
+    is a state's first value, as an expression of hyper-parameters, shape facts and the parameter `p`.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Result:
-    """A value that is read as `RESULT name`: a reduction that a kernel makes, or what one reads beside its buffers."""
+    """A value with a name, read as `RESULT name`: a reduction by a kernel, or a vector read by a kernel."""
 
     name: str
     value: Node
@@ -87,7 +86,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the scalar table: a value per tensor that kernels read and never compute."""
+    """One column of the scalar table, with one value per tensor. Kernels read it and never compute it."""
 
     name: str
     value: Node
@@ -95,12 +94,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass of a kernel over the tensors, and what must be known before it.
+    """One pass of a kernel over the tensors, and the values to compute before it.
 
-    `stores` write buffers of the parameter's shape; `reduces` are sums, minima and maxima of such values, per tensor,
-    row or column. `columns` are the late columns of the scalar table (their places in it) and `vectors` the names of
-    the results that are worked out before this stage and not before an earlier one; `reads` are the names of all
-    results that its kernel reads.
+    `stores` write buffers of the parameter's shape; `reduces` are sums, minima and maxima of values of this shape, per
+    tensor, row or column. `columns` (places in the scalar table) and `vectors` (names of results) are the values that
+    this stage is the first to need. `reads` are the names of all results read by its kernel.
     """
 
     stores: tuple[Store, ...] = ()
@@ -111,15 +109,15 @@ class Stage:
 
     @property
     def roots(self) -> list[Node]:
-        """Every expression that the stage computes for each element."""
+        """The expressions computed for each element."""
         return [*(s.value for s in self.stores), *(r.value.args[0] for r in self.reduces)]
 
 
 @dataclass(frozen=True)
 class ScalarProgram:
-    """What depends on hyper-parameters, `t` and shape facts alone, in float64, once per distinct (group, t).
+    """The values that depend on hyper-parameters, `t` and shape facts alone: in float64, once per distinct (group, t).
 
-    `stores` are the states that belong here entirely, such as NAdam's product of momenta.
+    `stores` are the states with such a value, for example NAdam's product of momenta.
     """
 
     columns: tuple[Column, ...] = ()
@@ -128,20 +126,20 @@ class ScalarProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled rule: what a backend prints and the runtime runs.
+    """A compiled rule. Backends print it, and the runtime runs it.
 
-    The scalar table has the columns of `scalars`, known before a step, and then those of `late`, which follow from
-    reductions. `vectors` are values of rows, columns and matrices that kernels read, and results of matrix functions
-    of the parameter's shape. `finish` are the stores of all that is narrower than the parameter, or of another shape,
-    once the last stage is done. None of these is a kernel's work: the runtime does it between the stages.
+    The scalar table has the columns of `scalars`, known before a step, then those of `late`, computed from reductions.
+    `vectors` are the rows, columns and matrices read by kernels, and the results of matrix functions of the parameter's
+    shape. `finish` are the stores of values narrower than the parameter, or of another shape, after the last stage.
+    Kernels compute none of these: the runtime does, between the stages.
 
-    `labels` are the author's names for values, kept for readable output, and `places` the lines that last assigned
-    each name, kept for errors. `skip` is true where a step is to leave everything as it is. `predicates` are the
-    conditions of its branches that are known before a step, by their place among the rule's branches: both arms are in
-    this program, and a variant of it has one. Two compilations of one rule for one set of decisions are the same
-    object. `joins` are the reductions over several tensors, in the order of their `sites`, the lines of the rule that
-    they come from: programs of one rule for tensors of different shapes match theirs by these. `counts` are what must
-    be whole numbers, for each shape that the program is for.
+    `labels` are the author's names for values, for readable output; `places` are the lines that last assigned each
+    name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
+    before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
+    `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
+    different shapes match their joins by site. `counts` are the values that must be whole numbers.
+
+    Two compilations of one rule for one set of decisions are the same object.
     """
 
     name: str
@@ -169,13 +167,18 @@ class Program:
 
     @property
     def states(self) -> tuple[Buffer, ...]:
-        """The buffers a rule remembers between steps."""
+        """The buffers of the rule's states."""
         return tuple(b for b in self.buffers if b.role == "state")
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """All columns of the scalar table: those known before a step, then the late ones."""
         return (*self.scalars.columns, *self.late)
+
+    @property
+    def between(self) -> list[Node]:
+        """The values computed outside of kernels after the first stage: late columns, vectors, and last stores."""
+        return [*(c.value for c in self.late), *(v.value for v in self.vectors), *(s.value for s in self.finish)]
 
     def result(self, result_name: str) -> Result:
         """The vector or reduction of this name."""
@@ -184,7 +187,7 @@ class Program:
 
     @property
     def elementwise(self) -> bool:
-        """Whether one kernel call does it all: one stage, with nothing to work out before or after it."""
+        """Whether one kernel call is the whole step: one stage, with nothing to compute before or after it."""
         return len(self.stages) == 1 and not (self.stages[0].reduces or self.vectors or self.late or self.finish)
 
     __hash__ = object.__hash__

@@ -1,4 +1,4 @@
-"""What a kernel is specialised for: the storage dtype of each buffer, and nothing that changes from step to step."""
+"""The layout of a kernel: the storage dtype of each buffer, fixed when the kernel is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rulec.compiler.rereads import choose_rereads
 from rulec.compiler.verify import verify
 from rulec.language.node import Op, walk
 
-#: The dtypes that parameters, gradients and states may be stored in, by our names, with their size in bytes.
+#: Storage dtype of parameters, gradients and states, by our name -> its size in bytes.
 ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -19,8 +19,8 @@ ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "floa
 class Layout:
     """The storage dtype of each buffer, in the program's order of buffers.
 
-    `maximize` says that gradients point uphill: they are negated as they are loaded. `transposed` says that the rows of
-    the matrices that the rule sees are the columns of those in memory.
+    With `maximize`, gradients point uphill and are negated as they are loaded. With `transposed`, the rows of the
+    rule's matrices are the columns in memory.
     """
 
     dtypes: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class Layout:
 
     @property
     def compute(self) -> str:
-        """The dtype arithmetic is done in, and of scratch and vectors: float64 where any storage is, else float32."""
+        """The dtype of arithmetic, scratch and vectors: float64 where any buffer has it, otherwise float32."""
         return "float64" if any(d == "float64" for _, d in self.dtypes) else "float32"
 
     def of(self, program: Program) -> Layout:
@@ -67,14 +67,14 @@ def layout_for(
 
 
 class Kernel(NamedTuple):
-    """What runs: a program that moves the fewest bytes in its layout, and the layout, that of its scratch included."""
+    """A program that moves the fewest bytes in its layout, and the layout with its scratch buffers."""
 
     program: Program
     layout: Layout
 
 
 def scheduled(program: Program, layout: Layout) -> Kernel:
-    """The pass `choose_rereads`, which needs to know how states are stored."""
+    """The program after the pass `choose_rereads`, the one pass that depends on the layout."""
     sizes = {buffer: ITEM_SIZE[dtype] for buffer, dtype in layout.dtypes}
     best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute]), "choose_rereads")
     return Kernel(best, layout.of(best))
@@ -88,12 +88,12 @@ def kernel_for(
     maximize: bool = False,
     transposed: bool = False,
 ) -> Kernel:
-    """What runs for parameters of dtype `param`: see `layout_for`."""
+    """The program and layout for parameters of dtype `param`: see `layout_for`."""
     return scheduled(program, layout_for(program, param, grad, states, maximize, transposed))
 
 
 def traffic(program: Program, layout: Layout) -> tuple[int, int]:
-    """The bytes that one element's update reads and writes, over all stages: what a kernel's speed is judged by."""
+    """The bytes read and written for each element over all stages: the measure of a kernel's speed."""
     read = written = 0
     pointers = {b.name for b in kernel_buffers(program)}
     for stage in program.stages:
@@ -105,20 +105,20 @@ def traffic(program: Program, layout: Layout) -> tuple[int, int]:
 
 
 def kernel_buffers(program: Program) -> list[Buffer]:
-    """The buffers a kernel has pointers to, in order: all that have the parameter's shape."""
+    """The buffers with a pointer in a kernel, in order: those of the parameter's shape."""
     return [b for b in program.buffers if b.axes.elementwise]
 
 
 def array_buffers(program: Program) -> list[Buffer]:
-    """The buffers that are arrays for each tensor: of its shape, of its rows or columns, or of a shape of their own.
+    """The buffers with an array for each tensor: of its shape, of its rows or columns, or of a shape of their own.
 
-    The others are single numbers for a tensor, a group or the model.
+    The other buffers are single numbers for a tensor, a group or the model.
     """
     return [b for b in program.buffers if {"b", "i", "j"} & set(b.axes.letters)]
 
 
 def is_viewed(program: Program) -> bool:
-    """Whether a program sees tensors as matrices: then they must lie in memory as their shape says."""
+    """Whether a program sees tensors as matrices: then they must be contiguous in memory."""
     kept = any({"b", "i", "j"} & set(b.axes.letters) and not b.axes.elementwise for b in program.buffers)
     scratch = any(b.role == "scratch" for b in program.buffers)
     return bool(kept or scratch or program.vectors) or is_shaped(program)

@@ -29,7 +29,7 @@ def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
 
 @dataclass
 class _Lowering:
-    """What is known while the lines are walked: the value of every name so far, and the author's names of values."""
+    """The walk over the lines: the value of every name so far, and the author's names of values."""
 
     rule: Rule
     known: Mapping[str, float]
@@ -48,7 +48,7 @@ class _Lowering:
         self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
 
     def expression(self, value: Node) -> Node:
-        """The rule-text expression as a value of now."""
+        """An expression of the rule's text, with the values of its names at the current line."""
 
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
@@ -84,10 +84,10 @@ class _Lowering:
             self.labels.setdefault(value, f"{line.target}_new" if new else line.target)
 
     def note_sites(self, value: Node, target: str) -> None:
-        """Remembers where the reductions over several tensors come from that are new with this line, and the counts.
+        """Records the counts in a line's value, and the sites of its reductions over several tensors.
 
-        A line is known by the arms that it stands in and by what it assigns, without the name of the composed rule
-        that it came with: so rules that share a part match in it.
+        A site is the arms around the line and its target without the prefix of a composed rule: so different rules
+        match in a part they share.
         """
         parts = list(walk([value]))
         for n in parts:
@@ -100,7 +100,7 @@ class _Lowering:
             self.sites |= {n: (*line, self._lines[line], count) for count, n in enumerate(new)}
 
     def _stored(self, target: str, value: Node) -> Node:
-        """The value as `target` keeps it: a number, and for a state of a group or model that level's own."""
+        """The value as a number; for a state of a group or model, with counts and hyper-parameters of that level."""
         value = _numeric(value)
         state = self.rule.state.get(target)
         return _at_level(value, state.per) if state is not None and state.per in _WIDE_LEVELS else value
@@ -135,8 +135,10 @@ class _Lowering:
 
 
 def _at_level(value: Node, level: str) -> Node:
-    """A value stored for a whole group or model: `t` is that level's own count, and a model's hyper-parameters are
-    the same in every group. What stands inside a reduction still belongs to each tensor."""
+    """A value stored for a whole group or model: `t` is the count of that level.
+
+    A model's hyper-parameters are the same in every group. Values inside a reduction still belong to each tensor.
+    """
 
     def change(n: Node) -> Node:
         if n.op is Op.STEP:
@@ -156,7 +158,7 @@ def _truth(value: Node) -> Node:
 
 
 def _numeric_operands(value: Node) -> Node:
-    """Truth values as 1 and 0 where numbers are wanted, and the other way round."""
+    """Operands of the right kind: truth values as 1 and 0 where numbers belong, and numbers as truth values."""
     if value.op.kind is Kind.LOGIC:
         return node(value.op, *map(_truth, value.args))
     if value.op is Op.WHERE:
@@ -174,7 +176,7 @@ def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
 
 
 def is_host_predicate(condition: Node) -> bool:
-    """Whether a condition is known before a step: of hyper-parameters, `t` and shape facts alone."""
+    """Whether a condition is known before a step: an expression of hyper-parameters, `t` and shape facts alone."""
     return is_made_of(condition, (Op.CONST, Op.HYPER, Op.STEP, Op.FACT))
 
 
@@ -186,10 +188,10 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 def lower(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None
 ) -> Program:
-    """The program of a rule for tensors with these shape facts, all in one stage that later passes cut.
+    """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
 
-    `static` are the values of static hyper-parameters. Of a branch among `assumed`, by its place in the rule, only the
-    arm for that truth is in the program. Raises RuleError at the line of a mistake.
+    `static` are the values of static hyper-parameters. `assumed` maps the place of a branch to a truth value: the
+    program has only this arm of it. Raises RuleError at the line of a mistake.
     """
     rule = rule.standalone()
     known = {**facts, **static}
@@ -228,7 +230,7 @@ def lower(
 
 
 def _foreseen(count: Count, rule: Rule) -> Count:
-    """The same count, which is known before a step, and where it is fixed when a kernel is made."""
+    """The same count; RuleError where it is not known before a step, or a `fixed` one not when a kernel is made."""
     leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else (Op.CONST, Op.FACT, Op.HYPER, Op.STEP)
     for value in count.values:
         if not is_made_of(value, leaves):
@@ -246,7 +248,10 @@ def _foreseen(count: Count, rule: Rule) -> Count:
 
 
 def check_counts(program: Program, known: Mapping[str, float]) -> Program:
-    """The same program, where all its counts that are known can be; RuleError at the place of one that cannot."""
+    """The same program; RuleError at the place of a count outside its range at these values.
+
+    `known` has values of hyper-parameters and of shape facts. Counts of other values are not checked.
+    """
     for count in program.counts:
         if problem := count.problem(known):
             raise rule_error(problem, count.span)
@@ -264,7 +269,7 @@ def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
 
 
 def _with_extents(value: Node) -> Node:
-    """A random draw with its extents beside its number: they are static, and must not be hoisted with the scalars."""
+    """A random draw with its extents beside its number: extents are static, and are not hoisted with the scalars."""
     if value.op.kind is not Kind.RANDOM or len(value.args) == 1:
         return value
     at, *extents = value.args

@@ -1,4 +1,4 @@
-"""The matrix functions of the language: what axes each gives, and what it means on NumPy arrays, by `rulec.arrays`."""
+"""The matrix functions of the language: the axes of their results, and their meaning on NumPy arrays."""
 
 from __future__ import annotations
 

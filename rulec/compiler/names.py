@@ -1,4 +1,4 @@
-"""Names for what the compiler makes: the author's name, else short words for the value or for its use."""
+"""Names for the compiler's values: the author's name, else short words for the value or for its use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, walk
 
-#: The longest name that is made of words; beyond it, what a value is for says more.
+#: The longest name of an expression's words; beyond it, the purpose of the value says more.
 _LONGEST = 32
 
 _NUMBERS = {0.0: "zero", 1.0: "one", 2.0: "two"}
@@ -26,7 +26,7 @@ _LEAVES = (Op.LOAD, Op.HYPER, Op.MODEL_HYPER, Op.FACT, Op.RESULT)
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
-    """`wanted` as an identifier, or the first of `wanted_2`, `wanted_3`, ... that is not among `taken`; added to it."""
+    """`wanted` as an identifier, or the first free one of `wanted_2`, `wanted_3`, ...; it is added to `taken`."""
     wanted = re.sub(r"\W", "_", wanted)
     name, count = wanted, 2
     while name in taken:
@@ -36,19 +36,19 @@ def free_name(wanted: str, taken: set[str]) -> str:
 
 
 def value_name(program: Program, value: Node, otherwise: str, taken: set[str]) -> str:
-    """The name of a value: the author's, the words of a short expression, what it is for, or `otherwise`."""
+    """The name of a value: the author's, the words of a short expression, its purpose, or `otherwise`."""
     label = program.labels.get(value)
     return free_name(label or words(program, value) or _purpose(program, value) or otherwise, taken)
 
 
 def words(program: Program, value: Node) -> str:
-    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, a norm of p `norm_p`; nothing for a long one."""
+    """A short expression as a name: `1 - beta1` is `one_minus_beta1`, a norm of p `norm_p`; empty for a long one."""
     text = _Words(program).of(value, top=True)
     return text if len(text) <= _LONGEST and re.match(r"[^\W\d]", text) else ""
 
 
 class _Words:
-    """The words of a program's values; nothing for what has none."""
+    """The words of a program's values; empty for a value without words."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -98,12 +98,12 @@ class _Words:
 
 
 def _squared(value: Node) -> Node | None:
-    """What a product of a value with itself squares."""
+    """The value `x` in a product `x*x`; None for other values."""
     return value.args[0] if value.op is Op.MUL and value.args[0] is value.args[1] else None
 
 
 def _purpose(program: Program, value: Node) -> str:
-    """What a value is for, by the author's line that reads it: the `update_divisor` is what `update` divides by."""
+    """The use of a value in the author's line that reads it: `update_divisor` for the divisor in `update`."""
     parents = _parents(program)
     if value not in parents:
         return ""
@@ -124,12 +124,12 @@ _ROLES: Mapping[Op, str] = {
 
 
 def _parents(program: Program) -> dict[Node, Node]:
-    """The first value that reads a value, for each that is read."""
-    found: dict[Node, Node] = {}
+    """Value -> the first value with it as an operand."""
+    readers: dict[Node, Node] = {}
     for reader in walk(_roots(program)):
         for operand in reader.args:
-            found.setdefault(operand, reader)
-    return found
+            readers.setdefault(operand, reader)
+    return readers
 
 
 def _roots(program: Program) -> list[Node]:

@@ -21,31 +21,32 @@ from rulec.language.rule import Rule, assignments, conditions
 Pass = Callable[[Program], Program]
 
 #: The passes after lowering, in order; each takes a program and gives a program. After the last of `WHOLE` a program
-#: still is one stage with reductions and matrix functions inside: what the reference runs.
+#: is still one stage with reductions and matrix functions inside: the reference runs it.
 WHOLE: tuple[tuple[str, Pass], ...] = (("infer_axes", infer_axes), ("hoist_scalars", hoist_scalars))
 PASSES: tuple[tuple[str, Pass], ...] = (*WHOLE, ("split_stages", split_stages))
 
-#: The shape facts of an ordinary matrix: what `compile` assumes of a rule whose kernel depends on them.
+#: The shape facts of an ordinary matrix: the default of `compile`.
 DEFAULT_FACTS: Mapping[str, float] = {"ndim": 2, "numel": 4096, "rows": 64, "cols": 64}
 
 
 def shape_conditions(rule: Rule) -> list[Node]:
-    """The conditions that make one rule several programs: those of branches and of states."""
-    found = [branch.condition for branch in conditions(rule.step)]
-    return found + [s.condition for s in rule.state.values() if s.condition is not None]
+    """The conditions of branches and of states. By their truth one rule has several programs."""
+    branches = [branch.condition for branch in conditions(rule.step)]
+    return branches + [s.condition for s in rule.state.values() if s.condition is not None]
 
 
 def compile(
     rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
     assumed: Mapping[int, bool] | None = None, whole: bool = False,
 ) -> Program:  # fmt: skip
-    """The program of `rule` for tensors with these shape facts (those of a 64 by 64 matrix by default).
+    """The program of `rule` for tensors with these shape facts (by default of a 64 by 64 matrix).
 
-    `static` gives static hyper-parameters; others are read when a step runs and never recompile anything. `assumed`
-    decides branches whose condition is known before a step: `Program.predicates` has them by the same places. `whole`
-    leaves out the last pass. Programs are shared: facts that decide every condition alike give the same object. Raises
-    RuleError for a mistake that only the whole shows, such as shapes that do not fit. Without
-    facts its counts are checked that need no shape; with them it is for `check_counts`, for shapes that there are.
+    `static` gives static hyper-parameters; other hyper-parameters are read when a step runs and never recompile
+    anything. `assumed` maps places in `Program.predicates` to truth values: their branches are decided. `whole` leaves
+    out the last pass. Programs are shared: facts that decide every condition alike give the same object.
+
+    Raises RuleError for a mistake in the rule as a whole, such as shapes that do not fit. Without facts, counts that
+    depend on no shape are checked too; with facts, call `check_counts`.
     """
     shapeless = facts is None
     facts = dict(DEFAULT_FACTS if facts is None else facts)
@@ -54,7 +55,7 @@ def compile(
     conditions = shape_conditions(rule)
     decisions: tuple[object, ...] = tuple(decide(c, known) for c in conditions)
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
-        # A local may stand for a shape fact: what is decided by it shows only when the lines are walked.
+        # A local may stand for a shape fact: conditions on it are decided only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
     key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole
     program = _compile(_Request(key, rule, facts, static, assumed, whole))
@@ -62,16 +63,16 @@ def compile(
 
 
 def static_defaults(rule: Rule) -> dict[str, float]:
-    """The static hyper-parameters of a rule that have a number as their default."""
+    """Name -> default, for the static hyper-parameters with a number as their default."""
     return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a program is compiled from.
+    """The input of a compilation. Requests with equal keys share their program.
 
-    `key` tells requests apart: the rule itself, so that equal rules made separately simply compile separately, and the
-    decisions that are made from shape facts in place of the facts.
+    `key` has the identity of the rule, so equal rules from two sources compile separately. In place of shape facts it
+    has the decisions by them.
     """
 
     key: tuple[object, ...]
@@ -98,9 +99,9 @@ def passes(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
     whole: bool = False, layout: Callable[[Program], Layout] | None = None,
 ) -> Iterator[tuple[str, Program]]:  # fmt: skip
-    """The program after each pass, with the pass's name: what `rulec show --passes` prints.
+    """The name of each pass and the program after it, as printed by `rulec show --passes`.
 
-    Passes that do not depend on how buffers are stored; with the `layout` of a program, those that do as well.
+    `layout` chooses the layout of a program; without it, the pass that depends on the layout is left out.
     """
     program = verify(lower(rule, facts, static, assumed), "lower")
     yield "lower", program

@@ -1,8 +1,8 @@
-"""Decides, by the bytes moved, what a later stage does with a value that an earlier one has computed already.
+"""The choice, by the bytes moved, of how a later stage gets a value computed by an earlier one.
 
-It may compute it again from what it was made of; read a new state back, stored by the earlier stage; or read a spilled
-value from scratch memory. A state is read back only where it is stored in the dtype of arithmetic: else it would come
-back rounded. Where a step may be skipped, no state is stored before that is known.
+The later stage may compute it again from its operands; read a new state back, stored by the earlier stage; or read a
+spilled value from scratch memory. A state is read back only where it is stored in the dtype of arithmetic: otherwise
+it would come back rounded. Where a step may be skipped, no state is stored before the skip is decided.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import combinations
 
 from rulec.compiler.ir import Buffer, Program, Stage, Store
 from rulec.compiler.names import free_name
-from rulec.compiler.stages import ELEMENT
+from rulec.compiler.stages import ELEMENT, with_reads
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
 
 #: Most states stored early, and most values considered for spilling, that are tried in all combinations.
@@ -25,30 +25,31 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class _Choice:
-    """States that an earlier stage stores, and a value spilled, each with that stage."""
+    """States stored by an earlier stage, and a value spilled, each with the number of its stage."""
 
     early: tuple[tuple[Store, int], ...] = ()
     spill: tuple[Node, int] | None = None
 
 
 def choose_rereads(program: Program, sizes: Sizes, compute: int) -> Program:
-    """The program that moves the fewest bytes, with a line in `decisions` that says what was chosen and why.
+    """The program that moves the fewest bytes, with the choice and its reason in `decisions`.
 
-    `sizes` are the stored sizes of the buffers' elements and `compute` that of the dtype of arithmetic.
+    `sizes` are the stored sizes of the buffers' elements, and `compute` is the size of the dtype of arithmetic, in
+    bytes.
     """
     if len(program.stages) == 1:
         return program
     before = moved(program, sizes, compute)
     best, least, chosen = program, before, _Choice()
     for choice in _choices(program, sizes, compute):
-        made = _apply(program, choice)
-        if made is not None and (found := moved(made, sizes, compute)) < least:
-            best, least, chosen = made, found, choice
+        candidate = _apply(program, choice)
+        if candidate is not None and (cost := moved(candidate, sizes, compute)) < least:
+            best, least, chosen = candidate, cost, choice
     return replace(best, decisions=(_reason(program, chosen, before, least, sizes, compute),))
 
 
 def moved(program: Program, sizes: Sizes, compute: int) -> int:
-    """The bytes that all stages read and write for each element."""
+    """The bytes read and written by all stages for each element."""
     total = 0
     for stage in program.stages:
         loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
@@ -60,7 +61,7 @@ def moved(program: Program, sizes: Sizes, compute: int) -> int:
 
 def _choices(program: Program, sizes: Sizes, compute: int) -> Iterator[_Choice]:
     states = _storable(program, sizes, compute)[:_MOST]
-    sets = [found for count in range(len(states) + 1) for found in combinations(states, count)]
+    sets = [combination for count in range(len(states) + 1) for combination in combinations(states, count)]
     for early in sets:
         yield _Choice(early)
         for spill in _spillable(program):
@@ -72,7 +73,7 @@ def _computed(stage: Stage) -> set[Node]:
 
 
 def _at_hand(program: Program, index: int) -> set[Node]:
-    """The leaves that a stage can have without loading more than it does: its buffers, and what was worked out."""
+    """The leaves in reach of a stage without further loads: its buffers, columns known by then, and vectors."""
     known = len(program.scalars.columns)
     late = {column for stage in program.stages[: index + 1] for column in stage.columns}
     vectors = {name for stage in program.stages[: index + 1] for name in stage.vectors}
@@ -87,39 +88,34 @@ def _computable(value: Node, leaves: set[Node]) -> bool:
 
 
 def _storable(program: Program, sizes: Sizes, compute: int) -> list[tuple[Store, int]]:
-    """The states whose new value an earlier stage can compute from what it has, with the last such stage."""
+    """The states with a new value that an earlier stage can compute, each with the last such stage."""
     last = program.stages[-1]
-    found: list[tuple[Store, int]] = []
+    storable: list[tuple[Store, int]] = []
     if program.skip is not None:
-        return found
+        return storable
     leaves = [_at_hand(program, i) for i in range(len(program.stages) - 1)]
-    read_between = {n.arg for n in walk(_between(program)) if n.op is Op.LOAD}
+    read_between = {n.arg for n in walk(program.between) if n.op is Op.LOAD}
     for store in last.stores:
-        earlier = [i for i, own in enumerate(leaves) if _computable(store.value, own)]
+        earlier = [i for i, at_hand in enumerate(leaves) if _computable(store.value, at_hand)]
         same = sizes.get(store.buffer) == compute
         if earlier and same and store.buffer not in read_between and store.value.op.kind is not Kind.LEAF:
-            found.append((store, earlier[-1]))
-    return found
-
-
-def _between(program: Program) -> list[Node]:
-    values = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
-    return values
+            storable.append((store, earlier[-1]))
+    return storable
 
 
 def _spillable(program: Program) -> list[tuple[Node, int]]:
-    """Values of the last stage that an earlier one can compute from what it has, the largest first."""
+    """Values of the last stage that an earlier stage can compute, the largest first."""
     last = [n for n in _computed(program.stages[-1]) if n.op.kind is not Kind.LEAF and not n.boolean]
-    found: dict[Node, int] = {}
+    stage_of: dict[Node, int] = {}
     for index in range(len(program.stages) - 1):
         leaves = _at_hand(program, index)
         loads = (n for n in last if any(x.op is Op.LOAD for x in walk([n])) and _computable(n, leaves))
-        found |= dict.fromkeys(loads, index)
-    return sorted(found.items(), key=lambda pair: (-pair[0].size, repr(pair[0])))[: 2 * _MOST]
+        stage_of |= dict.fromkeys(loads, index)
+    return sorted(stage_of.items(), key=lambda pair: (-pair[0].size, repr(pair[0])))[: 2 * _MOST]
 
 
 def _apply(program: Program, choice: _Choice) -> Program | None:
-    """The program with that choice; None where a later stage needs what would be overwritten."""
+    """The program with this choice; None where a later stage needs an overwritten value."""
     stages = list(program.stages)
     labels = dict(program.labels)
     buffers: tuple[Buffer, ...] = program.buffers
@@ -137,7 +133,7 @@ def _apply(program: Program, choice: _Choice) -> Program | None:
         if moved_stages is None:
             return None
         stages = moved_stages
-    return replace(program, buffers=buffers, stages=tuple(_used(program, stages)), labels=labels)
+    return replace(program, buffers=buffers, stages=with_reads(program, stages), labels=labels)
 
 
 def _names(program: Program) -> set[str]:
@@ -159,33 +155,17 @@ def _stored_early(stages: Sequence[Stage], store: Store, at: int, labels: dict[N
 
 
 def _with_roots(stage: Stage, memo: Mapping[Node, Node], labels: dict[Node, str]) -> Stage:
-    """The stage with values replaced; what is made of them keeps its label."""
+    """The stage with values replaced; expressions of them keep their labels."""
     known = dict(memo)
     stores = tuple(Store(s.buffer, rewrite([s.value], lambda n: n, known)[0]) for s in stage.stores)
     reduces = tuple(
         replace(r, value=node(r.value.op, *rewrite(r.value.args, lambda n: n, known), r.value.arg))
         for r in stage.reduces
     )
-    for value, made in known.items():
-        if value in labels and made.op.kind is not Kind.LEAF:
-            labels.setdefault(made, labels[value])
+    for value, replaced in known.items():
+        if value in labels and replaced.op.kind is not Kind.LEAF:
+            labels.setdefault(replaced, labels[value])
     return replace(stage, stores=stores, reduces=reduces)
-
-
-def _used(program: Program, stages: Sequence[Stage]) -> Iterator[Stage]:
-    """The stages, each reading the vectors and columns that it still uses; they are worked out when first needed."""
-    known = len(program.scalars.columns)
-    seen_columns: set[int] = set()
-    seen_vectors: set[str] = set()
-    for stage in stages:
-        values = list(walk(stage.roots))
-        columns = {int(n.arg) for n in values if n.op is Op.SCALAR and int(n.arg) >= known}  # type: ignore[call-overload]
-        names = {str(n.arg) for n in values if n.op is Op.RESULT}
-        reads = tuple(v.name for v in program.vectors if v.name in names)
-        fresh = tuple(r for r in reads if r not in seen_vectors)
-        yield replace(stage, columns=tuple(sorted(columns - seen_columns)), vectors=fresh, reads=reads)
-        seen_columns |= columns
-        seen_vectors |= set(reads)
 
 
 def _reason(program: Program, choice: _Choice, before: int, after: int, sizes: Sizes, compute: int) -> str:

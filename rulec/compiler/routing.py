@@ -1,4 +1,4 @@
-"""Which rule a tensor goes to."""
+"""The choice of a rule for each tensor, by `applies_to` and `otherwise`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def applies(rule: Rule, shape: Sequence[int], tags: Collection[str]) -> bool:
 
 
 class Router:
-    """A rule and those it names for the tensors that it does not apply to, each as it runs by itself."""
+    """A rule and the rules under its `otherwise`, each as it runs by itself."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.rules = [found.standalone() for found in _chain(rule)]
+        self.rules = [routed.standalone() for routed in _chain(rule)]
 
     def choose(self, shape: Sequence[int], tags: Collection[str], name: str = "a tensor") -> Rule:
         """The first rule that applies; RuleError where none does."""
@@ -45,7 +45,7 @@ class Router:
 
 
 def route(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
-    """The rule that a tensor of this shape and with these tags goes to, as it runs by itself."""
+    """The rule for a tensor of this shape with these tags, as it runs by itself. RuleError where no rule applies."""
     return Router(rule).choose(shape, tags)
 
 

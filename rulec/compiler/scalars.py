@@ -1,7 +1,7 @@
-"""The scalar program: what depends on hyper-parameters, `t` and shape facts alone leaves the kernel.
+"""The scalar program: values of hyper-parameters, `t` and shape facts alone, taken out of the kernel.
 
 It is evaluated in float64 once per distinct (group, t) into a table, and kernels read their row of it. So a learning
-rate never recompiles anything, `1 - beta2**t` is not computed for every element, and it is not computed in float32.
+rate never recompiles anything, and `1 - beta2**t` is computed once in float64, not for every element in float32.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def _scalar_states(program: Program, values: Mapping[str, Node]) -> set[str]:
 
 
 def _maximal(roots: Sequence[Node], hoisted: _ScalarSet) -> list[Node]:
-    """The scalar values that something else reads, each once, in order; constants stay where they are."""
-    found: dict[Node, None] = {}
+    """The scalar operands of values that are not scalar, each once, in order; constants stay in place."""
+    maximal: dict[Node, None] = {}
     for part in walk(roots):
         if not hoisted.contains(part):
-            found.update(dict.fromkeys(a for a in part.args if hoisted.contains(a) and a.op is not Op.CONST))
-    found.update(dict.fromkeys(r for r in roots if hoisted.contains(r) and r.op is not Op.CONST))
-    return list(found)
+            maximal.update(dict.fromkeys(a for a in part.args if hoisted.contains(a) and a.op is not Op.CONST))
+    maximal.update(dict.fromkeys(r for r in roots if hoisted.contains(r) and r.op is not Op.CONST))
+    return list(maximal)
 
 
 class ScalarTable:
@@ -118,7 +118,7 @@ class ScalarTable:
 
     @classmethod
     def of(cls, values: Sequence[Node]) -> ScalarTable:
-        """The table of these values, which have no name."""
+        """The table of values without names, one a column."""
         return cls(ScalarProgram(columns=tuple(Column("", value) for value in values)))
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""Programs as text, for people: what each pass made of a rule."""
+"""Programs as text, for people to read the result of each pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node, Op, name, rewrite, walk
 from rulec.language.text import expression_text, shared
 
-#: A scalar value that is larger than this, written out in full, is written once.
+#: A scalar value with more nodes than this gets a line of its own where it is used twice.
 _LARGE = 30
 
 
@@ -35,15 +35,15 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 
 def _between_lines(program: Program, stage: Stage) -> list[str]:
-    """What is worked out before a stage: columns of the scalar table, and what its kernel reads beside its buffers."""
-    found = [(program.columns[i].name, "", program.columns[i].value) for i in stage.columns]
+    """The values computed before a stage: late columns of the scalar table, and vectors."""
+    values = [(program.columns[i].name, "", program.columns[i].value) for i in stage.columns]
     results = [program.result(vector) for vector in stage.vectors]
-    found += [(result.name, f": {result.axes}", result.value) for result in results]
-    return [f"{own}{axes} = {_between_text(program, value, defining=True)}" for own, axes, value in found]
+    values += [(result.name, f": {result.axes}", result.value) for result in results]
+    return [f"{title}{axes} = {_between_text(program, value, defining=True)}" for title, axes, value in values]
 
 
 def _between_text(program: Program, value: Node, defining: bool = False) -> str:
-    """A value that is worked out between stages, those that have a name by it."""
+    """The text of a value computed between stages; values with a name are written by it."""
     named = {v.value: v.name for v in program.vectors} | {c.value: c.name for c in program.late}
     named = {v: n for v, n in named.items() if v.op.kind is not Kind.LEAF and not (defining and v is value)}
     text = named.get(value) or expression_text(_mark(value), _marked(named))
@@ -51,7 +51,7 @@ def _between_text(program: Program, value: Node, defining: bool = False) -> str:
 
 
 def _scalar_lines(program: Program) -> list[str]:
-    """The columns and states of the scalar program; what is large and stands in several places gets its own line."""
+    """The columns and states of the scalar program; large values with several uses get lines of their own."""
     columns, stores = program.scalars.columns, program.scalars.stores
     large = [v for v in shared([*(c.value for c in columns), *(s.value for s in stores)]) if v.size > _LARGE]
     names = {value: f"s{i}" for i, value in enumerate(large)}
@@ -63,7 +63,7 @@ def _scalar_lines(program: Program) -> list[str]:
 
 
 def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
-    """A name for each value that deserves a line of its own: the author's where there is one."""
+    """A name for each value with a line of its own: the author's, or else `x` and a number."""
     labelled = {v: re.sub(r"\W", "_", label) for v, label in program.labels.items()}
     wanted = set(shared(roots)) | set(labelled)
     names: dict[Node, str] = {}
@@ -97,7 +97,7 @@ def stage_lines(program: Program, stage: Stage) -> list[str]:
 
 
 def _mark(value: Node) -> Node:
-    """The value with scalar columns as names that `stage_lines` turns into the columns' own."""
+    """The value with each scalar column as a marker; the printed text has the column's name in its place."""
     return rewrite([value], lambda n: name(f"\0{n.arg}") if n.op is Op.SCALAR else n)[0]
 
 

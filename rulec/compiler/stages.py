@@ -1,12 +1,13 @@
 """Cuts a program at its reductions and matrix functions.
 
-What has the parameter's shape is computed by kernels, in stages; everything else (rows, columns, whole tensors, groups,
-matrices of other shapes) between them. A stage reads what it needs and recomputes rather than keeps: every store of a
-state or parameter happens in the last stage, so each stage sees the values from before the step.
+Kernels compute the values of the parameter's shape, in stages; all other values (of rows, columns, whole tensors,
+groups, matrices of other shapes) are computed between the stages. A stage computes a value again rather than keep it:
+states and the parameter are stored in the last stage, so each stage sees the values from before the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, axes_of_level
@@ -14,30 +15,49 @@ from rulec.compiler.ir import Axes, Buffer, Column, Program, Result, Stage, Stor
 from rulec.compiler.names import value_name
 from rulec.language.node import Kind, Node, Op, node, walk
 
-#: What a kernel reduces to, for each level of the language: the rest is summed between the stages.
+#: Level of the language -> level of the reduction inside a kernel; the rest is summed between the stages.
 _KERNEL_LEVEL = {"row": "row", "col": "col", "matrix": "row", "tensor": "tensor", "group": "tensor", "model": "tensor"}
 
 ELEMENT = axes_of_letters("knbij")
 
 
 def joins(program: Program, inference: AxisInference) -> list[Node]:
-    """The reductions over several tensors, of a program that is not cut yet, in the order of their sites."""
+    """The reductions over several tensors in a program of one stage, in the order of their sites."""
     roots = [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
-    found = [n for n in walk(roots) if n.op.kind is Kind.REDUCE and "n" not in inference.axes(n).letters]
-    return sorted(found, key=lambda n: tuple((isinstance(part, int), part) for part in program.sites[n]))
+    reductions = [n for n in walk(roots) if n.op.kind is Kind.REDUCE and "n" not in inference.axes(n).letters]
+    return sorted(reductions, key=lambda n: tuple((isinstance(part, int), part) for part in program.sites[n]))
 
 
 def split_stages(program: Program) -> Program:
-    """The program as stages, each ending in the reductions and stores that what follows it reads."""
+    """The program as stages. Each ends in reductions and stores for the values after it."""
     return _Splitter(program).split()
+
+
+def with_reads(program: Program, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages of a program with their `reads`, and the `columns` and `vectors` that each is the first to need."""
+    known = len(program.scalars.columns)
+    earlier_columns: set[int] = set()
+    earlier_vectors: set[str] = set()
+    done = []
+    for stage in stages:
+        values = list(walk(stage.roots))
+        late = {int(n.arg) for n in values if n.op is Op.SCALAR and int(n.arg) >= known}  # type: ignore[call-overload]
+        names = {str(n.arg) for n in values if n.op is Op.RESULT}
+        reads = tuple(v.name for v in program.vectors if v.name in names)
+        columns = tuple(sorted(late - earlier_columns))
+        vectors = tuple(name for name in reads if name not in earlier_vectors)
+        done.append(replace(stage, columns=columns, vectors=vectors, reads=reads))
+        earlier_columns |= late
+        earlier_vectors |= set(reads)
+    return tuple(done)
 
 
 @dataclass
 class _Splitter:
     """Walks the values of a program once, operands first.
 
-    For each value `level` is how many stages must be done before it can be had. `kernel` is what it is inside a kernel
-    (for values of the parameter's shape), `between` what it is outside of one.
+    `level` is the number of stages to run before a value is known. `kernel` maps a value of the parameter's shape to
+    its form inside a kernel, and `between` maps a value to its form between the stages.
     """
 
     program: Program
@@ -67,7 +87,7 @@ class _Splitter:
         needed = [self.level[s.value] for s in wide] + ([self.level[program.skip]] if program.skip is not None else [])
         last = max([*needed, *self.reduces, *self.spilled, 0])
         if program.skip is not None and last in self.reduces:
-            last += 1  # what all tensors take part in comes before the stage that some of them skip
+            last += 1  # a reduction over all tensors comes before the stage that some of them skip
         stages = [
             Stage(stores=tuple(self.spilled.get(i, ())), reduces=tuple(self.reduces.get(i, ()))) for i in range(last)
         ]
@@ -84,19 +104,7 @@ class _Splitter:
             self.program, buffers=(*self.program.buffers, *self.buffers), late=tuple(self.columns),
             vectors=tuple(self.vectors.values()), stages=tuple(stages), finish=finish, skip=skip, labels=self._labels(),
         )  # fmt: skip
-        known = len(program.scalars.columns)
-        columns_done: set[int] = set()
-        vectors_done: set[str] = set()
-        done = []
-        for stage in stages:
-            values = list(walk(stage.roots))
-            late = {int(n.arg) for n in values if n.op is Op.SCALAR and int(n.arg) >= known}  # type: ignore[call-overload]
-            reads = [r.name for r in program.vectors if any(n.op is Op.RESULT and n.arg == r.name for n in values)]
-            vectors = tuple(n for n in reads if n not in vectors_done)
-            done.append(replace(stage, columns=tuple(sorted(late - columns_done)), vectors=vectors, reads=tuple(reads)))
-            columns_done |= late
-            vectors_done |= set(vectors)
-        return replace(program, stages=tuple(done))
+        return replace(program, stages=with_reads(program, stages))
 
     def _labels(self) -> dict[Node, str]:
         labels = dict(self.program.labels)
@@ -130,16 +138,16 @@ class _Splitter:
         if not self._axes(operand).elementwise:
             self.between[value] = node(value.op, self._outside(operand), level)
             return
-        stage, own = self.level[operand], _KERNEL_LEVEL[level]
+        stage, kernel_level = self.level[operand], _KERNEL_LEVEL[level]
         self.level[value] = stage + 1
-        made = node(value.op, self._inside(operand), own)
-        found = next((r for r in self.reduces.get(stage, ()) if r.value is made), None)
-        if found is None:
+        reduction = node(value.op, self._inside(operand), kernel_level)
+        entry = next((r for r in self.reduces.get(stage, ()) if r.value is reduction), None)
+        if entry is None:
             name = value_name(self.program, value, f"{value.op.symbol}_{level}", self.taken)
-            found = Result(name, made, axes_of_level(own, self._axes(operand)))
-            self.reduces.setdefault(stage, []).append(found)
-        result = node(Op.RESULT, found.name)
-        self.between[value] = result if own == level else node(value.op, result, level)
+            entry = Result(name, reduction, axes_of_level(kernel_level, self._axes(operand)))
+            self.reduces.setdefault(stage, []).append(entry)
+        result = node(Op.RESULT, entry.name)
+        self.between[value] = result if kernel_level == level else node(value.op, result, level)
 
     def _matrix(self, value: Node) -> None:
         operands = []
@@ -152,15 +160,15 @@ class _Splitter:
         self.between[value] = node(value.op, *operands, value.arg)
 
     def _materialised(self, value: Node) -> Node:
-        """A value of the parameter's shape as memory that a matrix function can read."""
+        """A value of the parameter's shape as a scratch buffer for a matrix function to read."""
         stage, inside = self.level[value], self.kernel[value]
         stores = self.spilled.setdefault(stage, [])
-        found = next((s.buffer for s in stores if s.value is inside), None)
-        if found is None:
-            found = value_name(self.program, value, "operand", self.taken)
-            self.buffers.append(Buffer(found, "scratch", ELEMENT))
-            stores.append(Store(found, inside))
-        return node(Op.LOAD, found)
+        buffer = next((s.buffer for s in stores if s.value is inside), None)
+        if buffer is None:
+            buffer = value_name(self.program, value, "operand", self.taken)
+            self.buffers.append(Buffer(buffer, "scratch", ELEMENT))
+            stores.append(Store(buffer, inside))
+        return node(Op.LOAD, buffer)
 
     # The two sides
 
@@ -168,7 +176,7 @@ class _Splitter:
         return self.between[value] if value in self.between else self._materialised(value)
 
     def _inside(self, value: Node) -> Node:
-        """The value as a kernel has it: computed there, or read from the table or a vector."""
+        """The value inside a kernel: computed there, or read from the table or a vector."""
         if value in self.kernel and (value.op in (Op.CONST, Op.SCALAR) or self._axes(value).elementwise):
             return self.kernel[value]
         letters = self._axes(value).letters

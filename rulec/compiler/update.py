@@ -1,7 +1,7 @@
-"""A program that gives the change of its parameter in place of the new parameter.
+"""A program for the change of its parameter in place of the new parameter.
 
-Transformations in the manner of optax return updates that are added later. What is subtracted from `p` is given as it
-is: `p` plus it, minus `p`, would keep only the digits that `p` has.
+Transformations in the manner of optax return updates to be added later. The change in `p - change` is returned without
+rounding: `(p - change) - p` would keep only the digits of `p`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _P = node(Op.LOAD, "p")
 
 
 def as_update(program: Program) -> Program:
-    """The same program, in which `p` takes the change of the parameter."""
+    """The same program with the change of the parameter stored in `p`."""
     stages = [replace(stage, stores=tuple(map(_changed, stage.stores))) for stage in program.stages]
     values = {s.value: "update" for stage in stages for s in stage.stores if s.buffer == "p"}
     return replace(program, stages=tuple(stages), labels={**program.labels, **values})
@@ -27,12 +27,12 @@ def _changed(store: Store) -> Store:
 
 def _change(value: Node) -> Node:
     """`value - p`, without `p` where it is a sum that begins with `p`."""
-    found = _beside(value)
-    return node(Op.SUB, value, _P) if found is None else found
+    change = _beside(value)
+    return node(Op.SUB, value, _P) if change is None else change
 
 
 def _beside(value: Node) -> Node | None:
-    """What a sum that begins with `p` has beside it; None where the value is no such sum."""
+    """The value `x` in a sum `p + x`, also with further terms; None for a value of another form."""
     if value.op is Op.SUB:
         first, second = value.args
         if first is _P:

@@ -1,4 +1,4 @@
-"""What must hold of every program, whichever passes have run."""
+"""The invariants of programs, checked after every pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rulec.language.node import Kind, Op, walk
 def verify(program: Program, after: str) -> Program:
     """The same program; InternalError, naming the pass, where an invariant does not hold."""
     buffers = {b.name for b in program.buffers}
-    between = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    between = program.between
     results = {v.name for v in program.vectors}
     cut = len(program.stages) > 1 or bool(between)
     written: set[str] = set()

@@ -1,4 +1,4 @@
-"""How a tensor of any shape is seen as a batch of matrices, and the shape facts that follow."""
+"""The view of a tensor of any shape as a batch of matrices, and its shape facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MatrixView:
-    """A tensor's shape, and the `batch x rows x cols` that row and column reductions and `@` see.
+    """A tensor's shape, and its `batch x rows x cols` in row and column reductions and in `@`.
 
     By default the last two dimensions are the matrix and the others the batch; a vector is one row.
     `flatten: rest` joins all but the first dimension into columns; `short: first` transposes tall matrices.
@@ -26,12 +26,12 @@ class MatrixView:
 
     @property
     def facts(self) -> dict[str, float]:
-        """The shape facts a rule may name, but for machine_eps, which belongs to the dtype."""
+        """The shape facts of the rule language. `machine_eps` is not among them: it belongs to the dtype."""
         return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes of the tensor that hold its rows, and those that hold its columns."""
+        """The axes of the tensor in its rows, and the axes in its columns."""
         count = len(self.shape)
         rows: tuple[int, ...] = ()
         cols: tuple[int, ...] = tuple(range(count))
@@ -48,7 +48,7 @@ class MatrixView:
         return array.reshape(self.batch, self.rows, self.cols)
 
     def kept_shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        """The shape in which something of `batch x rows x cols` is kept: the tensor's own, but for its matrices."""
+        """The shape of a kept array of `batch x rows x cols`: the tensor's, with these rows and columns at its end."""
         lead = self.shape[:-2]
         return (*lead, rows, cols) if math.prod(lead) == self.batch else (rows, cols)
 

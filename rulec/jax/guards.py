@@ -26,7 +26,7 @@ class Guard:
 
 def guards_of(program: Program) -> Mapping[Node, Guard]:
     """The matrix functions that are wanted under one condition alone."""
-    roots = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    roots = program.between
     roots += [root for stage in program.stages for root in stage.roots]
     roots += [program.skip] if program.skip is not None else []
     guards: dict[Node, Guard | None] = dict.fromkeys(roots)

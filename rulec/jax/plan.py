@@ -230,5 +230,5 @@ def _level(buffer: Buffer) -> str:
 
 def _reads_p(program: Program) -> bool:
     roots = [root for stage in program.stages for root in stage.roots]
-    roots += [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    roots += program.between
     return any(n.op is Op.LOAD and n.arg == "p" for n in walk(roots + ([program.skip] if program.skip else [])))

@@ -15,6 +15,9 @@ from rulec.language.source import did_you_mean
 #: Deepest nesting of files, each naming the next as a component.
 MAX_NESTING = 20
 
+#: Type of a value that is no name of a rule -> the error for it. Modules with such types add them here.
+NOT_LOADED: dict[type, str] = {}
+
 #: Longest path of a rule file, in characters.
 MAX_PATH = 1000
 
@@ -71,11 +74,10 @@ def load(name: str | Path) -> Rule:
 
 
 def _no_name(value: object) -> RuleError:
-    from rulec.language.partition import Partition
-
-    if isinstance(value, Partition):
-        return RuleError("a partition is of several rules, not one: give it to rulec.jax or rulec.torch.Partitioned")
-    return RuleError(f"a rule is loaded by its name or its path, and this is of type {type(value).__name__}")
+    kind = type(value)
+    return RuleError(
+        NOT_LOADED.get(kind, f"a rule is loaded by its name or its path, and this is of type {kind.__name__}")
+    )
 
 
 def _is_file(text: str) -> bool:

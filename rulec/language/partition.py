@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import HyperError, RuleError, TensorError
-from rulec.language.library import load
+from rulec.language.library import NOT_LOADED, load
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
@@ -82,6 +82,9 @@ class Partition:
         TensorError where a path matches no pattern; RuleError where a pattern takes no path, unless `allow_unused`.
         """
         return places_of(self.patterns, paths, self.allow_unused)
+
+
+NOT_LOADED[Partition] = "a partition is of several rules, not one: give it to rulec.jax or rulec.torch.Partitioned"
 
 
 def partition(entries: Mapping[Any, Any], *, allow_unused: bool = False) -> Partition:

@@ -107,7 +107,7 @@ def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
 
 def needs_matrix(program: Program) -> str | None:
     """The first matrix function that a program applies to an array of the parameter's shape; None without one."""
-    roots = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]
+    roots = program.between
     wide = {b.name for b in program.buffers if b.axes.elementwise}
     for value in walk(roots):
         reads = any(a.op is Op.LOAD and a.arg in wide for a in value.args)

@@ -10,7 +10,8 @@ import pytest
 
 import rulec
 from rulec import RuleError
-from rulec.compiler.reference import ReferenceOptimizer, arithmetic
+from rulec.compiler.interpreter import arithmetic
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError, RulecError, TensorError
 
 EXAMPLES = Path(__file__).parent / "examples"

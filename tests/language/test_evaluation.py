@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import rulec
 from rulec import Rule, RuleError
+from rulec.compiler.interpreter import Run
 from rulec.compiler.pipeline import compile
-from rulec.compiler.reference import ReferenceOptimizer, Run
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.arithmetic import mpmath_context, mpmath_table
 from rulec.language.evaluation import invert, to_evaluation, to_training
 from rulec.language.node import Node, Op, walk
