@@ -1,14 +1,19 @@
 """Checkpoints that every framework reads: one safetensors file with the states of a rule and what they belong to.
 
-`rulec.torch`, `rulec.jax` and `rulec.array` save and load them; nothing here imports a framework.
+An adapter describes its optimizer as a `Run`, and `save` and `load` do everything else. No framework is imported here.
 """
 
 from __future__ import annotations
 
 from rulec.checkpoint.content import Checkpoint, Parameter, write
-from rulec.checkpoint.match import Own, matched
+from rulec.checkpoint.loading import Loaded, load, load_values
+from rulec.checkpoint.match import Axes, Names
 from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
+from rulec.checkpoint.run import Leaf, Run, Shared, save
 from rulec.checkpoint.tensors import Stored
 
-__all__ = ["Checkpoint", "Own", "Parameter", "Stored", "matched", "meaning", "read", "write"]
+__all__ = [
+    "Axes", "Checkpoint", "Leaf", "Loaded", "Names", "Parameter", "Run", "Shared", "Stored", "load", "load_values",
+    "meaning", "read", "save", "write",
+]  # fmt: skip

@@ -46,6 +46,11 @@ class Parameter:
     states: Mapping[str, Stored] = field(default_factory=dict)
     value: Stored | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether it was updated, or has states from before its first update."""
+        return bool(self.steps or self.states)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -69,25 +74,29 @@ class Checkpoint:
 
 def write(file: str | Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint as a whole or not at all. StateMismatch where two parameters have one name."""
-    file, names = Path(file), [p.name for p in checkpoint.parameters]
+    check_apart([p.name for p in checkpoint.parameters])
+    write_file(Path(file), _tensors(checkpoint), _metadata(checkpoint))
+
+
+def check_apart(names: Sequence[str]) -> None:
+    """StateMismatch where two parameters have one name."""
     twice = {name for name in names if names.count(name) > 1} if len({*names}) < len(names) else set()
     if twice:
         raise StateMismatch(f"two parameters are called {min(twice)}: give each a name of its own")
-    write_file(file, _tensors(checkpoint), _metadata(checkpoint))
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
-    found = {"step": _whole([p.steps for p in checkpoint.parameters])}
+    tensors = {"step": _whole([p.steps for p in checkpoint.parameters])}
     for p in checkpoint.parameters:
-        found |= {f"state/{p.name}/{state}": value for state, value in p.states.items()}
+        tensors |= {f"state/{p.name}/{state}": value for state, value in p.states.items()}
         if p.value is not None:
-            found[f"parameter/{p.name}"] = p.value
+            tensors[f"parameter/{p.name}"] = p.value
     if checkpoint.group_numbers:
-        found["group_step"] = _whole(checkpoint.group_steps)
+        tensors["group_step"] = _whole(checkpoint.group_steps)
     if checkpoint.model_numbers:
-        found["model_step"] = _whole(checkpoint.model_steps)
-    found |= {f"group/{state}": _wide(values) for state, values in checkpoint.group_numbers.items()}
-    return found | {f"model/{state}": _wide(value) for state, value in checkpoint.model_numbers.items()}
+        tensors["model_step"] = _whole(checkpoint.model_steps)
+    tensors |= {f"group/{state}": _wide(values) for state, values in checkpoint.group_numbers.items()}
+    return tensors | {f"model/{state}": _wide(value) for state, value in checkpoint.model_numbers.items()}
 
 
 def _whole(values: Any) -> Stored:
@@ -107,11 +116,11 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
         }
         for p in checkpoint.parameters
     ]  # fmt: skip
-    said = {
+    content = {
         "rules": [{"name": name, "meaning": meaning} for name, meaning in rules],
         "parameters": parameters,
         "hyper": [dict(group) for group in checkpoint.hyper],
         "seed": checkpoint.seed,
     }
-    own = {"format": FORMAT, "version": str(VERSION), "rulec": rulec.__version__}
-    return own | {key: json.dumps(value) for key, value in said.items() if value is not None}
+    header = {"format": FORMAT, "version": str(VERSION), "rulec": rulec.__version__}
+    return header | {key: json.dumps(value) for key, value in content.items() if value is not None}

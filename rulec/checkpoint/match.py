@@ -1,106 +1,74 @@
-"""Which parameter of a checkpoint is which of ours, and whether its states may go on here."""
+"""The saved parameter for each parameter of a run: names may differ, and axes may be in another order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rulec.checkpoint.content import Checkpoint, Parameter
-from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.content import Parameter
 from rulec.errors import StateMismatch
-from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.language.traits import draws, sees_shape
 
-#: From the file's names to ours: a mapping of those that differ, or a function.
+#: From the file's names to the run's: a mapping of those that differ, or a function.
 Names = Mapping[str, str] | Callable[[str], str] | None
 
-#: Of parameters, by our names, that have their axes in another order here: for each axis here that in the file.
+#: Of parameters, by the run's names, that have their axes in another order: for each axis of the run that in the file.
 Axes = Mapping[str, Sequence[int]] | None
 
-
-@dataclass(frozen=True)
-class Own:
-    """A parameter that a state is loaded for, the rule that it goes to, and the number of its random numbers."""
-
-    name: str
-    shape: tuple[int, ...]
-    rule: Rule
-    number: int
+#: The names and shapes of a run's parameters.
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def matched(
-    file: str | Path, checkpoint: Checkpoint, own: Sequence[Own], names: Names = None, axes: Axes = None,
-    rule_may_differ: bool = False, seed: int = 0,
-) -> tuple[Checkpoint, list[int]]:  # fmt: skip
-    """The checkpoint with names and axes as here, and for each of our parameters the place of its own in there.
+    file: str | Path, saved: Sequence[Parameter], shapes: Shapes, names: Names = None, axes: Axes = None
+) -> list[Parameter]:
+    """The saved parameters in the order of the run, with its names and axes.
 
-    StateMismatch, in one sentence, where a parameter is missing or left over, has another shape or is updated by
-    another rule, and where random numbers would be other ones.
+    StateMismatch, in one sentence, where a parameter is missing or left over, or has another shape.
     """
-    checkpoint, places = paired(file, checkpoint, [(p.name, p.shape) for p in own], names, axes)
-    for place, ours in zip(places, own, strict=True):
-        if not rule_may_differ:
-            _check_rule(file, checkpoint.parameters[place], ours)
-        if ours.name in (axes or {}) and sees_shape(ours.rule):
-            raise StateMismatch(
-                f"axes= turns {ours.name}, and {ours.rule.name} treats its rows and columns differently: only "
-                f"states of rules that treat all elements alike can be turned"
-            )
-    if any(draws(p.rule) for p in own):
-        _check_random(file, checkpoint, places, own, seed)
-    return checkpoint, places
-
-
-def paired(
-    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], names: Names = None,
-    axes: Axes = None,
-) -> tuple[Checkpoint, list[int]]:  # fmt: skip
-    """The same for parameters that are given by name and shape, whatever their rules."""
-    checkpoint = _turned(_renamed(file, checkpoint, names), axes or {})
-    place_of = {p.name: place for place, p in enumerate(checkpoint.parameters)}
-    missing = [name for name, _ in own if name not in place_of]
-    extra = [name for name in place_of if name not in {name for name, _ in own}]
+    saved = _turned(_renamed(file, saved, names), axes or {})
+    by_name = {p.name: p for p in saved}
+    missing = [name for name in shapes if name not in by_name]
+    extra = [name for name in by_name if name not in shapes]
     if missing or extra:
-        raise StateMismatch(_other_names(file, checkpoint, own, missing, extra))
-    for name, shape in own:
-        saved = checkpoint.parameters[place_of[name]]
-        if saved.shape != shape:
-            turned = sorted(saved.shape) == sorted(shape)
+        raise StateMismatch(_other_names(file, saved, shapes, missing, extra))
+    for name, shape in shapes.items():
+        before = by_name[name].shape
+        if before != shape:
+            turned = sorted(before) == sorted(shape)
             advice = (
                 "give axes= if its axes are in another order" if turned else "give the model that it was saved from"
             )
-            raise StateMismatch(f"{name} has shape {shape} here, and {saved.shape} in {file}: {advice}")
-    return checkpoint, [place_of[name] for name, _ in own]
+            raise StateMismatch(f"{name} has shape {shape} here, and {before} in {file}: {advice}")
+    return [by_name[name] for name in shapes]
 
 
-def _renamed(file: str | Path, checkpoint: Checkpoint, names: Names) -> Checkpoint:
-    """The checkpoint with our names for its parameters."""
+def _renamed(file: str | Path, saved: Sequence[Parameter], names: Names) -> Sequence[Parameter]:
     if names is None:
-        return checkpoint
-    saved = [p.name for p in checkpoint.parameters]
+        return saved
+    before = [p.name for p in saved]
     if isinstance(names, Mapping):
         for name in names:
-            if name not in saved:
-                raise StateMismatch(f"names= has {name!r}, and {file} has no such parameter{did_you_mean(name, saved)}")
-        ours = [names.get(name, name) for name in saved]
+            if name not in before:
+                raise StateMismatch(
+                    f"names= has {name!r}, and {file} has no such parameter{did_you_mean(name, before)}"
+                )
+        after = [names.get(name, name) for name in before]
     else:
-        ours = [str(names(name)) for name in saved]
-    if len({*ours}) < len(ours):
+        after = [str(names(name)) for name in before]
+    if len({*after}) < len(after):
         raise StateMismatch(f"names= gives two parameters of {file} the same name: each needs one of its own")
-    renamed = [replace(p, name=name) for p, name in zip(checkpoint.parameters, ours, strict=True)]
-    return replace(checkpoint, parameters=renamed)
+    return [replace(p, name=name) for p, name in zip(saved, after, strict=True)]
 
 
-def _turned(checkpoint: Checkpoint, axes: Mapping[str, Sequence[int]]) -> Checkpoint:
-    """The checkpoint with the axes of some parameters, and of their states, in another order."""
-    known = [p.name for p in checkpoint.parameters]
+def _turned(saved: Sequence[Parameter], axes: Mapping[str, Sequence[int]]) -> Sequence[Parameter]:
+    """The parameters, some of them and of their states with the axes in another order."""
+    known = [p.name for p in saved]
     for name in axes:
         if name not in known:
             raise StateMismatch(f"axes= has {name!r}, which is no parameter{did_you_mean(name, known)}")
-    turned = [_turn(p, axes[p.name]) if p.name in axes else p for p in checkpoint.parameters]
-    return replace(checkpoint, parameters=turned)
+    return [_turn(p, axes[p.name]) if p.name in axes else p for p in saved]
 
 
 def _turn(saved: Parameter, order: Sequence[int]) -> Parameter:
@@ -115,90 +83,17 @@ def _turn(saved: Parameter, order: Sequence[int]) -> Parameter:
 
 
 def _other_names(
-    file: str | Path, checkpoint: Checkpoint, own: Sequence[tuple[str, tuple[int, ...]]], missing: Sequence[str],
-    extra: Sequence[str],
-) -> str:  # fmt: skip
-    alike = [p.shape for p in checkpoint.parameters] == [shape for _, shape in own]
-    if alike and missing and extra:
+    file: str | Path, saved: Sequence[Parameter], shapes: Shapes, missing: Sequence[str], extra: Sequence[str]
+) -> str:
+    if [p.shape for p in saved] == [*shapes.values()] and missing and extra:
         return (
             f"{file} has {extra[0]} where there is {missing[0]} here: the shapes agree in their order, so if names "
             f"alone differ give names=, a mapping or a function from the file's names to these"
         )
-    parts = [f"has nothing for {names[0]}{_more(names)}" for names in [missing] if names]
-    parts += [f"has {names[0]}{_more(names)}, which is no parameter here" for names in [extra] if names]
+    parts = [f"has nothing for {missing[0]}{_more(missing)}"] if missing else []
+    parts += [f"has {extra[0]}{_more(extra)}, which is no parameter here"] if extra else []
     return f"{file} {' and '.join(parts)}: give the parameters it was saved with, or names= where they are renamed"
 
 
 def _more(names: Sequence[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def _check_rule(file: str | Path, saved: Parameter, own: Own) -> None:
-    if saved.meaning == meaning(own.rule):
-        return
-    before = saved.rule if saved.rule != own.rule.name else f"another rule called {saved.rule}"
-    raise StateMismatch(
-        f"{own.name} was updated by {before} when {file} was saved, and {own.rule.name} computes something else: go on "
-        f"with the rule that it was saved with, or give rule_may_differ=True"
-    )
-
-
-def _check_random(
-    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], own: Sequence[Own], seed: int
-) -> None:
-    """A tensor's random numbers follow from the seed and from its number."""
-    numbered = [checkpoint.parameters[place].number for place in places]
-    moved = next(
-        (p.name for p, number in zip(own, numbered, strict=True) if draws(p.rule) and p.number != number), None
-    )
-    if moved is not None:
-        raise StateMismatch(
-            f"{moved} is at another place among the parameters than in {file}, and would draw other random numbers: "
-            f"give the parameters in the order that they were saved in"
-        )
-    if checkpoint.seed is not None and checkpoint.seed != seed:
-        raise StateMismatch(f"{file} was saved with seed={checkpoint.seed}, and the seed is {seed} here: give the same")
-
-
-# Numbers of groups
-
-
-def group_numbers(
-    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], groups: Sequence[int], count: int
-) -> dict[str, list[float]]:
-    """What each of our groups remembers, from the groups that its parameters were in; `groups` are ours of each.
-
-    StateMismatch where those of one of our groups disagree.
-    """
-    found = {}
-    for state, saved in checkpoint.group_numbers.items():
-        found[state] = [
-            _agreed(file, state, [saved[checkpoint.parameters[p].group] for p in own] or saved)
-            for own in _by_group(places, groups, count)
-        ]
-    return found
-
-
-def group_steps(
-    file: str | Path, checkpoint: Checkpoint, places: Sequence[int], groups: Sequence[int], count: int
-) -> list[int]:
-    """How many steps each of our groups has taken, found in the same way."""
-    saved = checkpoint.group_steps
-    return [
-        int(_agreed(file, "the number of steps", [saved[checkpoint.parameters[p].group] for p in own] or saved))
-        for own in _by_group(places, groups, count)
-    ]
-
-
-def _by_group(places: Sequence[int], groups: Sequence[int], count: int) -> list[list[int]]:
-    return [[p for p, group in zip(places, groups, strict=True) if group == own] for own in range(count)]
-
-
-def _agreed(file: str | Path, what: str, values: Iterable[float]) -> float:
-    different = list({repr(value): value for value in values}.values())
-    if len(different) != 1:
-        listed = " and ".join(f"{value:g}" for value in different[:2])
-        raise StateMismatch(
-            f"{what} is {listed} in groups of {file} that are one group here: give the parameters in the same groups"
-        )
-    return different[0]

@@ -154,14 +154,11 @@ def _numbers(level: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
 
 def _counts(tensors: Mapping[str, Stored], name: str, shape: tuple[int, ...] | None) -> list[int]:
     """Numbers of steps; `shape` is None where any number of them may be there."""
-    found = tensors.get(name)
-    if (
-        found is None
-        or found.dtype != "int64"
-        or not (len(found.shape) == 1 if shape is None else found.shape == shape)
-    ):
+    array = tensors.get(name)
+    fits = array is not None and (len(array.shape) == 1 if shape is None else array.shape == shape)
+    if array is None or array.dtype != "int64" or not fits:
         raise _Unfit(f"{name} has no counts of these")
-    counts: list[int] = found.bits.reshape(-1).tolist()
+    counts: list[int] = array.bits.reshape(-1).tolist()
     _expect(all(count >= 0 for count in counts), f"{name} has a count below zero")
     return counts
 

@@ -39,10 +39,13 @@ class Stored:
     data: Bytes
 
     @staticmethod
-    def of(array: Any, dtype: str) -> Stored:
-        """A NumPy array, or for bfloat16 one of the same bits, without copying it where it is contiguous."""
+    def of(array: Any, dtype: str = "") -> Stored:
+        """A NumPy array, without copying it where it is contiguous; for bfloat16 `array` may have the bits in uint16.
+
+        `dtype` is that of the array, unless another is given.
+        """
         bits = np.ascontiguousarray(array).reshape(-1)
-        return Stored(dtype, np.shape(array), bits.view(np.uint8))
+        return Stored(dtype or bits.dtype.name, np.shape(array), bits.view(np.uint8))
 
     @property
     def bits(self) -> np.ndarray[Any, Any]:
@@ -61,11 +64,14 @@ class Stored:
         return float(self.wide.reshape(()))
 
     @property
+    def values(self) -> np.ndarray[Any, Any]:
+        """The array; of bfloat16, which NumPy does not have, the values in float32."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else self.bits
+
+    @property
     def wide(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The values in float64."""
-        if self.dtype == "bfloat16":
-            return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return self.bits.astype(np.float64)
+        return self.values.astype(np.float64)
 
 
 # Writing
@@ -81,11 +87,11 @@ def write_file(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str,
     header: dict[str, Any] = {"__metadata__": {**metadata, "checksum": checksum(tensors, metadata)}}
     end = 0
     for name in order:
-        found = tensors[name]
+        array = tensors[name]
         header[name] = {
-            "dtype": _CODES[found.dtype], "shape": list(found.shape), "data_offsets": [end, end + found.data.size],
+            "dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + array.data.size],
         }  # fmt: skip
-        end += found.data.size
+        end += array.data.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with written_whole(_target(file)) as opened:
@@ -97,10 +103,10 @@ def write_file(file: Path, tensors: Mapping[str, Stored], metadata: Mapping[str,
 def checksum(tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> str:
     """A CRC-32 of everything in a file, whatever the order it is written in."""
     crc = zlib.crc32(json.dumps(sorted((k, v) for k, v in metadata.items() if k != "checksum")).encode())
-    for name, found in sorted(tensors.items()):
+    for name, array in sorted(tensors.items()):
         # JSON may have halves of characters, which a name then has too.
-        crc = zlib.crc32(f"{name} {found.dtype} {list(found.shape)}".encode(errors="surrogatepass"), crc)
-        crc = zlib.crc32(found.data.data, crc)
+        crc = zlib.crc32(f"{name} {array.dtype} {list(array.shape)}".encode(errors="surrogatepass"), crc)
+        crc = zlib.crc32(array.data.data, crc)
     return f"{crc:08x}"
 
 

@@ -1,0 +1,165 @@
+"""What a run goes on with from a checkpoint: everything is checked before the run sees any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rulec.checkpoint.content import Checkpoint, Parameter, check_apart
+from rulec.checkpoint.match import Axes, Names, Shapes, matched
+from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.reading import read
+from rulec.checkpoint.run import Leaf, Run, levels
+from rulec.checkpoint.tensors import Stored
+from rulec.compiler.lower import decide
+from rulec.compiler.view import matrix_view
+from rulec.errors import StateMismatch
+from rulec.language.traits import draws, sees_shape
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The saved parameters of a run's leaves, in their order, each with the states of the run's rule alone.
+
+    `numbers` has one value for each of the run's groups, or one for the model, by the state's name. `group_steps` and
+    `model_steps` are how many steps these have taken, empty where the file has no numbers of theirs. `values` are the
+    parameters themselves, where they were asked for.
+    """
+
+    parameters: Sequence[Parameter]
+    numbers: Mapping[str, Sequence[float]]
+    group_steps: Sequence[int]
+    model_steps: Sequence[int]
+    values: Sequence[Stored] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a parameter had been updated when the file was saved."""
+        return any(p.begun for p in self.parameters)
+
+
+def load(
+    run: Run, file: str | Path, groups: int, names: Names = None, axes: Axes = None, rule_may_differ: bool = False,
+    parameters: bool = False,
+) -> Loaded:  # fmt: skip
+    """The content of a file for a run of `groups` groups, with `parameters` their values too.
+
+    StateMismatch, in one sentence, where the file belongs to other parameters or to another rule (which
+    `rule_may_differ` allows), where random numbers would be other ones, and where a state or value is missing.
+    """
+    checkpoint, leaves = read(file), run.leaves()
+    check_apart([leaf.name for leaf in leaves])
+    saved = matched(file, checkpoint.parameters, {leaf.name: leaf.shape for leaf in leaves}, names, axes)
+    for p, leaf in zip(saved, leaves, strict=True):
+        if not rule_may_differ:
+            _check_rule(file, p, leaf)
+        if leaf.name in (axes or {}) and sees_shape(leaf.rule):
+            raise StateMismatch(
+                f"axes= turns {leaf.name}, and {leaf.rule.name} treats its rows and columns differently: only "
+                f"states of rules that treat all elements alike can be turned"
+            )
+    if any(draws(leaf.rule) for leaf in leaves):
+        _check_random(file, checkpoint, saved, leaves, run.seed)
+    level_of = levels(leaves)
+    _check_numbers(file, checkpoint, saved, level_of)
+    numbers, steps = _of_groups(file, checkpoint, saved, leaves, groups, level_of)
+    of_model = {name: [value] for name, value in checkpoint.model_numbers.items() if level_of.get(name) == "model"}
+    return Loaded(
+        [_narrowed(file, p, leaf) for p, leaf in zip(saved, leaves, strict=True)], numbers | of_model, steps,
+        [checkpoint.model_steps] if of_model else [], _values(file, saved) if parameters else [],
+    )  # fmt: skip
+
+
+def load_values(file: str | Path, shapes: Shapes, names: Names = None, axes: Axes = None) -> list[Stored]:
+    """The parameters themselves, in the order of `shapes`; StateMismatch where they were not saved."""
+    return _values(file, matched(file, read(file).parameters, shapes, names, axes))
+
+
+def _values(file: str | Path, saved: Sequence[Parameter]) -> list[Stored]:
+    for p in saved:
+        if p.value is None:
+            raise StateMismatch(f"{file} has no value of {p.name}: it was saved without parameters=True")
+    return [p.value for p in saved if p.value is not None]
+
+
+# Rules and random numbers
+
+
+def _check_rule(file: str | Path, saved: Parameter, leaf: Leaf) -> None:
+    if saved.meaning == meaning(leaf.rule):
+        return
+    before = saved.rule if saved.rule != leaf.rule.name else f"another rule called {saved.rule}"
+    raise StateMismatch(
+        f"{leaf.name} was updated by {before} when {file} was saved, and {leaf.rule.name} computes something else: go "
+        f"on with the rule that it was saved with, or give rule_may_differ=True"
+    )
+
+
+def _check_random(
+    file: str | Path, checkpoint: Checkpoint, saved: Sequence[Parameter], leaves: Sequence[Leaf], seed: int
+) -> None:
+    """A tensor's random numbers follow from the seed and from its number."""
+    for p, leaf in zip(saved, leaves, strict=True):
+        if draws(leaf.rule) and p.number != leaf.number:
+            raise StateMismatch(
+                f"{leaf.name} is at another place among the parameters than in {file}, and would draw other random "
+                f"numbers: give the parameters in the order that they were saved in"
+            )
+    if checkpoint.seed is not None and checkpoint.seed != seed:
+        raise StateMismatch(f"{file} was saved with seed={checkpoint.seed}, and the seed is {seed} here: give the same")
+
+
+# States
+
+
+def _narrowed(file: str | Path, saved: Parameter, leaf: Leaf) -> Parameter:
+    """The parameter with the states of the leaf's rule; StateMismatch where it was updated and lacks one."""
+    facts = matrix_view(leaf.shape, leaf.rule.view).facts
+    kept = {name: s.condition for name, s in leaf.rule.state.items() if s.per not in ("group", "model")}
+    names = [name for name, condition in kept.items() if condition is None or decide(condition, facts) is not False]
+    for name in names:
+        if saved.begun and name not in saved.states:
+            known = ", ".join(saved.states) or "none"
+            raise StateMismatch(f"{file} has no {name} of {saved.name} (it has {known}): it is of another rule")
+    return replace(saved, states={name: saved.states[name] for name in names if name in saved.states})
+
+
+def _check_numbers(
+    file: str | Path, checkpoint: Checkpoint, saved: Sequence[Parameter], level_of: Mapping[str, str]
+) -> None:
+    """StateMismatch where parameters were updated and a number of their groups or the model is missing."""
+    known = {"group": checkpoint.group_numbers, "model": checkpoint.model_numbers}
+    for name, level in level_of.items():
+        if name not in known[level] and any(p.begun for p in saved):
+            raise StateMismatch(f"{file} has no {name}, which is kept per {level}: it is of another rule")
+
+
+def _of_groups(
+    file: str | Path, checkpoint: Checkpoint, saved: Sequence[Parameter], leaves: Sequence[Leaf], count: int,
+    level_of: Mapping[str, str],
+) -> tuple[dict[str, list[float]], list[int]]:  # fmt: skip
+    """The numbers and steps of the run's groups, from the groups that their parameters were in when they were saved.
+
+    StateMismatch where the saved groups of one of the run's disagree.
+    """
+    numbers = {name: values for name, values in checkpoint.group_numbers.items() if level_of.get(name) == "group"}
+    if not numbers:
+        return {}, []
+    before = [[p.group for p, leaf in zip(saved, leaves, strict=True) if leaf.group == i] for i in range(count)]
+
+    def agreed(title: str, saved: Sequence[float]) -> list[float]:
+        return [_agreed(file, title, [saved[group] for group in groups] or saved) for groups in before]
+
+    values = {name: agreed(name, saved_values) for name, saved_values in numbers.items()}
+    return values, [*map(int, agreed("the number of steps", checkpoint.group_steps))]
+
+
+def _agreed(file: str | Path, title: str, values: Iterable[float]) -> float:
+    different = list({repr(value): value for value in values}.values())
+    if len(different) != 1:
+        listed = " and ".join(f"{value:g}" for value in different[:2])
+        raise StateMismatch(
+            f"{title} is {listed} in groups of {file} that are one group here: give the parameters in the same groups"
+        )
+    return different[0]

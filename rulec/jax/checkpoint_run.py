@@ -1,0 +1,151 @@
+"""A tree of JAX's arrays and a state as a run that checkpoints describe: the leaves' names, rules and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from rulec.checkpoint import Leaf, Shared, Stored
+from rulec.errors import RulecError, StateMismatch
+from rulec.jax.leaves import Tree, flat
+from rulec.jax.machine import Machine, Settings, call, is_wide, machine
+from rulec.jax.packing import unpacked
+from rulec.jax.plan import StepPlan
+from rulec.jax.recipe import Given, Group, Rules, recipe
+from rulec.jax.state import Fields, State
+from rulec.jax.traced import is_traced
+from rulec.jax.transform import options
+from rulec.jax.values import Values
+from rulec.language.node import Node
+from rulec.language.seed import checked_seed
+
+
+@dataclass(frozen=True)
+class JaxRun:
+    """A rule for a tree of parameters, and where there is one a state, in the terms of `rulec.checkpoint.Run`."""
+
+    machine: Machine
+    tree: Tree
+    plan: StepPlan
+    hyper: Sequence[Group]
+    seed: int
+    state: Any = None
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The places in the tree of the leaves that have a rule."""
+        return [place for place, assignment in enumerate(self.plan.assigned) if assignment is not None]
+
+    def leaves(self) -> list[Leaf]:
+        """The leaves that have a rule, by their paths."""
+        names, assigned = leaf_names(self.tree), self.plan.assigned
+        return [
+            Leaf(
+                names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
+                getattr(assigned[place], "group", 0),
+            )
+            for place, rule in zip(self.places, self.plan.rules, strict=True)
+        ]  # fmt: skip
+
+    def states(self, place: int) -> tuple[int, dict[str, Stored]]:
+        """The number of updates of a leaf, and its states by name."""
+        leaf, count = self.places[place], np.asarray(self.values.count)
+        return int(count[leaf] if count.ndim else count), states_of(self.plan, self.values, leaf)
+
+    def value(self, place: int) -> Stored:
+        """The parameter itself."""
+        return Stored.of(np.asarray(self.tree.arrays[self.places[place]]))
+
+    def shared(self) -> Shared:
+        """Hyper-parameters that are numbers here and now, and the numbers of groups and the model."""
+        kept = [name for name, level in self.plan.numbers.items() if level != "tensor"]
+        numbers = {name: np.asarray(self.values.numbers[name], np.float64).reshape(-1).tolist() for name in kept}
+        updates = int(np.asarray(self.values.count).max(initial=0))
+        return Shared([_plain(group) for group in self.hyper], numbers, [updates] * self.plan.groups, updates)
+
+    @cached_property
+    def values(self) -> Values:
+        """The values of the state."""
+        return self.values_of(self.state)
+
+    def first(self, params: Any) -> Any:
+        """The state before the first step."""
+        return call(self.machine.init, params, [group.numbers() for group in self.hyper])
+
+    def values_of(self, state: Any) -> Values:
+        """The values of a state, of each leaf apart."""
+        plain = unpacked(state) if isinstance(state, State) else state
+        return self.fields_of(state).unpacked(plain, self.tree, self.machine.recipe.title)
+
+    def fields_of(self, state: Any) -> Fields:
+        """The fields of a state, which a transformation may call otherwise than the rule, in the same order."""
+        fields = self.machine.fields
+        if not isinstance(state, State):
+            return fields
+        names: Sequence[str] = state._fields[1:]  # type: ignore[attr-defined]
+        if len(names) != len(fields.every):
+            raise StateMismatch(
+                f"the state has {', '.join(names) or 'no states'}, and {self.machine.recipe.title} has "
+                f"{', '.join(fields.every) or 'none'}: give the rule that it is of"
+            )
+        called = dict(zip(fields.every, names, strict=True))
+        return Fields({n: called[n] for n in fields.arrays}, {n: called[n] for n in fields.numbers})
+
+
+def run_of(
+    rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None, params: Any, seed: int,
+    state_dtype: Any = None, state: Any = None,
+) -> JaxRun:  # fmt: skip
+    """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself."""
+    prescription = recipe(rule, hyper, tags)
+    engine = machine(prescription, Settings(options(state_dtype, False, 0), (), is_wide()))
+    tree = real_tree(params)
+    plan = engine.plan_of(tree, None, None, False)
+    return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state)
+
+
+def real_tree(params: Any) -> Tree:
+    """The leaves of parameters; TensorError where one is complex."""
+    tree = flat(params, "the parameter")
+    tree.check_real("files that other frameworks read have real ones")
+    return tree
+
+
+def leaf_names(tree: Tree) -> list[str]:
+    """The paths of a tree's leaves; of a tree that is a leaf itself its place."""
+    return ["0"] if tree.names == ("the parameter",) else list(tree.names)
+
+
+def inner_state(state: Any) -> tuple[Callable[[Any], Any], Any]:
+    """The one state of a rule inside a larger one, after a function that puts another in its place."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, State))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, State)]
+    if len(places) > 1:
+        raise RulecError(
+            f"there are {len(places)} states of rules in the state: save and load each by itself, in a file of its own"
+        )
+    if not places:
+        return lambda new: new, state
+    return lambda new: structure.unflatten([*leaves[: places[0]], new, *leaves[places[0] + 1 :]]), leaves[places[0]]
+
+
+def states_of(plan: StepPlan, values: Values, place: int) -> dict[str, Stored]:
+    """The states of the leaf at a place of the tree, by name."""
+    states = {name: arrays[place] for name, arrays in values.arrays.items() if place in arrays}
+    for name, level in plan.numbers.items():
+        if level == "tensor" and place in plan.having[name]:
+            states[name] = np.asarray(values.numbers[name])[plan.having[name].index(place)]
+    return {name: Stored.of(np.asarray(array)) for name, array in states.items()}
+
+
+def _plain(group: Group) -> dict[str, float]:
+    """The hyper-parameters of a group that are numbers here and now."""
+    settings = {name: group.hyper.get(name, setting.default) for name, setting in group.settings.items()}
+    known = {k: v for k, v in settings.items() if not (v is None or callable(v) or is_traced(v) or isinstance(v, Node))}
+    return {name: float(value) for name, value in known.items()}
