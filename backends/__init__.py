@@ -1,1 +1,1 @@
-"""The bundled backends, one file each, found through the `rulec.backends` entry points like any other backend."""
+"""The bundled backends, a folder each, registered under the entry points `rulec.backends` like any other backend."""

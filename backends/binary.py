@@ -1,4 +1,4 @@
-"""Binary layers of every backend: the arrays that a kernel is given, and what it is told of them."""
+"""Binary layers of every backend: the arrays and the sizes for a kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rulec.es.streams import BITS, Stream
 
 
 class PackedBits(ABC):
-    """The kernels over the arrays of a `library`, NumPy's or CuPy's: see `rulec.backend.binary`."""
+    """The kernels over the arrays of a `library`, NumPy or CuPy: see `rulec.backend.binary`."""
 
     def __init__(self, library: Any) -> None:
         self._arrays = library
@@ -49,7 +49,7 @@ class PackedBits(ABC):
 
     @abstractmethod
     def _multiply(self, inputs: Any, weights: Any, results: Any, window: Window) -> None:
-        """Writes the results of a convolution, of which there are some."""
+        """Writes the results of a convolution, at least one."""
 
     @abstractmethod
     def _draw(self, thresholds: Any, results: Any, told: Mapping[str, int]) -> None:

@@ -11,12 +11,12 @@ from rulec.language.node import Kind, Node, Op, name, rewrite
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
 
-#: A formula longer than this says less than the name it stands for.
+#: A longer formula tells less than its name.
 _LONGEST = 60
 
 
 def about(program: Program) -> list[str]:
-    """What a program is of: the rule's name and summary, its paper, and its step as its author wrote it."""
+    """The lines about a program's rule: its name and summary, its paper, and its step as its author wrote it."""
     rule = program.rule
     paper = {key: " ".join(str(text).split()) for key, text in rule.paper.items()}
     written = ", ".join(paper[key] for key in ("authors", "year") if key in paper)
@@ -26,7 +26,7 @@ def about(program: Program) -> list[str]:
 
 
 def about_stage(program: Program, index: int) -> list[str]:
-    """What a stage leaves, and what is worked out before it."""
+    """The lines about a stage: its stores and reductions, and the values computed before it."""
     stage = program.stages[index]
     left = left_by(stage)
     if len(program.stages) == 1:
@@ -36,20 +36,20 @@ def about_stage(program: Program, index: int) -> list[str]:
 
 
 def docstring(text: str) -> list[str]:
-    """A text as a docstring of Python: several lines where it is long."""
+    """A text as a Python docstring: several lines where it is long."""
     first, *others = textwrap.wrap(text, 106)
     return [f'"""{first}', *others, '"""'] if others else [f'"""{first}"""']
 
 
 def left_by(stage: Stage) -> str:
-    """What a stage stores and reduces to, in words."""
+    """The stores and reductions of a stage, in words."""
     reduced = [r.name if r.name.endswith(f"_{r.value.arg}") else f"{r.name} per {r.value.arg}" for r in stage.reduces]
     stored = [f"stores {', '.join(s.buffer for s in stage.stores)}"] * bool(stage.stores)
     return "; ".join([*stored, *[f"reduces to {', '.join(reduced)}"] * bool(reduced)])
 
 
 def _worked_out(program: Program, stage: Stage) -> list[str]:
-    """The columns of the scalar table and the vectors that are known from this stage on."""
+    """The columns of the scalar table and the vectors computed just before the stage, as formulas."""
     names = {column.value: column.name for column in program.late}
     names |= {vector.value: vector.name for vector in program.vectors}
     late = [(program.columns[i].name, program.columns[i].value) for i in stage.columns]
@@ -58,7 +58,7 @@ def _worked_out(program: Program, stage: Stage) -> list[str]:
 
 
 def column_formula(program: Program, column: int) -> str:
-    """What a column of the scalar table is, in the rule's language; nothing where that is its name or is long."""
+    """The formula of a column of the scalar table, in the rule's language; empty where it is its name or long."""
     known = program.columns[column]
     if column >= len(program.scalars.columns):
         return ""
@@ -67,7 +67,7 @@ def column_formula(program: Program, column: int) -> str:
 
 
 def value_formula(program: Program, names: Mapping[Node, str], value: Node) -> str:
-    """A named value of a stage in the rule's language, over hyper-parameters and the values named before it."""
+    """The formula of a named value of a stage, in the rule's language, with hyper-parameters and earlier names."""
 
     def spelled(part: Node) -> Node:
         if part.op is not Op.SCALAR:
@@ -83,13 +83,13 @@ def value_formula(program: Program, names: Mapping[Node, str], value: Node) -> s
 
 
 def line_comment(program: Program, names: Mapping[Node, str], value: Node, printed: str) -> str:
-    """The formula of a printed line, where the line itself does not say the same."""
+    """The formula of a printed line; empty where the line itself says the same."""
     text = value_formula(program, names, value)
     return "" if len(text) > _LONGEST or _bare(text) == _bare(printed) else text
 
 
 def _bare(text: str) -> str:
-    """What is left of a formula without the marks of C's types."""
+    """A formula without the marks of C's types."""
     text = re.sub(r"(\d)(?:\.0)?f?\b", r"\1", text)
     text = re.sub(r"\b(sqrt|cbrt|exp|log|tanh|erf|floor|sign|sigmoid|minimum|maximum)f\(", r"\1(", text)
     return text.replace("fabsf(", "abs(").replace("fabs(", "abs(").replace(" ", "")

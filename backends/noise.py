@@ -1,4 +1,4 @@
-"""What backends that make noise have in common: how it is cut into words, and the rule that stores it as it is."""
+"""Noise in backends: its cut into words of random bits, its records in memory, and the rule that fills an array."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from rulec.language.node import Op, walk
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 
-#: How many elements a block of four words serves.
+#: The number of elements for which a block of four words has bits.
 ELEMENTS: Mapping[str, int] = {"normal": 4, "popcount": 16, "rademacher": 128}
 
-#: Kernels begin at elements that are a multiple of this: where a block of any values begins.
+#: Kernels begin at multiples of this many elements, where blocks of all kinds of values begin.
 WHOLE = 128
 
 
 def require_estimate(backend: str, program: Program, values: str) -> None:
-    """BackendUnsupported but for a rule of one elementwise stage that reads its gradient and no input, and values that
-    there are."""
+    """Checks that a kernel can compute the gradient of a program from noise of the kind `values`.
+
+    BackendUnsupported for an unknown kind, and for a rule of several stages, with inputs, or without the gradient.
+    """
     stage = require_elementwise(backend, program)
     if values not in ELEMENTS:
         raise BackendUnsupported(backend, f"noise of {values!r}", program.name)
@@ -43,21 +45,21 @@ def require_estimate(backend: str, program: Program, values: str) -> None:
 
 
 def sum_dtype(layout: Layout) -> str:
-    """The dtype in which noise is summed: float64 for a gradient of that, else float32."""
+    """The dtype for sums of noise: float64 for a float64 gradient, else float32."""
     return "float64" if layout.dtype("g") == "float64" else "float32"
 
 
-#: The words of a record, which lies where a gradient would: how many bytes behind it directions begin and how many
-#: there are, the key, what is added to the upper half of a block's number, the step, and the element that the tensor's
-#: first one is.
+#: The words of a record, in the place of a gradient. `directions` is the distance in bytes from the record to the first
+#: direction, `count` their number. `seed` and `layer` are the key, `high` is added to the upper half of a block's
+#: number, `step` is the step, and `offset` the place of the tensor's first element in the noise.
 RECORD = ("directions", "count", "seed", "layer", "high", "step", "offset", "unused")
 
-#: Directions are followed by as many as a kernel may read at once, of weight 0, and make words for in vain.
+#: The number of directions of weight 0 after the others: a kernel may read this many at once.
 PADDING = 32
 
 
 def records(noises: Sequence[Noise], offset: int, dtype: str) -> Table:
-    """What a device is given of noises of which tensors begin with element `offset`: their records, then directions.
+    """A table for a device: a record for each noise, then the directions. Tensors begin at element `offset` of noise.
 
     A direction is its number and its weight in `dtype`, each of as many bytes. Noises of the same weights share them.
     """
@@ -79,12 +81,12 @@ def records(noises: Sequence[Noise], offset: int, dtype: str) -> Table:
 
 
 def record_lines(noises: Sequence[Noise], offset: int) -> list[Table]:
-    """Such records in main memory, each a line of one array that has directions behind them."""
+    """The records in main memory, each a line of one array; the directions follow in the same array."""
     return list(records(noises, offset, "float64")[: len(noises) * len(RECORD)].reshape(-1, len(RECORD)))
 
 
 class NoiseKernel:
-    """A kernel of main memory whose gradients are noise."""
+    """A kernel for arrays in main memory, with noise in place of gradients."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -93,49 +95,49 @@ class NoiseKernel:
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
         offset: int = 0,
     ) -> NoiseCall:  # fmt: skip
-        """A call that takes Noise, of which each tensor begins with element `offset`: in C a multiple of 128."""
+        """A call with Noise for gradients. A tensor begins at element `offset` of its noise, in C a multiple of 128."""
         return NoiseCall(self._kernel.bind(params, states, views), offset)
 
 
 class NoiseCall:
-    """A kernel bound to tensors in main memory, called with noise in the place of gradients.
+    """A kernel bound to tensors in main memory, called with noise in place of gradients.
 
-    Each tensor begins with element `offset` of its noise.
+    Each tensor begins at element `offset` of its noise.
     """
 
     def __init__(self, call: Any, offset: int) -> None:
         self._call, self._offset = call, offset
-        call._address = array_address  # of gradients, from here on: they are records
+        call._address = array_address  # the address of a gradient, which is a record here
 
     def __call__(
         self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
+        """Updates every tensor of the bucket, or `tensors` of it, in place. `moving` is the noise of each."""
         lines = record_lines(moving, self._offset)
         written: Written = self._call(stage, lines, rows, scratch, tensors=tensors, stream=stream)
         return written
 
 
 def _directions(numbers: Table, weights: np.ndarray[Any, Any], dtype: str) -> Table:
-    found = np.zeros(2 * (len(numbers) + PADDING), dtype)
-    whole = found.view(np.uint32 if dtype == "float32" else np.uint64)
+    pairs = np.zeros(2 * (len(numbers) + PADDING), dtype)
+    whole = pairs.view(np.uint32 if dtype == "float32" else np.uint64)
     whole[: 2 * len(numbers) : 2] = numbers & 0xFFFFFFFF
-    found[1 : 2 * len(numbers) : 2] = weights
-    return found.view(np.int64)
+    pairs[1 : 2 * len(numbers) : 2] = weights
+    return pairs.view(np.int64)
 
 
 @functools.cache
 def filling(dtype: str) -> tuple[Program, Layout]:
-    """The rule that stores its gradient as it is, over arrays of this dtype: its estimate fills an array with noise."""
+    """The rule `p = g` for arrays of a dtype: with noise as its gradient it fills an array with noise."""
     program = compile(parse("name: Noise\nsummary: A sum of noise as it is.\nstep: p = g\n"))
     return program, layout_for(program, dtype)
 
 
 def fill(backend: Any, out: Any, noise: Noise, offset: int, **options: Any) -> None:
-    """Writes elements `offset` and on of noise into a contiguous array, by a backend's own estimate of `filling`.
+    """Writes elements `offset` and on of noise into a contiguous array, with a backend's kernel for `filling`.
 
-    `options` are for the backend, which binds the array.
+    `options` are keywords for the kernel's `bind`.
     """
     before = offset % WHOLE
     whole = out if not before else _longer(out, before)
@@ -149,7 +151,7 @@ def fill(backend: Any, out: Any, noise: Noise, offset: int, **options: Any) -> N
 
 
 def _longer(out: Any, more: int) -> Any:
-    """An array of one dimension that has so many elements more, of the same kind."""
+    """A new array of one dimension with `more` elements more, of the same library, dtype and device."""
     if hasattr(out, "new_empty"):
         return out.new_empty(out.numel() + more)
     return np.empty_like(out, shape=out.size + more)

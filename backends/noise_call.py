@@ -1,4 +1,4 @@
-"""Calls on a device that make noise where gradients would be: records of it go there first."""
+"""Calls on a device with noise in place of gradients: records of the noise go to the device first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from .noise import RECORD, Table, records
 
 
 class RecordsCall(AddressedCall[Needs]):
-    """A call with noise in the place of gradients, of which each tensor begins with element `_offset`.
-
-    It is summed in `_dtype`.
-    """
+    """A call with noise in place of gradients, summed in `_dtype`. A tensor begins at element `_offset` of noise."""
 
     _offset: int
     _dtype: str
@@ -27,7 +24,7 @@ class RecordsCall(AddressedCall[Needs]):
         self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place: `moving` is the noise of each."""
+        """Updates every tensor of the bucket, or `tensors` of it, in place. `moving` is the noise of each."""
         self._records_at = self._sent(records(moving, self._offset, self._dtype), stream)
         return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
 
@@ -37,4 +34,4 @@ class RecordsCall(AddressedCall[Needs]):
 
     @abstractmethod
     def _sent(self, table: Table, stream: Any) -> int:
-        """Brings a table of records to the device; its address."""
+        """Copies a table of records to the device. Its address there."""

@@ -1,4 +1,4 @@
-"""The numbers of Box and Muller's method as C, CUDA C and Triton have it, whose normal numbers are the same bits."""
+"""The constants of Box and Muller's method in C, CUDA C and Triton. Normal numbers have the same bits in all three."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOG = (
 
 
 def normal_marks(wide: bool, number: Callable[[float], str]) -> Mapping[str, str]:
-    """What stands for the marks of a text of the method, in float64 where it is `wide`, by how it prints a number.
+    """The parts of the method's text by mark, in float64 where `wide`; `number` prints a constant.
 
-    They are polynomials of `f` or `square`, the size of a cell of uniform numbers, and the angle of one.
+    They are polynomials of `f` or `square`, the size of a cell of uniform numbers, and the angle of a cell.
     """
     # As many terms of the series, beside the first, as an eighth of a turn needs.
     sines, cosines = (8, 9) if wide else (4, 5)

@@ -1,4 +1,4 @@
-"""Printed source as a module: a real file in the cache, so that tracebacks, debuggers and `inspect` find its lines."""
+"""Printed source as a module: a real file in the cache, where tracebacks, debuggers and `inspect` find its lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rulec.backend.cache import Source
 
 
 def run_source(backend: str, name: str, source: str) -> dict[str, Any]:
-    """What a source that rulec printed for the program `name` defines, by name."""
+    """Runs the source printed for the program `name`. Its definitions, by name."""
     file_name = re.sub(r"\W", "_", name.lower())[:60] or "kernel"
     path = cache.source_file(backend, cache.cache_key(source), Source(f"{file_name}.py", source))
     namespace: dict[str, Any] = {"__name__": f"rulec_printed.{file_name}", "__file__": str(path)}

@@ -1,4 +1,4 @@
-"""What the one-file optimizers for Python libraries have in common: the rule, its scalar program, and its words."""
+"""The common parts of one-file optimizers for Python libraries: the rule, its scalar program, and its words."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from rulec.standalone.refusal import CannotBuild, values
 from .array_print import Dialect, StageFunction, operations
 from .scalars import scalar_stage, without_table
 
-#: What a printed class is made of, by name: texts, and lines.
+#: The parts of a printed class by name: texts, and lists of lines.
 Parts: TypeAlias = dict[str, str | list[str]]
+
+
+#: Names in every printed file.
+LOCALS = ("p", "g", "t", "state", "inf", "nan", "step")
 
 
 class OneFile:
     """An elementwise rule under a name, for parameters of one dtype, as one file.
 
-    CannotBuild for a rule that is not elementwise, or that `form` does not provide for.
+    CannotBuild for a rule that is not elementwise or not possible in this `form`.
     """
 
-    #: What is written, for errors; how its library is spelt; and what that spells in another way, or lacks.
+    #: The kind of file, for errors; the spelling of its library; and the functions that the library spells differently
+    #: or lacks.
     form: str
     dialect: Dialect
     words: Mapping[str, str]
-    #: Names that what is printed uses.
+    #: Names in the printed text, beside `LOCALS`.
     locals: tuple[str, ...]
-    #: The dtypes that there are, and what is lacking for the others.
+    #: The supported dtypes, and the words of an error before any other dtype.
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
     lacking = ""
-    #: Whether there is a function of the file's name in it.
+    #: Whether the file has a function of its name.
     makes_function = False
 
     def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
@@ -53,10 +58,10 @@ class OneFile:
                 self.cannot(f"{self.lacking} {asked}")
         states = dict.fromkeys((b.name for b in self.program.states), state_dtype or dtype)
         self.layout: Layout = layout_for(self.program, dtype, states=states)
-        #: The dtype of what is worked out outside of the kernel; and what each state is called.
+        #: The dtype of values outside of the kernel; and the printed name of each state.
         self.precise = "float64"
         self.states = {b.name: b.name for b in self.program.states}
-        self.reserved = {*self.locals, *self.words, *[name] * self.makes_function}
+        self.reserved = {*LOCALS, *self.locals, *self.words, *[name] * self.makes_function}
         taken = {*self.reserved, "params", "self"}
         known = whole.rule.hyper
         self.hyper: dict[str, Hyper] = {k: h for k, h in known.items() if not h.static}
@@ -74,7 +79,7 @@ class OneFile:
         raise NotImplementedError
 
     def file(self, imports: Sequence[str], words: Sequence[str], *parts: Sequence[str]) -> str:
-        """A file of these parts, after what it says of itself."""
+        """A file of these parts, after its documentation."""
         told = [f'"""{line}' if i == 0 else line for i, line in enumerate(self.documentation())]
         body = [line for part in parts for line in ("", "", *part)]
         return "\n".join([*told, '"""', "", *imports, *words, *body, ""])
@@ -96,7 +101,7 @@ class OneFile:
                 self.cannot(f"its step looks at {value.arg}")
 
     def cannot(self, why: str) -> None:
-        """CannotBuild with that reason."""
+        """Raises CannotBuild with this reason."""
         raise CannotBuild(self.rule.name, self.form, f"{why} (--backend c may do)")
 
     @staticmethod
@@ -108,24 +113,24 @@ class OneFile:
 
     @property
     def arrays(self) -> list[Buffer]:
-        """The states that have the parameter's shape."""
+        """The states of the parameter's shape."""
         return [b for b in self.program.states if b.axes.elementwise]
 
     @property
     def numbers(self) -> list[Buffer]:
-        """The states that are one number."""
+        """The scalar states."""
         return [b for b in self.program.states if not b.axes.elementwise]
 
     # Texts
 
     def documentation(self) -> list[str]:
-        """What the file begins with: the rule, its mathematics, and the licence."""
+        """The first lines of the file: the rule, its mathematics, and the licence."""
         return [
             line.replace("\\", "\\\\").replace('"""', "'''") for line in [*introduction(self.rule), "", *vendored()]
         ]
 
     def parts(self) -> Parts:
-        """What every printed class is made of: see `filled`."""
+        """The parts of every printed class, for `filled`."""
         summary = " ".join((self.rule.summary or self.rule.name).split()).rstrip(".").replace('"', "'")
         return {
             "class": class_name(self.rule, self.name), "summary": f"{summary}.", "dtype": self.dtype,
@@ -134,53 +139,56 @@ class OneFile:
         }  # fmt: skip
 
     def floats(self, lines: Sequence[str]) -> list[str]:
-        """The line that imports the numbers without digits that lines name."""
-        found = [x for x in ("inf", "nan") if self.named(x, lines)]
-        return [f"from math import {', '.join(found)}"] if found else []
+        """The line that imports `inf` and `nan`, as far as lines name them."""
+        constants = [x for x in ("inf", "nan") if self.named(x, lines)]
+        return [f"from math import {', '.join(constants)}"] if constants else []
 
     def reads(self, form: str, lines: Sequence[str]) -> list[str]:
-        """The statements that read, each in this form, the hyper-parameters that lines name."""
+        """The statements, each in this form, that read the hyper-parameters named in lines."""
         return [f"{x} = {form.format(x)}" for x in self.fields.values() if self.named(x, lines)]
 
     def keywords(self) -> list[str]:
         """The hyper-parameters as keywords with their defaults."""
         return [f"{self.fields[key]}={number(value)}" for key, value in self.defaults.items()]
 
-    def checks(self, given: Mapping[str, str] = {}) -> list[str]:
-        """The statements that refuse hyper-parameters outside their ranges; `given` has a condition before some."""
+    def checks(self, conditions: Mapping[str, str] = {}) -> list[str]:
+        """The statements that refuse hyper-parameters outside their ranges.
+
+        `conditions` has the text of a further condition for some hyper-parameters.
+        """
         lines = []
         for key, h in self.hyper.items():
-            own = self.fields[key]
-            tests = [f"{own} {sign} {number(end)}" for sign, end in h.ends]
+            field = self.fields[key]
+            tests = [f"{field} {sign} {number(end)}" for sign, end in h.ends]
             if tests:
-                lines.append(f"if {given.get(key, '')}not ({' and '.join(tests)}):")
-                lines.append(f'    raise ValueError(f"{self.fields[key]}={{{own}}} must be {h.range_text()}")')
+                lines.append(f"if {conditions.get(key, '')}not ({' and '.join(tests)}):")
+                lines.append(f'    raise ValueError(f"{self.fields[key]}={{{field}}} must be {h.range_text()}")')
         return lines
 
     # Numbers
 
     def leaf(self, value: Node, state: str) -> str | None:
-        """The text of what a scalar program and initial values are made of; `state` is the format of a state."""
-        own = str(value.arg)
+        """The text of a leaf of a scalar program or an initial value; `state` is the format of a state."""
+        name = str(value.arg)
         if value.op is Op.STEP:
             return "t"
         if value.op is Op.FACT:
             return number(EPS[self.dtype])
         if value.op is Op.LOAD:
-            return state.format(self.states.get(own, own))
+            return state.format(self.states.get(name, name))
         if value.op not in (Op.HYPER, Op.MODEL_HYPER):
             return None
-        return number(self.static[own]) if own in self.static else self.fields[own]
+        return number(self.static[name]) if name in self.static else self.fields[name]
 
     def printer(self, stage: Stage, state: str, kind: type[StagePrinter] = StagePrinter) -> StagePrinter:
-        """What prints numbers."""
+        """The printer of scalar values."""
         return kind(
             self.form, without_table(self.program), stage, operations(self.dialect, self.precise), number,
             reserved=frozenset({*self.reserved, *self.fields.values()}), known=lambda v: self.leaf(v, state),
         )  # fmt: skip
 
     def scalars(self, state: str, kind: type[StagePrinter] = StagePrinter) -> ScalarLines:
-        """The scalar program, `state` being the format of a state that it reads."""
+        """The printed scalar program; `state` is the format of a state that it reads."""
         program, printer = self.program, self.printer(scalar_stage(self.program), state, kind)
         return ScalarLines(
             [f"{name} = {bare(text)}" for name, text in printer.lines()],
@@ -189,23 +197,23 @@ class OneFile:
         )
 
     def begun(self, param: str, array: str, number: str) -> list[str]:
-        """What makes the states before the first step: formats of a {state}, its {value} and its {dtype}."""
-        printer, found = self.printer(Stage(), param), []
+        """The statements for the states before the first step, in formats of a {state}, its {value} and its {dtype}."""
+        printer, lines = self.printer(Stage(), param), []
         for b in self.program.states:
             assert b.init is not None
             dtype = self.layout.dtype(b.name) if b.axes.elementwise else ""
             form = array if b.axes.elementwise else number
-            found += form.format(state=self.states[b.name], value=printer.text(b.init), dtype=dtype).split("\n")
-        return found
+            lines += form.format(state=self.states[b.name], value=printer.text(b.init), dtype=dtype).split("\n")
+        return lines
 
     def passed(self, function: StageFunction, arrays: Mapping[str, str], columns: list[str], form: str) -> list[str]:
-        """The arguments of a function of arrays: numbers of the scalar table each in this form."""
+        """The arguments of a function of arrays, with numbers of the scalar table in this form."""
         known = self.program.columns
         numbers = [columns[i] if is_boolean(known[i].value) else form.format(columns[i]) for i in function.columns()]
         return [*(arrays[b] for b in function.buffers), *numbers]
 
     def table(self, read: str, kept: str = "{}") -> Parts:
-        """The parts of a method that makes the table of tensors, and new states each in the form `kept`."""
+        """The parts of a method for the scalar table and the new scalar states, each state in the form `kept`."""
         scalars = self.scalars('number("{}")')
         new = ", ".join(f'"{b}": {kept.format(text)}' for b, text in scalars.stores.items())
         return {
@@ -224,31 +232,35 @@ class ScalarLines(NamedTuple):
 
     @property
     def all(self) -> list[str]:
-        """Everything that they name something in."""
+        """All texts together."""
         return [*self.lines, *self.columns, *self.stores.values()]
 
 
 def filled(template: str, parts: Parts) -> list[str]:
-    """The lines of a template: `<part>` is a text, or, alone on its line, lines; `<part?>` is before lines for it."""
-    found: list[str] = []
+    """The lines of a template.
+
+    `<part>` in a line stands for a text. Alone in a line it stands for a list of lines. A line with `<part?>` is left
+    out where the part is empty.
+    """
+    lines: list[str] = []
     for line in template.strip("\n").split("\n"):
         needed = re.search(r"<(\w+)\?>", line)
         alone = re.fullmatch(r"( *)<(\w+)>", line)
         if alone and not isinstance(parts[alone[2]], str):
-            found += indented(parts[alone[2]], len(alone[1]) // 4)
+            lines += indented(parts[alone[2]], len(alone[1]) // 4)
         elif not needed or parts[needed[1]]:
-            found.append(re.sub(r"<(\w+)>", lambda m: str(parts[m[1]]), re.sub(r"<\w+\?>", "", line)).rstrip())
-    return found
+            lines.append(re.sub(r"<(\w+)>", lambda m: str(parts[m[1]]), re.sub(r"<\w+\?>", "", line)).rstrip())
+    return lines
 
 
 def number(value: float) -> str:
-    """A number as Python has it."""
+    """A number as a Python expression."""
     text = repr(float(value))
     return {"inf": "float('inf')", "-inf": "-float('inf')", "nan": "float('nan')"}.get(text, text)
 
 
 def class_name(rule: Rule, name: str) -> str:
-    """The name of the class: the rule's own where that is an identifier and no other was asked for."""
+    """The name of the class: the rule's, if it is an identifier and the user asked for no other."""
     if name == file_name(rule, "") and rule.name.isidentifier():
         return rule.name
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
@@ -256,8 +268,8 @@ def class_name(rule: Rule, name: str) -> str:
 
 def words_in(lines: Sequence[str], words: Mapping[str, str]) -> list[str]:
     """The definitions that printed lines need."""
-    found = [source for name, source in words.items() if re.search(rf"(?<![\w.]){name}\(", "\n".join(lines))]
-    return [line for source in found for line in ("", "", *source.rstrip("\n").split("\n"))]
+    sources = [source for name, source in words.items() if re.search(rf"(?<![\w.]){name}\(", "\n".join(lines))]
+    return [line for source in sources for line in ("", "", *source.rstrip("\n").split("\n"))]
 
 
 def call_lines(head: str, arguments: Sequence[str], end: str) -> list[str]:

@@ -1,6 +1,8 @@
-"""A scalar program as one kernel: what it reads, under which names, and what it leaves, alike in every language.
+"""The scalar program of a rule as one kernel: the parts that are the same in CUDA C and Triton.
 
-Each of its threads or lanes has one tensor: `n` of an array's axes has a value for each, `k` one for each group.
+A thread or lane computes the row of the scalar table, and the new scalar states, of one tensor. It reads step counts,
+hyper-parameters, shape facts and scalar states: the leaves of the program. An array with the axis `n` has a value for
+each tensor, with `k` one for each group, else one for the model.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from rulec.backend.protocol import Scalars
 from rulec.compiler.ir import Program, ScalarProgram, Stage, Store
 from rulec.language.node import Node, Op, walk
 
-#: What `t` of a tensor, of its group and of the model is called.
+#: The names of `t` of a tensor, of its group and of the model.
 _STEPS = {"": "t", "group": "group_t", "model": "model_t"}
 
 _LEAVES = (Op.HYPER, Op.MODEL_HYPER, Op.STEP, Op.FACT, Op.LOAD)
@@ -22,18 +24,18 @@ _LEAVES = (Op.HYPER, Op.MODEL_HYPER, Op.STEP, Op.FACT, Op.LOAD)
 
 @dataclass(frozen=True)
 class Argument:
-    """An array that the kernel reads: of `kind` "fact", "state" or "level", under `key`."""
+    """An array for the kernel: of `kind` "fact", "state" or "level", and its `key` in `Scalars`."""
 
     kind: str
     key: str
 
     def array(self, known: Scalars) -> Any:
-        """The array itself."""
+        """The array of these scalars."""
         return {"fact": known.facts, "state": known.states, "level": known.levels}[self.kind][self.key]
 
 
 def has_scalars(program: Program) -> bool:
-    """Whether there is a scalar program to print."""
+    """Whether the scalar program has any value to compute."""
     return bool(program.scalars.columns or program.scalars.stores)
 
 
@@ -44,17 +46,17 @@ def scalar_stage(program: Program) -> Stage:
 
 
 def without_table(program: Program) -> Program:
-    """The program as a printer takes it that names no columns: they are what it prints."""
+    """The program without columns, for a printer of the columns themselves."""
     return replace(program, late=(), scalars=ScalarProgram())
 
 
 def scalar_leaves(program: Program) -> list[Node]:
-    """The hyper-parameters, counts, facts and states that the scalar program reads, in the order of its values."""
+    """The hyper-parameters, counts, facts and states in the scalar program, in the order of its values."""
     return [n for n in walk(scalar_stage(program).roots) if n.op in _LEAVES]
 
 
 def argument_of(leaf: Node) -> Argument | None:
-    """The array in which a leaf has its values; None for hyper-parameters and tensors' own counts."""
+    """The array with the values of a leaf; None for hyper-parameters and the counts of tensors."""
     if leaf.op is Op.FACT:
         return Argument("fact", str(leaf.arg))
     if leaf.op is Op.LOAD:
@@ -63,17 +65,17 @@ def argument_of(leaf: Node) -> Argument | None:
 
 
 def arguments(leaves: Sequence[Node]) -> list[Argument]:
-    """The arrays that a kernel reads beside counts, groups and hyper-parameters, in the order of these leaves."""
+    """The arrays for a kernel beside counts, groups and hyper-parameters, in the order of the leaves."""
     return [a for a in dict.fromkeys(map(argument_of, leaves)) if a is not None]
 
 
 class ScalarKernel:
-    """The kernel of one program: `names` are its leaves' values, `at` the arrays that it reads.
+    """The names in the kernel of one program: `names` maps a leaf to its variable, `at` an argument to its array.
 
-    A language says how leaves are read, and how what it prints of the others is written.
+    A subclass for each language prints the reads of leaves and the other values.
     """
 
-    #: What the array of the counts of a level is called.
+    #: The format of the name of an array of counts, of groups or the model.
     level_array = "{}_at"
 
     def __init__(self, program: Program, leaves: Sequence[Node], taken: set[str]) -> None:
@@ -90,11 +92,11 @@ class ScalarKernel:
         return (self.level_array if argument.kind == "level" else "{}_at").format(argument.key)
 
     def hyper_line(self, leaf: Node) -> int:
-        """The line of the table of hyper-parameters that has a leaf's values."""
+        """The line of a hyper-parameter in the table of hyper-parameters."""
         return list(self.program.hyper).index(str(leaf.arg))
 
     def level(self, argument: Argument) -> str:
-        """What an array has a value for: each "tensor", each "group", or the "model"."""
+        """The level of an array's values: "tensor", "group" or "model"."""
         if argument.kind == "level":
             return argument.key
         letters = "n" if argument.kind == "fact" else self.program.buffer(argument.key).axes.letters

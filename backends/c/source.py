@@ -115,19 +115,25 @@ class StageSource(ChunkLoops):
         return "\n".join([
             "/* One chunk. The buffers of a tensor do not overlap. */",
             f"static void {self.name}_chunk(const Bucket *bucket, int64_t chunk)", "{",
-            *indented([*self._given(), "", *loops]),
+            *indented([*self._variables(), "", *loops]),
             "}", "",
         ])  # fmt: skip
 
-    def _given(self) -> list[str]:
-        """Where buffers lie, and the numbers that the element's function takes."""
-        return ["const Chunk *at = &bucket->chunk[chunk];", *self.addresses(), *self.scalar_lines()]
+    def _variables(self) -> list[str]:
+        """The variables of a chunk: addresses, and columns of the scalar table."""
+        row = f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"
+        return ["const Chunk *at = &bucket->chunk[chunk];", *self._addresses(), *self.scalar_lines(row)]
 
-    def address(self, name: str) -> str:
+    def _addresses(self) -> list[str]:
+        kinds = {name: self.pointer(name) for name in address_lines(self.program)}
+        return [f"{self._variable(name, kind)} = {self._address(name)};" for name, kind in kinds.items() if kind]
+
+    def _variable(self, name: str, kind: str) -> str:
+        """The declaration of an address."""
+        return f"{kind}{self.write.at[name]}"
+
+    def _address(self, name: str) -> str:
+        """The address of a tensor's array, or of a chunk's first total."""
         text = f"bucket->{self.write.names[name]}[at->tensor]"
         slots = self.slots_of(name)
         return f"(double *){text} + at->{slots}" if slots else text
-
-    def row(self) -> str:
-        """The row of the scalar table that is the tensor's."""
-        return f"const double *row = bucket->table + {len(self.program.columns)} * bucket->row_of[at->tensor];"

@@ -1,1 +1,1 @@
-"""What languages of the C family share: an element, loops over chunks, and functions, in a record for each dialect."""
+"""Source in languages of the C family: an element, loops over chunks, and functions, with a record for each dialect."""

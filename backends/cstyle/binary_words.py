@@ -1,10 +1,10 @@
-"""Drawing packed bits, as text that is both C99 and CUDA C."""
+"""Drawing packed bits, as text for C99 and CUDA C alike."""
 
 from __future__ import annotations
 
 from .noise_words import NOISE_WORDS
 
-#: What a draw is told, beside the addresses.
+#: The sizes and numbers of a draw, after its addresses.
 DRAW = ("members", "rows", "count", "words", "directions", "purpose", "step", "seed", "layer")
 
 _DRAW = """\
@@ -48,6 +48,6 @@ FUNCTION void draw_word(const Draw *draw, int64_t index)
 
 
 def draw_words(function: str) -> str:
-    """The text, where functions begin with `function`."""
+    """The text; `function` stands before each function."""
     text = NOISE_WORDS["philox"] + "\n" + _DRAW.replace("<fields>", ", ".join(DRAW))
     return text.replace("FUNCTION", function)

@@ -1,4 +1,4 @@
-"""What differs between the languages that C-style source is printed in: C99, and CUDA C."""
+"""The differences between languages of the C family: C99, CUDA C, OpenCL C."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 class Dialect:
     """A language of the C family.
 
-    `backend` is who prints, for errors. `function` stands before every function whose calls are to disappear; `words`
-    are spellings of its own for some of `words.WORDS`, by their names. No value of a rule is called as one of
-    `reserved`. `memory` stands before the type of what lies in arrays; `simd` are lines before a loop whose passes may
-    run side by side. Source in it may use int64_t, uint32_t, uint16_t, bool, INFINITY, NAN, and the functions of C99's
-    math.h that `words.LIBRARY` names.
+    `backend` is the backend's name, for errors. `function` stands before every function that the compiler should
+    inline. `words` has the dialect's spellings of some of `words.WORDS`, by name. No value of a rule gets a name in
+    `reserved`. `memory` stands before the type of array elements. `simd` are lines before a loop with independent
+    passes. Source may use int64_t, uint32_t, uint16_t, bool, INFINITY, NAN, and from C99's math.h `words.LIBRARY`.
     """
 
     backend: str

@@ -1,8 +1,8 @@
-"""Prints what one stage does to one element as a C-style function: the same text is C99 and CUDA C.
+"""Prints one stage of one element as a C-style function, the same text for C99 and CUDA C.
 
-The function is given addresses and an index, so the same text runs over memory and over a few elements in registers.
-What is narrower than an element comes as a number: columns of the scalar table, and values of rows, columns and
-matrices. Reductions are taken into float64 totals that are the caller's, one for each lane or thread or column.
+The function takes addresses and an index, so the same text runs over memory and over a few elements in registers.
+Columns of the scalar table, and values of rows, columns and matrices, are numbers among its parameters. The caller has
+float64 totals for the reductions, one for each lane, thread or column.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .dialect import Dialect
 from .text import WIDTH, call_lines, indented
 from .words import RESERVED
 
-#: The C type of an element as it is stored; the 16-bit formats are moved as integers.
+#: The C type of a stored element; elements of 16 bits move as integers.
 STORAGE: Mapping[str, str] = {
     "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "uint16_t",
 }  # fmt: skip
 
 
 class Infix(NamedTuple):
-    """An operator between two operands, and how tightly it binds."""
+    """An operator between two operands, and its precedence."""
 
     symbol: str
     level: int
@@ -42,8 +42,8 @@ class Infix(NamedTuple):
 
 _ATOM, _UNARY, _PRODUCT, _SUM, _ORDER, _EQUALITY, _AND, _OR, _CHOICE = range(9, 0, -1)
 
-#: How each operation is written: an operator, or the function of that name, with an `f` behind it for float. The others
-#: are in `ElementPrinter._special`.
+#: The spelling of each operation: an operator, or a function's name, with an `f` behind it for float. The others are in
+#: `ElementPrinter._special`.
 SPELLINGS: Mapping[Op, Infix | str] = {
     Op.ADD: Infix("+", _SUM), Op.SUB: Infix("-", _SUM), Op.MUL: Infix("*", _PRODUCT), Op.DIV: Infix("/", _PRODUCT),
     Op.LT: Infix("<", _ORDER), Op.LE: Infix("<=", _ORDER), Op.GT: Infix(">", _ORDER), Op.GE: Infix(">=", _ORDER),
@@ -53,7 +53,7 @@ SPELLINGS: Mapping[Op, Infix | str] = {
     Op.MAXIMUM: "maximum",
 }  # fmt: skip
 
-#: What reducing nothing gives.
+#: The reduction of no elements.
 NOTHING: Mapping[Op, str] = {Op.SUM: "0.0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
 #: Constant exponents that are faster, and as accurate, in another way; small whole ones are products already.
@@ -61,7 +61,7 @@ _POWERS = {-1.0: "{one} / {x}", -2.0: "inverse_square{f}({x})", 0.5: "root{f}({x
 
 _LOCALS = frozenset({"i", "element", "unscale"})
 
-#: A text and how tightly its outermost operator binds.
+#: A text, and the precedence of its outermost operator.
 _Piece = tuple[str, int]
 
 
@@ -69,9 +69,9 @@ _Piece = tuple[str, int]
 class Parameter:
     """A parameter of an element's function.
 
-    `kind` is "index", "buffer", "vector", "scalar", "scale" or "total", and `of` the buffer, vector, column of the
-    scalar table or reduction that it is for. `place` is where a vector has its values: for each element, and then the
-    parameter is their address, else for each row, column or matrix as they lie in memory, and it is a number.
+    `kind` is "index", "buffer", "vector", "scalar", "scale" or "total". `of` names its buffer, vector, column of the
+    scalar table or reduction. `place` is for a vector: with a value for each element the parameter is an address; with
+    one for each row, column or matrix, as they lie in memory, it is a number.
     """
 
     kind: str
@@ -82,15 +82,15 @@ class Parameter:
 
     @property
     def declaration(self) -> str:
-        """The parameter as a function declares it."""
+        """The declaration of the parameter."""
         return f"{self.type}{'' if self.type.endswith('*') else ' '}{self.name}"
 
 
 class ElementWriter:
     """The function of one stage's element: its parameters, its text, and calls of it.
 
-    `names` are buffers' old values, vectors and totals, and `at` their addresses; nothing of a rule is called as a
-    function, a type, or what the dialect reserves. With `scaled`, gradients are multiplied by a parameter `unscale`.
+    `names` are the variables of buffers' old values, vectors and totals; `at` the variables of their addresses. None of
+    them is the name of a function, a type, or a reserved word. With `scaled`, gradients are multiplied by `unscale`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ElementWriter:
     ) -> None:  # fmt: skip
         self.program, self.layout, self.stage, self.dialect, self.name = program, layout, stage, dialect, name
         self.nest, self.scaled = Nest(program, layout, stage), scaled
-        #: The type of arithmetic, and what stands behind the names of its functions and its numbers.
+        #: The type of arithmetic, and the suffix of its functions and numbers.
         self.real, self.suffix = ("double", "") if layout.compute == "float64" else ("float", "f")
         taken = set(RESERVED | _LOCALS | dialect.reserved | {name})
         lines = address_lines(program)
@@ -110,16 +110,16 @@ class ElementWriter:
             self.names.__getitem__,
         )  # fmt: skip
 
-    # What it is given
+    # Parameters
 
     def parameters(self) -> list[Parameter]:
         """Its parameters, in order."""
-        found = [Parameter("index", "int64_t", "i")]
-        found += [self._buffer(b) for b in self.nest.buffers]
-        found += [self._vector(v) for v in self.nest.vectors]
-        found += [self._scalar(i) for i in self.printer.columns_used()]
-        found += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
-        return found + [
+        parameters = [Parameter("index", "int64_t", "i")]
+        parameters += [self._buffer(b) for b in self.nest.buffers]
+        parameters += [self._vector(v) for v in self.nest.vectors]
+        parameters += [self._scalar(i) for i in self.printer.columns_used()]
+        parameters += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
+        return parameters + [
             Parameter("total", self.total_pointer(r), self.names[r.name], r.name) for r in self.stage.reduces
         ]
 
@@ -129,7 +129,7 @@ class ElementWriter:
         return f"{self.dialect.memory}{const}{STORAGE[self.layout.dtype(buffer)]} *"
 
     def total_pointer(self, reduction: Result) -> str:
-        """The type of the address of a total: one of a column lies in its slot, others are variables."""
+        """The type of the address of a total: a slot in memory for a column, else a variable."""
         return f"{self.dialect.memory if self.nest.place(reduction) == COL else ''}double *"
 
     def _buffer(self, buffer: str) -> Parameter:
@@ -164,15 +164,15 @@ class ElementWriter:
         return "\n".join([*head, "{", *indented(self.body()), "}", ""])
 
     def body(self) -> list[str]:
-        """Loads, values, stores and totals: every value is worked out before the first is stored."""
+        """Loads, values, stores and totals. Every value is computed before the first store."""
         return [*self._loads(), *self._values(), *self._stores(), *self._totals()]
 
     def _loads(self) -> list[str]:
-        found = [self._defined(self.real, self.names[b], self._load(b)) for b in self.printer.loads()]
+        lines = [self._defined(self.real, self.names[b], self._load(b)) for b in self.printer.loads()]
         for vector in self.nest.read(ELEMENT):
             text = f"{self.at[vector.name]}[i]{' != 0' * is_boolean(vector.value)}"
-            found.append(self._defined(self._type(vector.value), self.names[vector.name], text))
-        return found
+            lines.append(self._defined(self._type(vector.value), self.names[vector.name], text))
+        return lines
 
     def _load(self, buffer: str) -> str:
         storage = self.layout.dtype(buffer)
@@ -185,23 +185,23 @@ class ElementWriter:
 
     def _values(self) -> list[str]:
         values = {name: value for value, name in self.printer.names.items()}
-        found: list[str] = []
+        lines: list[str] = []
         for name, text in self.printer.lines():
             line = self._defined(self._type(values[name]), name, text)
             comment = line_comment(self.program, self.printer.names, values[name], text)
             if comment and len(line) + len(comment) + 9 > WIDTH:
-                found.append(f"// {comment}")
+                lines.append(f"// {comment}")
             elif comment:
                 line += f"  // {comment}"
-            found.append(line)
-        return found
+            lines.append(line)
+        return lines
 
     def _stores(self) -> list[str]:
         return [f"{self.at[s.buffer]}[i] = {self._narrow(s.buffer, self.printer.text(s.value))};"
                 for s in self.stage.stores]  # fmt: skip
 
     def _narrow(self, buffer: str, text: str) -> str:
-        """A value as its buffer stores it."""
+        """A value converted to the stored dtype of its buffer."""
         storage = self.layout.dtype(buffer)
         if storage in ("bfloat16", "float16"):
             return f"to_{storage}({text if self.suffix else f'to_odd({text})'})"
@@ -215,7 +215,7 @@ class ElementWriter:
         ]  # fmt: skip
 
     def _total(self, reduction: Result) -> str:
-        """Where an element is taken into a reduction."""
+        """The variable for the total of a reduction."""
         return f"*{self.names[reduction.name]}"
 
     @staticmethod
@@ -224,9 +224,9 @@ class ElementWriter:
 
     # Calls of it
 
-    def call(self, given: Mapping[str, str] = {}) -> list[str]:
-        """The statement that calls it: with what is `given` for some parameters, the others by their own names."""
-        return call_lines(self.name, _grouped(self.parameters(), lambda p: given.get(p.name, p.name)), ";")
+    def call(self, arguments: Mapping[str, str] = {}) -> list[str]:
+        """The statement that calls it. `arguments` has texts for some parameters; the others get their own names."""
+        return call_lines(self.name, _grouped(self.parameters(), lambda p: arguments.get(p.name, p.name)), ";")
 
 
 class ElementPrinter(StagePrinter):
@@ -254,7 +254,7 @@ class ElementPrinter(StagePrinter):
         return "f" if self.constant(1.0).endswith("f") else ""
 
     def _special(self, value: Node) -> _Piece | None:
-        """Operations that are neither an operator between two operands nor a function of the same number of them."""
+        """Operations other than operators between two operands and plain function calls."""
         one, suffix = self.constant(1.0), self._suffix
         if value.op in (Op.NEG, Op.NOT):
             sign = "-" if value.op is Op.NEG else "!"
@@ -289,13 +289,13 @@ class ElementPrinter(StagePrinter):
         return f"{first} {operator.symbol} {second}"
 
     def _inside(self, value: Node, level: int) -> str:
-        """An operand of something that binds like this: in parentheses unless it binds tighter."""
-        text, own = self._piece(value)
-        return text if own > level else f"({text})"
+        """An operand of an operator of this precedence: in parentheses unless it binds tighter."""
+        text, binds = self._piece(value)
+        return text if binds > level else f"({text})"
 
 
 def literal(value: float, suffix: str = "") -> str:
-    """A number: a float where `suffix` is f, else a double."""
+    """A number as a C literal: a float where `suffix` is f, else a double."""
     if math.isnan(value):
         return "NAN"
     with np.errstate(over="ignore"):
@@ -306,16 +306,16 @@ def literal(value: float, suffix: str = "") -> str:
 
 
 def taken_in(op: Op, total: str, text: str) -> str:
-    """The statement that takes one more number into a total."""
+    """The statement that joins one more number to a total."""
     if op is Op.SUM:
         return f"{total} += {text};"
     return f"{total} = {'minimum' if op is Op.MIN else 'maximum'}({total}, {text});"
 
 
 def _stands(operator: int, operand: int, is_right: int) -> bool:
-    """Whether an operand of this level needs no parentheses beside an operator.
+    """Whether an operand of this precedence needs no parentheses beside an operator.
 
-    Some have them only because compilers warn: comparisons in a row, and && beside ||.
+    Comparisons in a row, and && beside ||, have them only because compilers warn.
     """
     if operand == operator:
         return not is_right and operator not in (_ORDER, _EQUALITY)
@@ -323,7 +323,7 @@ def _stands(operator: int, operand: int, is_right: int) -> bool:
 
 
 def _grouped(parameters: Sequence[Parameter], text: Callable[[Parameter], str]) -> list[list[str]]:
-    """Their texts, in the groups in which long lists of them are written: addresses, numbers, totals."""
+    """The texts of parameters in groups, each on a line of a long list: addresses, numbers, totals."""
     groups: dict[str, list[str]] = {}
     for parameter in parameters:
         kind = {"index": "buffer", "vector": "buffer", "scale": "scalar"}.get(parameter.kind, parameter.kind)

@@ -9,7 +9,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.kernel.bucket.plan import chunk_columns
 from rulec.kernel.nest import Level
-from rulec.kernel.place import COL, MATRIX, ROW, TENSOR, address_lines
+from rulec.kernel.place import COL, MATRIX, ROW, TENSOR
 from rulec.language.node import Op, is_boolean
 
 from ..comment import about_stage, column_formula
@@ -18,7 +18,7 @@ from .element import NOTHING, ElementWriter, Parameter
 from .text import WIDTH, block, comment
 from .words import words_used
 
-#: What loops call their own: no value of a rule is called so.
+#: The variables and functions of loops: no value of a rule gets such a name.
 LOCALS = frozenset(
     {
         "Chunk", "LANES", "at", "row", "lane", "matrix", "line", "j", "stop", "back", "fill", "sum_of", "least_of",
@@ -69,14 +69,14 @@ static double <name>(const double *lanes)
 }
 """
 
-#: For each reduction the function that joins its lanes, and how it takes one more.
+#: The function that joins the lanes of a reduction, and the expression that joins one more lane.
 _JOINS = {
     Op.SUM: ("sum_of", "all + lanes[lane]"),
     Op.MIN: ("least_of", "minimum(all, lanes[lane])"),
     Op.MAX: ("greatest_of", "maximum(all, lanes[lane])"),
 }
 
-#: The index of the value of a matrix or a row among its like.
+#: The index of a value of matrices or rows.
 _INDEX = {MATRIX: "matrix", ROW: "line"}
 
 
@@ -86,7 +86,7 @@ def chunk_type(program: Program, layout: Layout) -> str:
 
 
 def helpers(code: str, dialect: Dialect) -> list[str]:
-    """The functions that the code of stages calls."""
+    """The functions called in the code of stages."""
     joins = [join for join in _JOINS.values() if f"{join[0]}(" in code]
     texts = [_JOIN.replace("<name>", name).replace("<joined>", joined) for name, joined in joins]
     fill = [_FILL] if "fill(" in code else []
@@ -96,7 +96,7 @@ def helpers(code: str, dialect: Dialect) -> list[str]:
 class ChunkLoops:
     """One stage: the function of an element, and loops over the elements of a chunk that call it.
 
-    Who makes a kernel of them says where addresses come from (`address`, `row`), and what the kernel is.
+    A subclass prints the kernel around the loops, with the addresses of its arrays in the variables `write.at`.
     """
 
     dialect: Dialect
@@ -113,42 +113,27 @@ class ChunkLoops:
     def _element(self) -> str:
         return "\n".join([*comment(about_stage(self.program, self.index)), self.write.text()])
 
-    # What a chunk has
-
-    def addresses(self) -> list[str]:
-        kinds = {name: self.pointer(name) for name in address_lines(self.program)}
-        return [f"{self._variable(name, kind)} = {self.address(name)};" for name, kind in kinds.items() if kind]
-
-    def _variable(self, name: str, kind: str) -> str:
-        """The declaration of an address."""
-        return f"{kind}{self.write.at[name]}"
+    # A chunk
 
     def pointer(self, name: str) -> str:
-        """The type of an address that the stage uses; nothing for the others."""
+        """The type of an address that the stage uses; empty for any other."""
         if name in self.nest.buffers:
             return self.write.pointer(name)
         if name in self.stage.reads:
             return f"{self.dialect.memory}const {self.write.real} *"
         return f"{self.dialect.memory}double *" if any(r.name == name for r in self.stage.reduces) else ""
 
-    def address(self, name: str) -> str:
-        """Where the arrays, or the totals, of a name begin."""
-        raise NotImplementedError
-
-    def row(self) -> str:
-        """The line that finds the tensor's row of the scalar table."""
-        raise NotImplementedError
-
     def slots_of(self, name: str) -> str:
-        """What of a chunk says where its totals begin, for totals of rows and columns."""
+        """The field of a chunk with the place of its first total of rows or columns; empty for any other name."""
         where = next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
         return {ROW: "row_slots", COL: "col_slots"}.get(where, "")
 
-    def scalar_lines(self) -> list[str]:
+    def scalar_lines(self, row: str) -> list[str]:
+        """The variables for columns of the scalar table, after the statement `row` that declares the tensor's row."""
         columns = self.write.printer.columns_used()
         if not columns:
             return []
-        return [self.row(), *(self._scalar(i) for i in columns)]
+        return [row, *(self._scalar(i) for i in columns)]
 
     def _scalar(self, column: int) -> str:
         name, truth = self.write.printer.column(column), is_boolean(self.program.columns[column].value)
@@ -161,14 +146,14 @@ class ChunkLoops:
     # Loops
 
     def enter(self, level: Level) -> list[str]:
-        """Values of a row or a matrix, emptied totals of its columns, and lanes of totals."""
+        """Values of a row or a matrix, first values for totals of its columns, and lanes of totals."""
         return [
             *self._row_lines() * (level.place == ROW), *self._vectors(_INDEX.get(level.place, ""), level.place),
             *(line for r in level.totals for line in self._begun(r)), *self._emptied(level),
         ]  # fmt: skip
 
     def _row_lines(self) -> list[str]:
-        """Where a row lies."""
+        """The place of a row."""
         back = ["const int64_t back = (line - matrix) * at->width;  // from an element to its column"]
         return back * self.nest.sees(COL)
 
@@ -184,7 +169,7 @@ class ChunkLoops:
         return self._loop("at->first", "at->last", body)
 
     def _loop(self, start: str, stop: str, body: list[str]) -> list[str]:
-        """A loop over neighbouring elements: in steps of as many as there are lanes, where totals are taken in them."""
+        """A loop over neighbouring elements; with totals, in steps of the number of lanes."""
         if not self.nest.totals(ROW, TENSOR):
             return [*self.dialect.simd, *block(f"for (int64_t i = {start}; i < {stop}; i++)", body)]
         return [
@@ -198,7 +183,7 @@ class ChunkLoops:
         ]  # fmt: skip
 
     def leave(self, level: Level) -> list[str]:
-        """What is left of totals."""
+        """The stores of totals into their slots."""
         return [f"{self.write.at[r.name]}[{self.slots[level.place]}] = {self._total(r)};" for r in level.totals]
 
     def _total(self, reduction: Result) -> str:
@@ -210,7 +195,7 @@ class ChunkLoops:
         return self.write.call(self._passed("i", ""))
 
     def _begun(self, reduction: Result) -> list[str]:
-        """The lanes of a total, before a loop over what it is of."""
+        """The lanes of a total, before its loop."""
         name, op = self.write.names[reduction.name], reduction.value.op
         if op is Op.SUM:
             return [f"double {name}[LANES] = {{0}};"]
@@ -228,20 +213,20 @@ class ChunkLoops:
         return f"{text} != 0" if parameter.type == "bool" else text
 
     def _emptied(self, level: Level) -> list[str]:
-        """A loop that empties the totals of a matrix's columns."""
+        """A loop that writes the first values into the totals of a matrix's columns."""
         lines = [f"{self.write.at[r.name]}[j] = {NOTHING[r.value.op]};" for r in level.empties]
         column = "matrix * at->width + at->{}"
         head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
         return block(head, lines) if lines else []
 
     def _passed(self, index: str, lane: str) -> dict[str, str]:
-        """What the element's function is given where that is not a variable of the parameter's name."""
-        found = {"i": index}
+        """The arguments of the element's function that are not variables of the parameter's name."""
+        arguments = {"i": index}
         for parameter in self.write.parameters():
             if parameter.kind == "vector" and parameter.place == COL:
-                found[parameter.name] = self._vector(parameter, f"{index} - back")
+                arguments[parameter.name] = self._vector(parameter, f"{index} - back")
             elif parameter.kind == "total":
                 in_column = any(r.name == parameter.of for r in self.nest.totals(COL))
                 name = self.write.at[parameter.of] if in_column else parameter.name
-                found[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
-        return found
+                arguments[parameter.name] = f"&{name}[{f'{index} - back' if in_column else lane}]"
+        return arguments

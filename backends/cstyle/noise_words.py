@@ -1,7 +1,7 @@
-"""Functions of noise, as text that is both C99 and CUDA C: random words, and what their bits stand for.
+"""Functions of noise, as text for C99 and CUDA C alike: random words, and the values of their bits.
 
-Normal numbers come from sums, products and square roots alone, the same bits wherever nothing is contracted. Those of
-float are off by at most 4 ulp from Box and Muller's of float64, as tests/backends/test_noise_c.py measures them.
+Normal numbers come from sums, products and square roots alone, with the same bits wherever nothing is contracted. In
+float they differ by at most 4 ulp from Box and Muller's in float64, as tests/backends/test_noise_c.py measures.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _of_normals(template: str, suffix: str) -> str:
     return typed(text, suffix)
 
 
-#: The text of each function by its name, those it calls before it; beside them a type.
+#: The text of each function by its name, after the functions it calls. `philox` has the type `Words` too.
 NOISE_WORDS: Mapping[str, str] = {
     "philox": _PHILOX,
     "set_bits": _SET_BITS,

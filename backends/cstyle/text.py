@@ -5,17 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-#: How wide a printed line may be.
+#: The width of a printed line, at most.
 WIDTH = 110
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """The lines one step further to the right; what is for the preprocessor stays at the margin."""
+    """The lines one step further to the right; lines for the preprocessor stay at the margin."""
     return [line if line.startswith("#") or not line else f"    {line}" for line in lines]
 
 
 def block(head: str, body: Sequence[str]) -> list[str]:
-    """A statement with a body: in braces where that has several lines."""
+    """A statement with a body; in braces where the body has several lines."""
     return [head, *indented(body)] if len(body) == 1 else [f"{head} {{", *indented(body), "}"]
 
 
@@ -35,10 +35,10 @@ def call_lines(function: str, groups: Sequence[Sequence[str]], end: str) -> list
 
 
 def comment(lines: Sequence[str]) -> list[str]:
-    """A comment; what is long continues on another line. What would end it, in text from elsewhere, is taken apart."""
+    """A comment; a long line continues on another. `*/` in a line becomes `* /`, so that no text ends the comment."""
     clean = [part for line in lines for part in _folded(line.replace("*/", "* /").replace("/*", "/ *"))]
-    found = [f"{' *' if i else '/*'} {line}".rstrip() for i, line in enumerate(clean)]
-    return [*found[:-1], f"{found[-1]} */"]
+    rows = [f"{' *' if i else '/*'} {line}".rstrip() for i, line in enumerate(clean)]
+    return [*rows[:-1], f"{rows[-1]} */"]
 
 
 def _folded(line: str) -> list[str]:

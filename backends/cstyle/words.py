@@ -1,6 +1,6 @@
-"""Functions that C's library lacks, as text that is both C99 and CUDA C, for float and double.
+"""Functions that C's library lacks, as text for C99 and CUDA C alike, for float and double.
 
-Everything else that a printed source calls is C99's math.h: sqrt, cbrt, exp, log, pow, tanh, erf, floor, fabs, fmod and
+All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, log, pow, tanh, erf, floor, fabs, fmod and
 copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's on x86-64 as
 tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide says.
 
@@ -14,7 +14,7 @@ tests/backends/test_c_words.py measures them, over numbers of every size; of CUD
     tanh      2.2      2.2       2        2
 
 The other seven are exact or correctly rounded in both. No formula here depends on a fused multiply-add: sources are
-compiled without contraction, so that C and CUDA C give the same bits for + - * / and the square root.
+compiled without contraction, and C and CUDA C give the same bits for + - * / and the square root.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ FUNCTION uint16_t to_float16(float x)
 }
 
 
-#: The text of each function by its name, those it calls before it.
+#: The text of each function by its name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     **{name + suffix: typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
     **_PLAIN,
@@ -183,13 +183,13 @@ _KEYWORDS = """
     static_assert static_cast template this thread_local throw try typeid typename using virtual wchar_t xor xor_eq
 """
 
-#: What no value of a rule may be called: functions that are called, types, macros, and the words of C and C++. Any
-#: other function of a library may be hidden by a value of its name.
+#: Names that no value of a rule may have: called functions, types, macros, and the words of C and C++. A value may hide
+#: any other function of a library.
 RESERVED = frozenset(WORDS) | LIBRARY | frozenset(_KEYWORDS.split())
 
 
 def words_used(text: str, dialect: Dialect) -> list[str]:
-    """The text of every word that `text` calls, and that those call, in an order that defines before use."""
+    """The texts of all functions that `text` calls, directly or not, each before its use."""
     spelled = {
         rf"\b{name}\(": dialect.words.get(name) or plain.replace("FUNCTION", dialect.function)
         for name, plain in WORDS.items()

@@ -1,7 +1,7 @@
 """The cupy backend: CUDA C, compiled by NVRTC through CuPy, over CuPy arrays and PyTorch's CUDA tensors.
 
-One launch runs a stage over all tensors of a bucket: a block takes a chunk of one tensor, and finds its addresses in
-tables on the device. Elements are moved by 16 bytes where addresses allow it. Nothing waits for the device.
+One launch runs a stage over all tensors of a bucket. A block takes a chunk of one tensor, and finds its addresses in
+tables on the device. Elements move 16 bytes at a time where addresses allow it. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
 
-#: The oldest GPUs that kernels are compiled for: earlier ones have no instruction that rounds to bfloat16.
+#: The least compute capability, times 10: earlier GPUs have no instruction for rounding to bfloat16.
 OLDEST = 80
 
 
 class CupyBackend:
-    """Kernels in CUDA C, for CuPy arrays and PyTorch tensors on NVIDIA's GPUs; `threads` run a block."""
+    """Kernels in CUDA C, for CuPy arrays and PyTorch tensors on NVIDIA's GPUs; `threads` in a block."""
 
     name = "cupy"
     on_device = True
@@ -42,7 +42,7 @@ class CupyBackend:
         self.threads = threads
 
     def unavailable_reason(self) -> str | None:
-        """None where there is a GPU that will do; else what is missing."""
+        """None with a usable GPU; else the missing part, in words."""
         if importlib.util.find_spec("cupy") is None:
             return "cupy is not installed: pip install cupy-cuda13x, or the wheel for your CUDA, such as cupy-cuda12x"
         try:
@@ -60,7 +60,7 @@ class CupyBackend:
         return kernel_source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> CupyKernel:
-        """The kernel of a source text; compiled for a device when first bound there."""
+        """The kernel of a source text, compiled for a device at the first `bind` there."""
         return CupyKernel(program, layout, _modules(source), self.threads)
 
     def binary(self) -> CupyBinary:
@@ -68,11 +68,11 @@ class CupyBackend:
         return CupyBinary(_modules(binary_source()))
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
-        """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
+        """The source of a kernel with a sum of noise of the kind `values` for its gradient."""
         return estimate_source(program, layout, values)
 
     def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> CupyEstimate:
-        """Its kernel."""
+        """The kernel of a source text of `emit_estimate`."""
         return CupyEstimate(program, layout, _modules(source), self.threads)
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
@@ -89,9 +89,9 @@ class CupyKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> CudaCall:
-        """A call over these tensors: contiguous, of the layout's dtypes, all on one GPU; addresses are read now.
+        """A call over these tensors: contiguous, of the layout's dtypes, all on one GPU. Their addresses are read now.
 
-        TensorError for arrays that are elsewhere, BackendUnavailable where the GPU is too old or NVRTC fails.
+        TensorError for arrays in other memory, BackendUnavailable where the GPU is too old or NVRTC fails.
         """
         memory = memory_of(params, f"the parameters of {self.program.name}")
         with used(memory):
@@ -100,15 +100,15 @@ class CupyKernel:
 
 
 class CupyEstimate(CupyKernel):
-    """The same with noise in the place of gradients."""
+    """The kernels of a program with noise in place of gradients."""
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
         offset: int = 0, once: bool = False,
     ) -> CudaNoiseCall:  # fmt: skip
-        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128.
+        """A call with Noise for gradients. Each tensor begins at element `offset` of its noise, a multiple of 128.
 
-        One that is made `once` waits for nothing, and may be called in the current stream alone.
+        With `once`, `bind` does not wait for the device, and only the current stream may run the call.
         """
         memory = memory_of(params, f"the parameters of {self.program.name}")
         with used(memory):
@@ -118,16 +118,16 @@ class CupyEstimate(CupyKernel):
 
 
 class Modules:
-    """A source text compiled for each device where it is used."""
+    """A source text, compiled for each device in use."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._functions: dict[int, Functions] = {}
 
     def functions(self, name: str, device: int) -> Functions:
-        """The kernels by their names, on the current device, which is `device`.
+        """The kernels by name on `device`, which must be the current device.
 
-        BackendUnavailable where it is too old, or with NVRTC's first line.
+        BackendUnavailable where the GPU is too old or NVRTC fails, with the first line of NVRTC's error.
         """
         if device not in self._functions:
             _check_age(device)
@@ -158,7 +158,7 @@ def _check_age(device: int) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of a message that says something: of NVRTC's, that with the error."""
+    """The first line with the word "error" in a message, else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
-    return found.rstrip(".")
+    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+    return first.rstrip(".")

@@ -29,8 +29,8 @@ class CupyBinary(PackedBits):
         rows = window.samples * window.out[0] * window.out[1]
         tiles = -(-rows // SIDE), -(-window.outputs // SIDE)
         sizes = (window.samples, *window.size, window.words, window.bits, window.outputs, *window.kernel)
-        given = (*sizes, *window.stride, *window.padding, *window.out, *tiles)
-        self._launch("multiply_bits", window.members * math.prod(tiles), (inputs, weights, results), given)
+        numbers = (*sizes, *window.stride, *window.padding, *window.out, *tiles)
+        self._launch("multiply_bits", window.members * math.prod(tiles), (inputs, weights, results), numbers)
 
     def _draw(self, thresholds: Any, results: Any, told: Mapping[str, int]) -> None:
         sizes = [told[name] for name in DRAW]

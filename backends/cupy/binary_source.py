@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..cstyle.binary_words import DRAW, draw_words
 from ..fragments import filled
 
-#: A block of threads makes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
+#: A block of threads computes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
 SIDE, OWN, DEEP = 64, 4, 16
 THREADS = (SIDE // OWN) ** 2
 
-#: What a product is told, beside the addresses; steps and paddings are (height, width) as all sizes.
+#: The sizes of a product, after its addresses; all in the order height, width.
 PRODUCT = (
     "samples", "height", "width", "words", "bits", "outputs", "kernel_height", "kernel_width", "stride_y", "stride_x",
     "padding_y", "padding_x", "out_height", "out_width", "row_tiles", "column_tiles",

@@ -23,18 +23,18 @@ from .plan import GIVEN, bound_lines, given_lines
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
 
-#: How many sets of tensors that fire together a call remembers the tables of.
+#: The number of sets of fired tensors with remembered tables.
 _PARTS = 256
 
-#: Gives a kernel by its name.
+#: From the name of a kernel to the kernel.
 Functions = Callable[[str], Any]
 
 
 class CudaCall(AddressedCall[Work]):
-    """A kernel bound to the parameters and states of one bucket, for blocks of so many threads.
+    """A kernel bound to the parameters and states of one bucket, for blocks of `threads` threads.
 
-    One that is given a `ring` of others' does not wait for its tables: it may be called in the stream that is the
-    current one now alone.
+    With the `ring` of other calls, the constructor does not wait for the copies of its tables: only the stream current
+    at that time may run the call.
     """
 
     backend = "cupy"
@@ -46,11 +46,11 @@ class CudaCall(AddressedCall[Work]):
     ) -> None:  # fmt: skip
         super().__init__(params, states)
         self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
-        given = given_lines(program)
-        words = (len(GIVEN) + len(given) + len(program.columns)) * len(params)
+        per_call = given_lines(program)
+        words = (len(GIVEN) + len(per_call) + len(program.columns)) * len(params)
         self._ring = ring or Ring(memory)
         uploads = Uploads(self._ring, words, spares=0 if ring else len(program.stages))
-        self._line = len(GIVEN) + given.index("g")
+        self._line = len(GIVEN) + per_call.index("g")
         with used(memory) as stream:
             tensors = Tensors(self.backend, program, layout, [_count(p) for p in params], views)
             planner = Planner(tensors, memory)
@@ -59,26 +59,26 @@ class CudaCall(AddressedCall[Work]):
             self._low = [np.bitwise_or.reduce(bound[:, w.bound], axis=1) if w else bound[:, 0] for w in self._works]
             self._bound = DeviceTable(bound, self._ring, stream)
             self._whole = {i: self._tables(w, self._everything, stream) for i, w in enumerate(self._works) if w}
-            self._given = GivenTable(len(params), len(given), uploads)
-            if ring is None:  # from here on these may be used in any stream
+            self._call_table = GivenTable(len(params), len(per_call), uploads)
+            if ring is None:  # now any stream may use the tables
                 stream.synchronize()
         self._parts: dict[Any, tuple[DeviceTable, DeviceTable]] = {}
         self._captured: list[tuple[DeviceTable, DeviceTable]] = []
 
     def _bound_addresses(self) -> Whole:
-        """What does not move: for each tensor the addresses of its parameter, states and slots."""
+        """The fixed addresses of each tensor: of its parameter, states and slots."""
         arrays = bound_arrays(self._program, self._params, self._states)
         columns: dict[str, Any] = {n: [*map(self._memory.address, each)] for n, each in arrays.items()}
         for work in filter(None, self._works):
             columns |= work.slots.addresses()
         lines = bound_lines(self._program)
-        found = np.zeros((len(self._params), len(lines)), np.int64)
+        table = np.zeros((len(self._params), len(lines)), np.int64)
         for column, name in enumerate(lines):
-            found[:, column] = columns[name]
-        return found
+            table[:, column] = columns[name]
+        return table
 
     def _tables(self, work: Work, fired: Sequence[int], stream: Any) -> tuple[DeviceTable, DeviceTable]:
-        """The chunks of these tensors on the device, and what joins their totals."""
+        """The tables on the device for these tensors: their chunks, and the work of `finish`."""
         chunks, finish = work.tables(fired)
         return DeviceTable(chunks, self._ring, stream), DeviceTable(finish, self._ring, stream)
 
@@ -90,19 +90,19 @@ class CudaCall(AddressedCall[Work]):
             chunks, finish = self._whole[stage] if fired is None else self._part(stage, work, fired, current)
             if chunks.count:
                 self._point(work, moving, scratch, fired)
-                self._given.fill(work, self._low[stage], rows)
-                at, table = self._given.send(rows, self._memory, current)
+                self._call_table.fill(work, self._low[stage], rows)
+                at, table = self._call_table.send(rows, self._memory, current)
                 scale, stays = (0 if x is None else self._memory.address(x) for x in (rows.scale, rows.stays))
-                given = (chunks.at, self._bound.at, at, table, stays, scale)
-                self._launch(work.kernel, chunks.count, given)
+                addresses = (chunks.at, self._bound.at, at, table, stays, scale)
+                self._launch(work.kernel, chunks.count, addresses)
             if finish.count:
                 self._launch("finish", finish.count, (finish.at,))
         return work.slots.results(self._everything if fired is None else fired)
 
     def _part(self, stage: int, work: Work, fired: tuple[int, ...], stream: Any) -> tuple[DeviceTable, DeviceTable]:
-        """The tables for some of the tensors, kept for the next time.
+        """The tables for some of the tensors, kept for the next call.
 
-        A graph that is being captured keeps its own for good: what is made then is filled when the graph is replayed.
+        Tables made while a graph is captured stay for good: each replay of the graph fills them.
         """
         key = stage, fired, stream.ptr
         tables = self._parts.get(key) or self._tables(work, fired, stream)
@@ -115,8 +115,8 @@ class CudaCall(AddressedCall[Work]):
         return tables
 
     def _point(self, work: Work, moving: Sequence[Any], scratch: Scratch, fired: tuple[int, ...] | None) -> None:
-        """Fills in the addresses that come with a call."""
-        words = self._given.words
+        """Writes the addresses of a call's arrays into the table."""
+        words = self._call_table.words
         words[:, self._line] = self._read_gradients(moving, fired)
         at: Any = slice(None) if fired is None else list(fired)
         for line in work.moving:
@@ -139,12 +139,12 @@ class CudaCall(AddressedCall[Work]):
                 read = [a.array(known) for a in arguments(scalar_leaves(program))]
                 arrays = map(address, (*read, *new.values()))
                 narrow = int(known.counts.itemsize == 4)
-                given = (count, address(known.counts), narrow, address(known.groups), address(known.hyper))
+                inputs = (count, address(known.counts), narrow, address(known.groups), address(known.hyper))
                 groups = int(known.hyper.shape[1])
-                self._launch("scalars", -(-count // self._threads), (*given, groups, *arrays, address(table)))
+                self._launch("scalars", -(-count // self._threads), (*inputs, groups, *arrays, address(table)))
         return table, new
 
 
 def _count(array: Any) -> int:
-    """How many elements a CuPy array or a PyTorch tensor has."""
+    """The number of elements of a CuPy array or a PyTorch tensor."""
     return int(array.numel() if hasattr(array, "numel") else array.size)

@@ -1,4 +1,4 @@
-"""How long the chunks, and how large the tiles of matrices are that the blocks of a grid take."""
+"""The lengths of chunks, and the sizes of tiles of matrices, for the blocks of a grid."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
 
 from .plan import CHUNK, THREADS, TILE
 
-#: Elements in a chunk of a small tensor, and of one that has so many chunks that they need not be small. By the bytes
-#: that an element moves: the more, the fewer.
+#: Elements in a chunk of a small tensor and of a large one, by the most bytes that an element moves.
 CHUNKS = {8: (8192, 32768), 16: (4096, 16384), 64: (2048, 8192)}
 #: Elements from which a tensor is no longer small.
 LARGE = 1 << 22
 
 #: Elements in a tile, about.
 TILE_SIZE = 8192
-#: Columns in a tile, where it may have any number of them.
+#: Columns in a tile, at most.
 WIDEST = 4096
 #: Tiles one above the other in one matrix, at most, where columns are reduced.
 MOST_PIECES = 256
 
 
 def chunk_length(size: int, moved: int) -> int:
-    """Elements in a chunk of a tensor of so many elements, of which each moves so many bytes."""
+    """The elements in a chunk of a tensor of `size` elements, with `moved` bytes moved for each."""
     small, large = next(lengths for most, lengths in CHUNKS.items() if moved <= most or most == max(CHUNKS))
     return large if size >= LARGE else small
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Chunks of neighbouring elements, of which each moves so many bytes."""
+    """Chunks of neighbouring elements, with `moved` bytes moved for each."""
 
     moved: int
 
@@ -47,9 +46,9 @@ class Flat:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of matrices, of which a thread takes `pack` elements at a time.
+    """Tiles of matrices; a thread takes `pack` elements at a time.
 
-    With `columns`, a tile is no wider than a pack of each of its lanes; with `apart`, it lies in one matrix.
+    With `columns`, a tile is as wide as one pack for each of its lanes, at most. With `apart`, it lies in one matrix.
     """
 
     pack: int
@@ -57,7 +56,7 @@ class Tiles:
     apart: bool = False
 
     def lanes(self, width: Whole) -> Whole:
-        """Threads that share a line of so many elements."""
+        """The number of threads that share a line of `width` elements."""
         lanes: Whole = 1 << np.arange(6)
         chosen: Whole = lanes[np.minimum(np.searchsorted(lanes, parts(width, self.pack)), 5)]
         return chosen

@@ -1,4 +1,4 @@
-"""Arrays on a GPU, CuPy's and PyTorch's: where they lie, in which stream they are used, and how new ones are made."""
+"""Arrays on a GPU, of CuPy and PyTorch: their addresses and streams, and new ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rulec.errors import TensorError
 
 
 class Memory:
-    """Arrays of CuPy on one device; `address` says where the first element of one is."""
+    """CuPy arrays on one device. `address` gives the address of an array's first element."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -32,19 +32,19 @@ class Memory:
         return cupy.zeros((rows, columns), np.float64)
 
     def stream(self, chosen: Any) -> Any:
-        """CuPy's name for a stream, by default the one that the library uses now; to be used on the device alone."""
+        """A stream as an object of CuPy; by default the library's current one. Its device must be current."""
         import cupy
 
         return cupy.cuda.get_current_stream() if chosen is None else _named(chosen)
 
     def memory(self, words: int) -> Any:
-        """What tables are copied to: an array of CuPy's, of 64-bit words."""
+        """A CuPy array of 64-bit words, as the target of a copy."""
         import cupy
 
         return cupy.empty(max(1, words), np.int64)
 
     def pinned(self, words: int) -> _Piece:
-        """Memory of the host that the device copies from."""
+        """Pinned memory of the host, as the source of a copy."""
         return _Piece(words)
 
 
@@ -74,7 +74,7 @@ class TorchMemory(Memory):
 
 
 def _named(stream: Any) -> Any:
-    """CuPy's name for a stream of CuPy's or of torch's."""
+    """A stream of CuPy or torch as an object of CuPy."""
     import cupy
 
     if not hasattr(stream, "cuda_stream"):
@@ -96,14 +96,14 @@ class _Foreign:
 
 
 def memory_of(arrays: Sequence[Any], what: str) -> Memory:
-    """Where all of these arrays are; TensorError where that is not one GPU. `what` they are, for the message."""
-    found = {_where(array, what) for array in arrays}
-    if len({library for library, _ in found}) > 1:
+    """The memory of all these arrays. TensorError where they are not on one GPU; `what` names them in the message."""
+    places = {_where(array, what) for array in arrays}
+    if len({library for library, _ in places}) > 1:
         raise TensorError(f"{what} are CuPy arrays and PyTorch tensors in one list: give arrays of one library")
-    if len(found) > 1:
-        devices = " and ".join(f"GPU {device}" for device in sorted(device for _, device in found))
+    if len(places) > 1:
+        devices = " and ".join(f"GPU {device}" for device in sorted(device for _, device in places))
         raise TensorError(f"{what} lie on {devices}: give those of each GPU to an optimizer of their own")
-    library, device = found.pop()
+    library, device = places.pop()
     return TorchMemory(device) if library == "torch" else Memory(device)
 
 
@@ -134,7 +134,7 @@ def _check_contiguous(contiguous: bool, what: str, advice: str) -> None:
 
 @contextmanager
 def used(memory: Memory, chosen: Any = None) -> Iterator[Any]:
-    """Makes the device and the stream the current ones; gives the stream."""
+    """A context with the device and the stream as the current ones. It gives the stream."""
     import cupy
 
     with cupy.cuda.Device(memory.device):
@@ -144,7 +144,7 @@ def used(memory: Memory, chosen: Any = None) -> Iterator[Any]:
 
 
 class _Piece:
-    """Pinned memory, and the event that says when what was copied from it last has arrived."""
+    """Pinned memory, and the event after the last copy from it."""
 
     def __init__(self, words: int) -> None:
         import cupy
@@ -154,7 +154,7 @@ class _Piece:
         self._copied = cupy.cuda.Event(disable_timing=True)
 
     def ready(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Its words, once nothing is copied from them any more."""
+        """Its words, after the end of the last copy."""
         self._copied.synchronize()
         return self.words
 
@@ -168,6 +168,6 @@ class _Piece:
             self._copied.record(stream)
 
     def __del__(self) -> None:
-        # CuPy would lend the memory to others while it is still being read.
+        # CuPy would lend the memory to others during a copy.
         with suppress(Exception):
             self._copied.synchronize()

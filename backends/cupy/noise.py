@@ -1,7 +1,7 @@
-"""Prints CUDA C that sums noise in the place of a gradient, and updates with it: no gradient is in memory.
+"""Prints CUDA C for updates with a sum of noise in place of a gradient. No gradient is in memory.
 
-A warp takes 32 packs of neighbouring elements at a time. Of bits and bytes a block of words serves many elements: each
-lane makes one block, of one of several directions, and finds its own elements' words in memory that the warp shares.
+A warp takes 32 packs of neighbouring elements at a time. With bits and bytes, a block of words serves many elements:
+each lane makes one block, of one of several directions, in shared memory, and finds its elements' words there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __device__ inline Words words_of(const Noise &noise, int64_t block, <whole> dire
 }
 """
 
-#: The loops over directions, where a lane makes the words of its own elements alone.
+#: The loops over directions, where a lane makes the words of only its own elements.
 _OWN = """\
     const int64_t first = noise.offset + start + <wide> * lane;
 #pragma unroll 1
@@ -98,7 +98,7 @@ __device__ inline Pack<<storage>, <wide>> sum_of_noise(const Noise &noise, int64
 }
 """
 
-#: CUDA C with the names of what sums noise.
+#: CUDA C with the names of the functions of noise.
 _NOISY = replace(
     DIALECT,
     reserved=DIALECT.reserved | {"Noise", "Direction", "Words", "noise", "start", "words_of", "sum_of_noise"},
@@ -106,7 +106,7 @@ _NOISY = replace(
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
     require_estimate("cupy", program, values)
     title = f"{program.name} with a sum of {values} noise as its gradient, by the cupy backend: {layout.text()}."
     return file_text(program, title, _NoisyKernel(program, layout, values).texts())
@@ -123,19 +123,19 @@ class _NoisyKernel(StageKernel):
         self.noise_real = "float" if self.single else "double"
 
     def texts(self) -> list[str]:
-        """The functions that sum noise, those of an element, and the kernel."""
+        """The functions of noise, the function of an element, and the kernel."""
         return [*(filled(text, self._marks()) for text in (_TYPES, _FUNCTION)), *super().texts()]
 
     def _marks(self) -> Mapping[str, object]:
-        """What stands for the marks of the texts, those with others in them first."""
+        """The parts of the texts by mark, for `filled`."""
         dtype, each, wide = self.layout.dtype("g"), ELEMENTS[self.values], self.wide
         blocks = max(1, LANES * wide // each)
         together = LANES // min(blocks, LANES)
-        own = f"{wide} * lane" if LANES * wide >= each else f"(unsigned)(first % {each}) + {wide} * lane"
+        position = f"{wide} * lane" if LANES * wide >= each else f"(unsigned)(first % {each}) + {wide} * lane"
         rounded = f"to_{dtype}(sums[e])" if dtype in ("bfloat16", "float16") else "sums[e]"
         return {
             "<loops>": (_OWN if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
-            "<own>": own, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
+            "<own>": position, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
             "<each>": each, "<wide>": wide, "<step>": min(4, wide), "<blocks>": blocks, "<together>": together,
             "<unrolled>": min(4, together), "<threads>": THREADS,
             "<storage>": STORAGE[dtype], "<rounded>": rounded, "<real>": self.noise_real,
@@ -145,7 +145,7 @@ class _NoisyKernel(StageKernel):
     def _add(self) -> str:
         """The statements that add the values of one direction, as the loops are indented."""
         if self.values == "normal":
-            # Registers have no numbers that are worked out: a lane with half a block chooses.
+            # An index of a register must be a constant, so a lane with half a block chooses between two.
             halves = ["made.at[0]", "made.at[1]"] if self.wide > 2 else [_HALF.format(i, i + 2) for i in range(2)]
             pairs = [halves, ["made.at[2]", "made.at[3]"]][: max(1, min(self.wide, 4) // 2)]
             lines = [line for i, pair in enumerate(pairs) for line in self._pair(2 * i, *pair)]
@@ -161,7 +161,7 @@ class _NoisyKernel(StageKernel):
         ]  # fmt: skip
 
     def _bytes(self) -> list[str]:
-        """As many elements as a word has, or all there are."""
+        """The elements of a word, or all elements of a lane if they are fewer."""
         count = min(4, self.wide)
         shift = " >> 8 * (own % 4)" if count < 4 else ""
         sums = [
@@ -179,7 +179,7 @@ class _NoisyKernel(StageKernel):
     # The kernel
 
     def _address(self, name: str, kind: str) -> list[str]:
-        """The address of an array, or the noise that lies where the gradient would."""
+        """The address of an array, or the noise in place of the gradient."""
         if name != "g":
             return super()._address(name, kind)
         word = self._word("g")
@@ -189,7 +189,7 @@ class _NoisyKernel(StageKernel):
         return [] if p.of == "g" else super()._load(p, start)
 
     def _side_by_side(self) -> list[str]:
-        """All lanes of a warp take part in its noise, also those whose elements lie behind the chunk's end."""
+        """The loop over packs: all lanes of a warp make noise, also lanes with elements behind the chunk's end."""
         wide, name = self.wide, self.writer.names["g"]
         return [
             "// A warp takes packs side by side, for its lanes share words: whole ones where addresses allow them.",
@@ -207,11 +207,11 @@ class _NoisyKernel(StageKernel):
         ]  # fmt: skip
 
     def _one_of_pack(self) -> list[str]:
-        """The statement for one element of a pack, its gradient in a register and all else in memory."""
+        """The statement for one element of a pack, with its gradient in a register and its other arrays in memory."""
         arrays = [p for p in self.parameters if p.kind == "buffer" or p.place == ELEMENT]
-        given = {"i": "e", **{p.name: f"{p.name} + i" for p in arrays}}
-        given[self.writer.at["g"]] = f"{self.writer.names['g']}.at"
-        return block("if (i + e < chunk.stop)", self.writer.call(given))
+        arguments = {"i": "e", **{p.name: f"{p.name} + i" for p in arrays}}
+        arguments[self.writer.at["g"]] = f"{self.writer.names['g']}.at"
+        return block("if (i + e < chunk.stop)", self.writer.call(arguments))
 
 
 _HALF = "first % 4 ? made.at[{1}] : made.at[{0}]"

@@ -1,4 +1,4 @@
-"""Launches of kernels that make noise: its records on the device."""
+"""Launches of kernels with noise: its records on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .work import Work
 
 
 class CudaNoiseCall(RecordsCall[Work], CudaCall):
-    """A call with noise in the place of gradients, of which each tensor begins with element `offset`."""
+    """A call with noise in place of gradients. Each tensor begins at element `offset` of its noise."""
 
     def __init__(
         self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
@@ -35,5 +35,5 @@ class CudaNoiseCall(RecordsCall[Work], CudaCall):
 
 @functools.cache
 def shared_ring(device: int) -> Ring:
-    """The ring of calls that are made once: one that goes away would wait for what is copied from its own."""
+    """The one ring of all calls bound with `once` on a device: a call with its own ring would wait at its end."""
     return Ring(Memory(device))

@@ -1,7 +1,7 @@
-"""CUDA C compiled by NVRTC for the GPU at hand, kept in the kernel cache and loaded there.
+"""CUDA C compiled by NVRTC for the current GPU, kept in the kernel cache, and loaded.
 
-CuPy's own RawModule tells NVRTC to take subnormal numbers for zero (`-ftz=true`, last of all options), which no other
-backend does: here NVRTC is given `OPTIONS` alone.
+CuPy's RawModule makes NVRTC replace subnormal numbers with zero (`-ftz=true`, last of all options), as no other backend
+does. So `loaded` calls NVRTC with `OPTIONS` alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ OPTIONS = ("--fmad=false", "-std=c++17")
 
 
 def loaded(source: str) -> Any:
-    """The kernels of a source text on the current device: CuPy's module, with `get_function(name)`.
+    """The kernels of a source text on the current device: a module of CuPy, with `get_function(name)`.
 
-    Raises what CuPy raises where NVRTC or the driver fails.
+    CuPy's own exception where NVRTC or the driver fails.
     """
     import cupy
 

@@ -1,4 +1,4 @@
-"""What printed CUDA C and the code that launches it agree on: kernels, the words of their tables, widths."""
+"""The agreement between printed CUDA C and its launches: names of kernels, words of their tables, widths."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ FINISH = ("source", "target", "count", "stride", "terms", "kind")
 
 
 def bound_lines(program: Program) -> list[str]:
-    """What has the same address at every call, for each tensor: parameter, states, and slots of reductions."""
+    """The arrays of a tensor with the same address at every call: parameter, states, and slots of reductions."""
     kept = [b.name for b in kernel_buffers(program) if b.role in ("param", "state")]
     return kept + [r.name for stage in program.stages for r in stage.reduces]
 
 
 def given_lines(program: Program) -> list[str]:
-    """What comes with each call, for each tensor: its gradient, scratch buffers, inputs and vectors."""
+    """The arrays of a tensor that come with each call: its gradient, scratch buffers, inputs and vectors."""
     moving = [b.name for b in kernel_buffers(program) if b.role not in ("param", "state")]
     return moving + [v.name for v in program.vectors]
 
 
 def pack_width(program: Program, layout: Layout, stage: Stage) -> int:
-    """How many neighbouring elements a thread takes at once: enough for 16 bytes of the narrowest of them."""
+    """The neighbouring elements that a thread takes at once: 16 bytes of the narrowest array."""
     nest = Nest(program, layout, stage)
     sizes = [ITEM_SIZE[layout.dtype(name)] for name in nest.buffers]
     if nest.read(ELEMENT, COL):

@@ -1,4 +1,4 @@
-"""Prints a program as CUDA C: for each stage the function of an element, and the kernel that takes packs of them."""
+"""Prints a program as CUDA C: for each stage the function of an element, and the kernel that calls it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .words import DIALECT, FINISH_KERNEL, parts_used, types_used
 
 
 def kernel_source(program: Program, layout: Layout) -> str:
-    """The source of all kernels of a program; BackendUnsupported for an operation that CUDA C has no spelling for."""
+    """The source of all kernels of a program; BackendUnsupported for an operation without a spelling in CUDA C."""
     kernels = []
     for index, stage in enumerate(program.stages):
         if stage.roots:
@@ -27,7 +27,7 @@ def kernel_source(program: Program, layout: Layout) -> str:
 
 
 def file_text(program: Program, title: str, kernels: list[str]) -> str:
-    """The file of these kernels of a program and that of its scalar program, `title` being what it is."""
+    """The file of these kernels of a program and the kernel of its scalar program, under a title."""
     kernels = [*kernels, *scalars_kernel(program)]
     parts = parts_used("\n".join(kernels))
     words = words_used("\n".join([*parts, *kernels]), DIALECT)

@@ -13,17 +13,17 @@ from ..scalars import ScalarKernel, argument_of, has_scalars, scalar_leaves, sca
 from .plan import THREADS
 from .words import DIALECT
 
-#: Where the value for a tensor lies in an array, by what that has a value for.
+#: The index of a tensor's value in an array, by the level of the array.
 _INDEX = {"tensor": "i", "group": "group", "model": "0"}
 
 
 def scalars_kernel(program: Program) -> list[str]:
-    """The kernel, where the program has anything that it works out."""
+    """The kernel, or nothing for an empty scalar program."""
     return [_CudaScalars(program).text()] if has_scalars(program) else []
 
 
 class _CudaScalars(ScalarKernel):
-    """The kernel of one program: it stores new states into arrays of their own, `new`."""
+    """The kernel of one program. `new` has the names of the arrays for new states."""
 
     def __init__(self, program: Program) -> None:
         taken = set(RESERVED | DIALECT.reserved)
@@ -36,12 +36,12 @@ class _CudaScalars(ScalarKernel):
 
     def text(self) -> str:
         """The kernel."""
-        given = ["int64_t tensors", "const void *counts", "int64_t narrow", "const int64_t *groups",
+        inputs = ["int64_t tensors", "const void *counts", "int64_t narrow", "const int64_t *groups",
                  "const double *hyper", "int64_t group_count"]  # fmt: skip
         arrays = [*(f"const double *{name}" for name in self.at.values()), *(f"double *{x}" for x in self.new.values())]
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}) scalars'
         about = "The scalar table, a row for each tensor; `narrow` where counts are floats."
-        lines = call_lines(head, [[*given, *arrays, "double *table"]], "")
+        lines = call_lines(head, [[*inputs, *arrays, "double *table"]], "")
         return "\n".join([f"// {about}", *lines, "{", *indented(self._body()), "}"])
 
     def _body(self) -> list[str]:

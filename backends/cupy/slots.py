@@ -1,4 +1,4 @@
-"""Where kernels leave their totals, and what joins them to results, in an order that never changes."""
+"""The slots for totals of kernels, and the work of joining them to results, in an order that never changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = 8
 class Slots:
     """The slots and results of a stage's reductions on the device.
 
-    Where a single tile has all of a row or column, its total is the result.
+    Where a row or column lies in a single tile, its total is the result.
     """
 
     def __init__(self, regions: Sequence[Region], memory: Memory) -> None:
@@ -35,16 +35,16 @@ class Slots:
 
     @staticmethod
     def _joined(region: Region) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """The tensors whose results are not their slots."""
+        """The truth, for each tensor, that its results are not its slots."""
         return (region.counts > 1) | (region.shapes is None)
 
     def addresses(self) -> dict[str, Whole]:
-        """Where each tensor's chunks leave their totals, by reduction: one of a whole tensor at the chunk's slot."""
+        """The address of each tensor's first slot, by reduction; for whole tensors, of the first slot of all."""
         pairs = zip(self._places.regions, self._starts, strict=True)
         return {r.name: starts[:1] if r.shapes is None else starts for r, starts in pairs}
 
     def finish(self, fired: Sequence[int]) -> Whole:
-        """What joins the totals of these tensors: `FINISH` words, a line for each block."""
+        """The work of joining the totals of these tensors: a line of `FINISH` words for each block."""
         chosen = np.asarray(fired, np.int64)
         lines = [self._finish(i, chosen) for i in range(len(self._places.regions))]
         return np.concatenate([np.zeros((0, len(FINISH)), np.int64), *lines])
@@ -64,8 +64,8 @@ class Slots:
         return np.stack([words[name] for name in FINISH], axis=1).astype(np.int64)
 
     def results(self, fired: Sequence[int]) -> dict[str, Any]:
-        """The results of these tensors by name, until the next pass through the stage.
+        """The results of these tensors by name, valid until the stage runs again.
 
-        One array of a number for each, or a list of `(batch, rows, 1)` or `(batch, 1, cols)` for each.
+        One array with a number for each tensor, or a list of arrays `(batch, rows, 1)` or `(batch, 1, cols)`.
         """
         return chosen(self._views, fired)

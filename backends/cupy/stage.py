@@ -18,11 +18,11 @@ from .words import DIALECT
 _KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
 _NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
-#: Blocks that a multiprocessor must have room for: told of no number, the compiler may move values to local memory to
-#: make room for more of them.
+#: Blocks that a multiprocessor must have room for. Without this number, the compiler may move values to local memory to
+#: make room for more blocks.
 _BLOCKS = 2
 
-#: What every kernel of a stage is given beside its chunks or tiles.
+#: The parameters of every kernel of a stage after its chunks or tiles.
 _TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table", "const bool *stays",
            "const float *scale")  # fmt: skip
 
@@ -30,7 +30,7 @@ _TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table"
 class StageKernel:
     """The kernel `name` of a stage, and the function `element` that it calls for each element.
 
-    A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest of them at least.
+    A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest array.
     """
 
     dialect = DIALECT
@@ -41,7 +41,7 @@ class StageKernel:
         self.parameters, self.nest = self.writer.parameters(), self.writer.nest
         self.wide = pack_width(program, layout, stage)
         self.shaped = self.nest.shaped
-        self.bound, self.given = bound_lines(program), given_lines(program)
+        self.bound, self.per_call = bound_lines(program), given_lines(program)
 
     def texts(self) -> list[str]:
         """The function and the kernel."""
@@ -52,7 +52,7 @@ class StageKernel:
         return [self.writer.text(), "\n".join([*self._about(), *lines, "{", *indented(body), "}"])]
 
     def _about(self) -> list[str]:
-        """What a block does, in a sentence."""
+        """The work of a block, in a sentence."""
         levels: dict[str, list[str]] = {}
         for r in self.stage.reduces:
             levels.setdefault(str(r.value.arg), []).append(r.name)
@@ -64,12 +64,12 @@ class StageKernel:
     # Lines before the loops
 
     def _begin(self) -> list[str]:
-        """A block's part, and what lies in the tables for its tensor."""
+        """The variables of a block: its chunk or tile, its tensor's lines of the tables, and their contents."""
         part = "tile" if self.shaped else "chunk"
         return [
             f"const {part.title()} {part} = {part}s[blockIdx.x];",
             f"bound += {len(self.bound)} * {part}.tensor;  // the tensor's own addresses",
-            f"given += {len(GIVEN) + len(self.given)} * {part}.tensor;  // what comes with each call",
+            f"given += {len(GIVEN) + len(self.per_call)} * {part}.tensor;  // what comes with each call",
             "const int64_t place = given[0];  // its row of the table",
             "const bool wide = given[1];  // whether all its addresses are multiples of 16",
             *self._stays(),
@@ -78,7 +78,7 @@ class StageKernel:
         ]
 
     def _stays(self) -> list[str]:
-        """What is done where a tensor is to be left as it is: it is totalled all the same."""
+        """The test for a tensor that stays as it is. Its reductions are computed all the same."""
         if not self.stage.reduces:
             return block("if (stays && stays[place])", ["return;"])
         return ["const bool writes = !(stays && stays[place]);"] * bool(self.stage.stores)
@@ -86,38 +86,38 @@ class StageKernel:
     def _addresses(self) -> list[str]:
         kinds = {p.of: p.type for p in self.parameters if p.kind == "buffer"}
         kinds |= dict.fromkeys(self.stage.reads, f"const {self.writer.real} *")
-        order = [*self.bound, *self.given]
+        order = [*self.bound, *self.per_call]
         known = sorted(kinds.items(), key=lambda item: order.index(item[0]))
         return [line for name, kind in known for line in self._address(name, kind)]
 
     def _address(self, name: str, kind: str) -> list[str]:
-        """The statements that have what lies at an address, of the type `kind`."""
+        """The statements that declare the pointer, of type `kind`, to a buffer or vector."""
         return [f"{kind}const {self.writer.at[name]} = at<{kind.removesuffix(' *')}>({self._word(name)});"]
 
     def _slots(self, reduction: Result) -> str:
-        """Where a reduction's slots begin: read where they are used, for it is once, and registers are few."""
+        """The pointer to a reduction's first slot, read where it is used: it takes no register before."""
         return f"at<double>({self._word(reduction.name)})"
 
     def _word(self, name: str) -> str:
         if name in self.bound:
             return f"bound[{self.bound.index(name)}]"
-        return f"given[{len(GIVEN) + self.given.index(name)}]"
+        return f"given[{len(GIVEN) + self.per_call.index(name)}]"
 
     def _scalars(self) -> list[str]:
-        """Columns of the table under their names, and what gradients are multiplied by."""
-        found = []
+        """The variables for columns of the table, and for the factor of gradients."""
+        lines = []
         columns = [p for p in self.parameters if p.kind == "scalar"]
         if columns:
-            found.append(f"const double *const row = table + {len(self.program.columns)} * place;")
+            lines.append(f"const double *const row = table + {len(self.program.columns)} * place;")
         for p in columns:
             text = f"row[{p.of}]"
             text = f"{text} != 0" if p.type == "bool" else text if p.type == "double" else f"({p.type}){text}"
-            found.append(f"const {p.type} {p.name} = {text};")
+            lines.append(f"const {p.type} {p.name} = {text};")
         scales = [p for p in self.parameters if p.kind == "scale"]
-        return found + [f"const {p.type} {p.name} = scale ? 1.0f / *scale : 1.0f;" for p in scales]
+        return lines + [f"const {p.type} {p.name} = scale ? 1.0f / *scale : 1.0f;" for p in scales]
 
     def _totals(self, *places: str) -> list[str]:
-        """The variables of reductions, before anything is taken into them."""
+        """The variables of reductions, with their first values."""
         return [
             f"double {self.writer.names[r.name]} = {_NOTHING[r.value.op]};" for r in self.nest.totals(*places)
         ]  # fmt: skip
@@ -125,57 +125,59 @@ class StageKernel:
     # Elements
 
     def _packed(self, i: str, columns: str = "") -> list[str]:
-        """The statements that move whole packs of elements from `i` on; `columns` is where those of columns begin."""
+        """The statements for whole packs of elements from `i` on; `columns` is the first index of values of columns."""
         wide, names, at = self.wide, self.writer.names, self.writer.at
         stored = self.nest.stored
         arrays = [p for p in self.parameters if p.kind == "buffer" or p.place in (ELEMENT, COL)]
-        loads, given = [], {"i": "e"}
+        loads, arguments = [], {"i": "e"}
         for p in arrays:
             start = columns if p.place == COL else i
             loads += self._load(p, start)
-            given[p.name] = f"{names[p.of]}.at"
+            arguments[p.name] = f"{names[p.of]}.at"
             if p.place == COL:
-                given[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
-        loop = block(f"for (int e = 0; e < {wide}; ++e)", self._call(given))
+                arguments[p.name] = self._truth(p, f"{names[p.of]}.at[e]")
+        loop = block(f"for (int e = 0; e < {wide}; ++e)", self._call(arguments))
         stores = [f"pack<{wide}>({at[b]} + {i}) = {names[b]};" for b in self.nest.buffers if b in stored]
         return [*loads, "#pragma unroll", *loop, *self._written(stores)]
 
     def _load(self, p: Parameter, start: str) -> list[str]:
-        """The statement that has a pack of an array's elements from `start` on, or room for them."""
+        """The statement that declares a pack of an array's elements from `start` on: loaded, or only stored later."""
         name = self.writer.names[p.of]
         if p.kind == "buffer" and p.of not in self.writer.printer.loads():
             return [f"Pack<{p.type.removesuffix(' *')}, {self.wide}> {name};"]
         return [f"auto {name} = pack<{self.wide}>({self.writer.at[p.of]} + {start});"]
 
     def _written(self, stores: list[str]) -> list[str]:
-        """Stores, but where a tensor that is totalled is to be left as it is."""
+        """The stores; in a stage with reductions, only for a tensor that does not stay as it is."""
         return block("if (writes)", stores) if stores and self.stage.reduces else stores
 
     def _single(self, i: str, column: str = "") -> list[str]:
-        """The statement for one element, `i`, in memory."""
-        given = {"i": i}
+        """The statements for one element, `i`, in memory."""
+        arguments = {"i": i}
         for p in self.parameters:
             if p.place == COL:
-                given[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{column}]")
+                arguments[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{column}]")
         if not (self.stage.stores and self.stage.reduces):
-            return self._call(given)
-        # What is stored goes to a copy first.
+            return self._call(arguments)
+        # The call stores into copies; the copies are written where the tensor does not stay as it is.
         stored = [p for p in self.parameters if p.kind == "buffer" and p.of in self.nest.stored]
         copies = [f"auto {self.writer.names[p.of]} = {p.name}[{i}];" for p in stored]
         elements = [p for p in self.parameters if p.kind == "buffer" or p.place == ELEMENT]
-        given |= {p.name: f"{p.name} + {i}" for p in elements} | {p.name: f"&{self.writer.names[p.of]}" for p in stored}
+        arguments |= {p.name: f"{p.name} + {i}" for p in elements} | {
+            p.name: f"&{self.writer.names[p.of]}" for p in stored
+        }
         stores = [f"{p.name}[{i}] = {self.writer.names[p.of]};" for p in stored]
-        return [*copies, *self._call(given | {"i": "0"}), *self._written(stores)]
+        return [*copies, *self._call(arguments | {"i": "0"}), *self._written(stores)]
 
-    def _call(self, given: dict[str, str]) -> list[str]:
+    def _call(self, arguments: dict[str, str]) -> list[str]:
         for p in self.parameters:
             if p.kind == "total":
                 column = any(r.name == p.of for r in self.nest.totals(COL))
-                given[p.name] = f"&{p.name}[e]" if column else f"&{p.name}"
+                arguments[p.name] = f"&{p.name}[e]" if column else f"&{p.name}"
             elif p.place in (ROW, MATRIX):
                 index = "line" if p.place == ROW else "tile.matrix"
-                given[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{index}]")
-        return self.writer.call(given)
+                arguments[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{index}]")
+        return self.writer.call(arguments)
 
     @staticmethod
     def _truth(p: Parameter, text: str) -> str:
@@ -202,7 +204,7 @@ class StageKernel:
         ]  # fmt: skip
 
     def _in_order(self) -> list[str]:
-        """A thread takes the same elements in packs or one by one: what it totals has the same bits."""
+        """The loop of a stage with reductions: a thread has the same elements in packs or singly, for the same bits."""
         wide = self.wide
         return [
             "// A thread takes the same elements in packs or one by one, so that its totals have the same bits.",
@@ -216,28 +218,28 @@ class StageKernel:
         ]  # fmt: skip
 
     def _pack_or(self, at: str, end: str, packed: list[str], others: list[str]) -> list[str]:
-        """The statements for a whole pack of elements from `at` on, else those for what there is of it."""
+        """The statements `packed` for a whole pack of elements from `at` on, else `others` for a part of a pack."""
         head = f"if (wide && {at} + {self.wide} <= {end}) {{"
         return [head, *indented(packed), "} else {", *indented(others), "}"]
 
     def _leave(self, part: str) -> list[str]:
-        """The totals of a tensor, joined over the block."""
-        found = []
+        """The stores of a tensor's totals, joined over the block."""
+        lines = []
         for r in self.nest.totals(TENSOR):
             name = self.writer.names[r.name]
-            found += [
+            lines += [
                 f"{name} = over_block({_KIND[r.value.op]}, {name});",
                 *block("if (threadIdx.x == 0)", [f"{self._slots(r)}[{part}.slot] = {name};"]),
             ]
-        return found
+        return lines
 
     # Matrices
 
     def _shaped(self) -> list[str]:
         """Lines by groups of threads, and in a line packs by lanes.
 
-        Where there is something of columns, a tile is no wider than its lanes' packs: a thread has the same columns in
-        all lines.
+        In a stage with columns, a tile is no wider than the packs of its lanes: a thread has the same columns in all
+        lines.
         """
         wide = self.wide
         columns = [f"double {self.writer.names[r.name]}[{wide}];" for r in self.nest.totals(COL)]
@@ -256,7 +258,7 @@ class StageKernel:
         ]  # fmt: skip
 
     def _line(self) -> list[str]:
-        """All threads run through it, also those whose line lies below the tile: lanes wait for each other."""
+        """A line for each group of lanes. Threads below the tile's end run it too: lanes wait for each other."""
         start, step = f"tile.left + {self.wide} * lane", f"{self.wide} * lanes"
         return [
             "const int64_t line = top + threadIdx.x / lanes;",
@@ -277,7 +279,7 @@ class StageKernel:
         ]  # fmt: skip
 
     def _one_by_one(self) -> list[str]:
-        """The elements of a pack that is no whole one."""
+        """The statements for the elements of a part of a pack, one by one."""
         single = self._single("i + e", "column + e")
         if self.nest.totals(COL):  # totals in registers have indices that the compiler knows
             whole = block("if (j + e < tile.right)", single)
@@ -285,24 +287,24 @@ class StageKernel:
         return ["#pragma unroll 1", *block(f"for (int e = 0; e < {self.wide} && j + e < tile.right; ++e)", single)]
 
     def _leave_rows(self) -> list[str]:
-        found = []
+        lines = []
         for r in self.nest.totals(ROW):
             name = self.writer.names[r.name]
-            found += [
+            lines += [
                 f"{name} = over_lanes({_KIND[r.value.op]}, {name}, lanes);",
                 *block(
                     "if (lane == 0 && line < tile.bottom)",
                     [f"{self._slots(r)}[tile.row_slots + line] = {name};"],
                 ),
             ]
-        return found
+        return lines
 
     def _leave_columns(self) -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         for r in self.nest.totals(COL):
             name = self.writer.names[r.name]
             first = f"tile.left + {self.wide} * lane"
             target = f"{self._slots(r)} + tile.col_slots + tile.matrix * tile.width + {first}"
             arguments: Sequence[Sequence[str]] = [[_KIND[r.value.op], name, "lanes", target, f"tile.right - ({first})"]]
-            found += call_lines("leave_columns", arguments, ";")
-        return found
+            lines += call_lines("leave_columns", arguments, ";")
+        return lines

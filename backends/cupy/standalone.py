@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cstyle.words import words_used
-from ..numpy.standalone import DIALECT, WORDS
+from ..numpy.standalone import CLASS_HEAD, CLASS_STEP, DIALECT, WORDS
 from ..python_standalone import OneFile, Parts, filled, words_in
 from .nvrtc import OPTIONS
 from .plan import GIVEN, bound_lines, given_lines, kernel_name
@@ -26,16 +26,7 @@ def chunks_of(sizes):
 '''
 
 
-_CLASS = '''
-class <class>:
-    """<summary>"""
-
-    <init>
-        """Arrays of <dtype> on one GPU, which steps update where they are."""
-        <checks>
-        <fields>
-        self.params = list(params)
-        for p in self.params:
+_CHECK = """\
             if not isinstance(p, cupy.ndarray) or p.dtype != np.<dtype> or not p.flags.c_contiguous:
                 raise TypeError("parameters must be contiguous CuPy arrays of <dtype>")
         self.states = [self._begin(p) for p in self.params]
@@ -43,16 +34,9 @@ class <class>:
         self.module = cupy.cuda.function.Module()
         self.module.load(image)
         self.kernel = self.module.get_function("step")
+"""
 
-    def _begin(self, p):
-        """The states before the first step."""
-        <first>
-        state = {"step": 0}
-        <begun>
-        return state
-
-    def step(self, grads):
-        """One step, with a gradient for each parameter, or None for one that stays as it is."""
+_UPDATE = '''\
         fired = [x for x in zip(self.params, grads, self.states, strict=True) if x[1] is not None and x[0].size]
         for p, g, _ in fired:
             if not isinstance(g, cupy.ndarray) or g.shape != p.shape or g.dtype != p.dtype or not g.flags.c_contiguous:
@@ -97,8 +81,8 @@ class CupyFile(OneFile):
     form = "a file for CuPy"
     dialect, words = DIALECT, WORDS
     locals = (
-        "p", "g", "t", "state", "states", "grads", "fired", "np", "cupy", "math", "inf", "nan", "step", "count",
-        "chunks", "bound", "given", "table", "columns", "device", "at", "number", "start", "new", "i",
+        "states", "grads", "fired", "np", "cupy", "math", "count", "chunks", "bound", "given", "table", "columns",
+        "device", "at", "number", "start", "new", "i",
     )  # fmt: skip
     dtypes = ("float32", "float64", "float16")
     lacking = "CuPy has no arrays of"
@@ -106,11 +90,13 @@ class CupyFile(OneFile):
     def text(self) -> str:
         """The whole file."""
         table = self.table("np.float64(self.{})", "np.broadcast_to({}, len(states))")
-        own = filled(_CLASS, self.parts() | self._step() | table | {"columns": table["columns"] or ["0.0,"]})
-        words = words_in(own, WORDS)
+        columns: Parts = {"columns": table["columns"] or ["0.0,"]}
+        template = CLASS_HEAD + _CHECK + CLASS_STEP + _UPDATE
+        class_lines = filled(template, self.parts() | self._step() | table | columns)
+        words = words_in(class_lines, WORDS)
         imports = [*["import math", ""] * self.named("math", words), "import cupy", "import numpy as np"]
         source = ["SOURCE = r'''", *self._source().rstrip("\n").split("\n"), "'''", ""]
-        return self.file(imports, words, [*source, *_CHUNKS.rstrip().split("\n")], own)
+        return self.file(imports, words, [*source, *_CHUNKS.rstrip().split("\n")], class_lines)
 
     def _source(self) -> str:
         """The kernel, and what it calls."""
@@ -129,7 +115,8 @@ class CupyFile(OneFile):
         begun = [line for line in begun if not line.endswith("[...] = 0.0")]
         stores = [s.buffer for s in self.program.scalars.stores]
         return {
-            "options": ", ".join(f'"{option}"' for option in OPTIONS), "bound": ", ".join(bound), "begun": begun,
+            "arrays": f"{self.dtype} on one GPU", "bound": ", ".join(bound), "begun": begun,
+            "options": ", ".join(f'"{option}"' for option in OPTIONS),
             "first": self.reads("self.{}", begun), "and_new": ", new" * bool(stores),
             "each": "i, (_, _, state) in enumerate(fired)" if stores else "_, _, state in fired",
             "keep": [f'state["{b}"] = float(new["{b}"][i])' for b in stores],

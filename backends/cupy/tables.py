@@ -1,4 +1,4 @@
-"""Tables of whole numbers on a device, and the one that goes there with a call, in one copy, where it has changed."""
+"""Tables of whole numbers on a device: those that stay, and the table of a call, copied only when changed."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ class DeviceTable:
 
 
 class GivenTable:
-    """What comes with a call, for each tensor: `GIVEN` words and addresses; behind it a scalar table of NumPy's.
+    """The table of a call: `GIVEN` words and addresses for each tensor, and then the scalar table, if it is NumPy's.
 
-    It is copied to the device as a whole, in one piece, and only where anything of it is new.
+    It goes to the device in one copy, and only when changed.
     """
 
     def __init__(self, tensors: int, lines: int, uploads: Uploads) -> None:
-        self._given, self._uploads = Given(tensors, len(GIVEN) + lines), uploads
+        self._table, self._uploads = Given(tensors, len(GIVEN) + lines), uploads
 
     @property
     def words(self) -> Whole:
         """A row for each tensor."""
-        return self._given.words
+        return self._table.words
 
     def fill(self, work: Work, low: Whole, rows: Rows) -> None:
-        """Each tensor's row, and whether all that a stage moves of it begins at multiples of 16 bytes.
+        """Writes each tensor's row, and the truth that all its arrays in a stage begin at multiples of 16 bytes.
 
-        `low` has for each tensor the bits of those of its addresses that do not change.
+        `low` has, for each tensor, the bitwise or of its fixed addresses.
         """
         words = self.words
         words[:, 0] = rows.index
-        addresses = words[:, [len(GIVEN) + column for column in work.given]]
+        addresses = words[:, [len(GIVEN) + column for column in work.per_call]]
         bits = low | np.bitwise_or.reduce(addresses, axis=1)
         words[:, 1] = work.even & (bits % PACK == 0)
 
     def send(self, rows: Rows, memory: Memory, stream: Any) -> tuple[int, int]:
-        """Brings the device up to date; gives the addresses of the table there, and of the scalar table."""
-        sent = self._uploads.put(self._given.with_scalars(rows.table), stream, stream.ptr, bool(stream.is_capturing()))
+        """Copies the table to the device if changed. The addresses there of the table and of the scalar table."""
+        sent = self._uploads.put(self._table.with_scalars(rows.table), stream, stream.ptr, bool(stream.is_capturing()))
         at = int(sent.data.ptr)
         host = type(rows.table) is np.ndarray
-        return at, at + 8 * self._given.count if host else memory.address(rows.table)
+        return at, at + 8 * self._table.count if host else memory.address(rows.table)

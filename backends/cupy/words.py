@@ -1,4 +1,4 @@
-"""The fixed parts of printed CUDA C: types, what blocks do together, and what C's words are in CUDA's."""
+"""The fixed parts of printed CUDA C: types, reductions over a block, and CUDA's spelling of functions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) finish(const Finish *res
 }}
 """
 
-#: What a text may use, by a pattern that shows that it does, in an order that defines before use.
+#: The fixed parts by the pattern of their use, each before its use.
 _PARTS: Mapping[str, str] = {
     r"\bChunk\b": _struct("Chunk", CHUNK, "Elements start to stop of one tensor, and where its totals go."),
     r"\bTile\b": _struct(
@@ -196,7 +196,7 @@ _PARTS: Mapping[str, str] = {
     r"\bleave_columns\(": _LEAVE_COLUMNS,
 }
 
-#: What a kernel calls its own arguments and variables.
+#: The names of a kernel's arguments and variables.
 _LOCALS = (
     "place", "chunk", "chunks", "tile", "tiles", "bound", "given", "table", "stays", "scale", "row", "wide", "packed",
     "i", "j", "e", "line", "lanes", "lane", "top", "column", "tensors", "group", "groups", "group_count", "counts",
@@ -204,7 +204,7 @@ _LOCALS = (
     "pack", "at",
 )  # fmt: skip
 
-#: What no value of a rule may be called, beside the words of C.
+#: Names that no value of a rule may have, beside the words of C.
 _RESERVED = frozenset(
     {
         *_LOCALS, "Chunk", "Tile", "Finish", "Pack", "Kind", "SUM", "LOWEST", "HIGHEST",
@@ -212,15 +212,15 @@ _RESERVED = frozenset(
     }
 )  # fmt: skip
 
-#: CUDA C as the C family is printed.
+#: CUDA C as a dialect of the C family.
 DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED)
 
 
 def parts_used(text: str) -> list[str]:
-    """The fixed parts that a text uses, and those they use themselves, in an order that defines before use."""
+    """The fixed parts that a text uses, directly or not, each before its use."""
     return used(_PARTS, text)
 
 
 def types_used(text: str) -> list[str]:
-    """The lines that define the types and macros of C that a text uses."""
+    """The definitions of C's types and macros in a text."""
     return [line for name, line in _TYPES.items() if re.search(rf"\b{name}\b", text)]

@@ -1,4 +1,4 @@
-"""What each stage of a program needs to run over a bucket: its blocks, its addresses, slots for its totals."""
+"""The work of each stage over a bucket: its blocks, its addresses, slots for its totals."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .slots import Slots
 
 @dataclass
 class Work:
-    """What a stage needs; `table` has a row for each block.
+    """The work of a stage; `table` has a row for each block.
 
-    `bound` and `given` are the columns of the address tables that it reads and that hold elements; `even` says for each
-    tensor whether all its lines begin at a multiple of a pack.
+    `bound` and `per_call` are the columns, in the tables of fixed addresses and of a call, for its arrays of elements.
+    `even` is true for a tensor with all lines at multiples of a pack.
     """
 
     kernel: str
@@ -36,24 +36,24 @@ class Work:
     moving: list[Moving]
     slots: Slots
     bound: list[int]
-    given: list[int]
+    per_call: list[int]
     even: np.ndarray[Any, np.dtype[np.bool_]]
 
     def tables(self, fired: Sequence[int]) -> tuple[Whole, Whole]:
-        """The blocks of these tensors, and what joins their totals."""
+        """The blocks of these tensors, and the work of joining their totals."""
         return self.table[self.cut.rows(fired)], self.slots.finish(fired)
 
 
 class Planner:
-    """Works out what each stage of a program needs over these tensors."""
+    """Plans the work of each stage of a program over these tensors."""
 
     def __init__(self, tensors: Tensors, memory: Memory) -> None:
         self._tensors, self._memory = tensors, memory
-        self._bound, self._given = bound_lines(tensors.program), given_lines(tensors.program)
+        self._bound, self._per_call = bound_lines(tensors.program), given_lines(tensors.program)
         self._cuts: dict[Flat | Tiles, tuple[Cut, Whole]] = {}
 
     def work(self, index: int) -> Work | None:
-        """What a stage needs; None where it computes nothing."""
+        """The work of a stage; None where it computes nothing."""
         tensors = self._tensors
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         if not stage.roots:
@@ -64,12 +64,12 @@ class Planner:
         slots = Slots(regions(stage, layout, cut, tensors.lying), self._memory)
         wide = [v.name for v in nest.read(ELEMENT, COL)]
         bound = [self._bound.index(name) for name in nest.buffers if name in self._bound]
-        given = [self._given.index(name) for name in [*nest.buffers, *wide] if name in self._given]
-        moving = tensors.moving(stage, self._given)
-        return Work(kernel_name(program, index), cut, table, moving, slots, bound, given, even)
+        per_call = [self._per_call.index(name) for name in [*nest.buffers, *wide] if name in self._per_call]
+        moving = tensors.moving(stage, self._per_call)
+        return Work(kernel_name(program, index), cut, table, moving, slots, bound, per_call, even)
 
     def _cut(self, nest: Nest, pack: int) -> tuple[Cut, Whole]:
-        """How a stage is cut, and the words of its blocks; stages that are cut alike share them."""
+        """The cut of a stage into blocks, and the words of these; stages with the same cut share them."""
         columns = bool(nest.totals(COL))
         how = Tiles(pack, columns, nest.sees(COL) or nest.sees(MATRIX)) if nest.shaped else Flat(_moved(nest))
         if how not in self._cuts:
@@ -79,5 +79,5 @@ class Planner:
 
 
 def _moved(nest: Nest) -> int:
-    """The bytes of an element that a stage reads and writes."""
+    """The bytes read and written in a stage for one element."""
     return sum(ITEM_SIZE[nest.layout.dtype(name)] for name in [*nest.buffers, *nest.stored])

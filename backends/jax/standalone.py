@@ -117,8 +117,8 @@ class JaxFile(OneFile):
     form = "a file for JAX"
     dialect, words = DIALECT, _WORDS
     locals = (
-        "p", "g", "t", "state", "grads", "params", "jnp", "jax", "inf", "nan", "step", "init", "update", "one", "tree",
-        "real", "rate", "State", "NamedTuple", "Any", "GradientTransformation",
+        "grads", "params", "jnp", "jax", "init", "update", "one", "tree", "real", "rate", "State", "NamedTuple", "Any",
+        "GradientTransformation",
     )  # fmt: skip
     makes_function = True
 

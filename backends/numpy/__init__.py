@@ -1,9 +1,8 @@
 """The numpy backend: readable array code, one statement for each named value. Nothing is fused and nothing compiled.
 
-It is what to read beside a rule, and it runs wherever NumPy does; it makes temporaries as large as the tensors, so it
-is not what to train with. The same code runs on the arrays of any library that follows the array API standard
-(`__array_namespace__`, 2023.12 or later) and lets its arrays be written; `cbrt` and `erf`, which the standard lacks,
-work where the library has them.
+Its source is good to read beside a rule, and runs wherever NumPy does. It makes temporaries as large as the tensors, so
+it is slow for training. The same code runs on arrays of any library of the array API standard (`__array_namespace__`,
+2023.12 or later) with writable arrays. `cbrt` and `erf` are not in the standard; they work where the library has them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .views import TensorViews
 
 
 class NumpyBackend:
-    """Array code for NumPy, and for libraries like it."""
+    """Array code for NumPy and similar libraries."""
 
     name = "numpy"
 
@@ -38,9 +37,9 @@ class NumpyBackend:
         return None
 
     def emit(self, program: Program, layout: Layout) -> str:
-        """A function for each stage, `step` or `stage_0` and so on, that does it for one tensor.
+        """The source: a function for each stage of one tensor, `step`, or `stage_0` and so on.
 
-        Raises BackendUnsupported for an operation that array libraries have no function for.
+        BackendUnsupported for an operation without a function in array libraries.
         """
         return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
 
@@ -71,9 +70,9 @@ class NumpyKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> NumpyCall:
-        """A call over these arrays, of the layout's dtypes, which must not share memory with each other.
+        """A call over these arrays, of the layout's dtypes and in separate memory.
 
-        Raises BackendUnsupported for arrays that cannot be written in place.
+        BackendUnsupported for arrays that cannot be written in place.
         """
         return NumpyCall(self, params, states, views)
 
@@ -97,7 +96,7 @@ class NumpyCall:
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Does a stage for every tensor of the bucket, or for `tensors` of it, in place."""
+        """Runs a stage over every tensor of the bucket, or over `tensors` of it, in place."""
         function, step = self._kernel.functions[stage], self._kernel.steps[stage]
         columns = function.columns()
         fired = range(len(self._tensors)) if tensors is None else tensors
@@ -108,21 +107,26 @@ class NumpyCall:
                 row = int(rows.index[tensor])
                 if row not in scalars:
                     scalars[row] = [self._real(x) for x in rows.table[row, columns].tolist()]
-                given = {name: arrays[place] for name, arrays in (scratch or {}).items()}
-                arrays = self._arrays(function, self._tensors[tensor], {"g": gradient, **given})
+                call_arrays = {name: arrays[place] for name, arrays in (scratch or {}).items()}
+                arrays = self._arrays(function, self._tensors[tensor], {"g": gradient, **call_arrays})
                 results.append(step(self._namespace, self._real, *arrays, *scalars[row]) or {})
         return Written(self._params, self._states, of_all(function.stage, results))
 
-    def _arrays(self, function: NumpyFunction, tensor: TensorViews, given: Mapping[str, Any]) -> list[Any]:
-        """What the function of a stage takes: bound arrays, those `given` for this call, and vectors."""
+    def _arrays(self, function: NumpyFunction, tensor: TensorViews, call_arrays: Mapping[str, Any]) -> list[Any]:
+        """The array arguments of a stage's function: bound arrays, arrays of this call by name, and vectors."""
         viewed = function.sees_matrices
-        found = [tensor.given(given[b], viewed) if b in given else tensor.bound(b, viewed) for b in function.buffers]
+        operands = [
+            tensor.passed(call_arrays[b], viewed) if b in call_arrays else tensor.bound(b, viewed)
+            for b in function.buffers
+        ]
         axes = (self._kernel.program.result(name).axes for name in function.vectors)
-        return found + [tensor.vector(given[v], a, viewed) for v, a in zip(function.vectors, axes, strict=True)]
+        return operands + [
+            tensor.vector(call_arrays[v], a, viewed) for v, a in zip(function.vectors, axes, strict=True)
+        ]
 
 
 def _namespace(array: Any, rule: str) -> Any:
-    """The array API namespace of an array that can be written."""
+    """The array API namespace of a writable array. BackendUnsupported for any other array."""
     if not hasattr(array, "__array_namespace__"):
         raise BackendUnsupported("numpy", f"arrays of type {type(array).__name__}", rule)
     namespace = array.__array_namespace__()

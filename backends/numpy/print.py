@@ -1,4 +1,4 @@
-"""How the numpy backend spells a stage: values, then reductions, then what is written."""
+"""Prints a stage for the numpy backend: values, then reductions, then stores."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ DIALECT = Dialect(
     copy="xp.asarray({}, copy=True)",
 )
 
-#: The axis of the matrices that a reduction takes away, by the level that remains.
+#: The reduced axis of `(batch, rows, cols)`, by the level of the result.
 _AXIS = {"row": "axis=2", "col": "axis=1"}
 
 
 def copied(program: Program, index: int) -> list[str]:
-    """The buffers of a stage of which a copy is needed: values as they were, read before those buffers are written."""
+    """The buffers of a stage to copy first: a store reads their old values, and another store writes them."""
     stores = program.stages[index].stores
     written = {s.buffer for s in stores}
     return [str(s.value.arg) for s in stores if s.value.op is Op.LOAD and s.value.arg in written]
 
 
 class NumpyFunction(StageFunction):
-    """One stage as a function that writes into its arrays and returns its reductions, if it has any."""
+    """One stage as a function that writes into its arrays and returns its reductions, if any."""
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         super().__init__(DIALECT, program, layout, index, copied(program, index))

@@ -8,7 +8,7 @@ from ..array_print import Dialect, StageFunction
 from ..python_standalone import OneFile, Parts, call_lines, filled, words_in
 from .print import copied
 
-#: What NumPy spells in another way, or lacks.
+#: Functions with another spelling in NumPy, or without one.
 WORDS = {
     "cbrt": "cbrt = np.cbrt\n",
     "power": "power = np.power\n",
@@ -37,20 +37,19 @@ DIALECT = Dialect(
 )
 
 
-_CLASS = '''
+#: A class over a list of arrays, in two texts: up to the checks of a parameter, and from its states to the step.
+CLASS_HEAD = '''
 class <class>:
     """<summary>"""
 
     <init>
-        """Arrays of dtype <dtype>, which steps update where they are."""
+        """Arrays of <arrays>, which steps update where they are."""
         <checks>
         <fields>
         self.params = list(params)
         for p in self.params:
-            if p.dtype != np.<dtype>:
-                raise TypeError(f"a parameter is {p.dtype}, and this file is for <dtype>")
-        self.states = [self._begin(p) for p in self.params]
-
+'''
+CLASS_STEP = '''
     def _begin(self, p):
         """The states before the first step."""
         <first>
@@ -60,6 +59,15 @@ class <class>:
 
     def step(self, grads):
         """One step, with a gradient for each parameter, or None for one that stays as it is."""
+'''
+
+_CHECK = """\
+            if p.dtype != np.<dtype>:
+                raise TypeError(f"a parameter is {p.dtype}, and this file is for <dtype>")
+        self.states = [self._begin(p) for p in self.params]
+"""
+
+_UPDATE = """\
         with np.errstate(all="ignore"):
             <reads>
             for p, g, state in zip(self.params, grads, self.states, strict=True):
@@ -69,7 +77,7 @@ class <class>:
                     raise ValueError(f"a gradient of shape {g.shape} for a parameter of shape {p.shape}")
                 <work>
                 state["step"] += 1
-'''
+"""
 
 
 class NumpyFile(OneFile):
@@ -77,18 +85,18 @@ class NumpyFile(OneFile):
 
     form = "a file for NumPy"
     dialect, words = DIALECT, WORDS
-    locals = ("p", "g", "t", "state", "states", "grads", "np", "math", "inf", "nan", "step", "update")
+    locals = ("states", "grads", "np", "math", "update")
     dtypes = ("float32", "float64")
     lacking = "NumPy has no arithmetic of its own for"
 
     def text(self) -> str:
         """The whole file."""
         function = StageFunction(DIALECT, self.program, self.layout, 0, copied(self.program, 0))
-        update, own = self._update(function), self._class(function)
-        words = words_in([*update, *own], WORDS)
+        update, class_lines = self._update(function), self._class(function)
+        words = words_in([*update, *class_lines], WORDS)
         floats = self.floats(update)
         math = ["import math", ""] * self.named("math", words)
-        return self.file([*math, *floats, *[""] * len(floats), "import numpy as np"], words, update, own)
+        return self.file([*math, *floats, *[""] * len(floats), "import numpy as np"], words, update, class_lines)
 
     def _update(self, function: StageFunction) -> list[str]:
         def ending(written: Mapping[str, str]) -> list[str]:
@@ -108,8 +116,11 @@ class NumpyFile(OneFile):
             'state["{state}"] = np.float64({value})',
         )  # fmt: skip
         read = "np.float64(self.{})"
-        own: Parts = {"begun": begun, "first": self.reads(read, begun), "reads": self.reads(read, work), "work": work}
-        return filled(_CLASS, self.parts() | own)
+        parts: Parts = {
+            "arrays": f"dtype {self.dtype}", "begun": begun, "first": self.reads(read, begun),
+            "reads": self.reads(read, work), "work": work,
+        }  # fmt: skip
+        return filled(CLASS_HEAD + _CHECK + CLASS_STEP + _UPDATE, self.parts() | parts)
 
 
 files = NumpyFile.files

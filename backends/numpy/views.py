@@ -1,4 +1,4 @@
-"""The arrays of one tensor as a stage wants them: in their own shape, or as the matrices that the rule sees."""
+"""The arrays of one tensor for a stage: in their own shape, or as matrices."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rulec.errors import InternalError, TensorError
 
 
 class TensorViews:
-    """A parameter and its states, and how they are seen as matrices; `view` may be None where no stage looks."""
+    """A parameter and its states, and their matrices under `view`; None where no stage sees matrices."""
 
     def __init__(self, namespace: Any, arrays: Mapping[str, Any], view: MatrixView | None) -> None:
         self.namespace, self.arrays, self.view = namespace, arrays, view
         self._matrices: dict[str, Any] = {}
 
     def bound(self, name: str, viewed: bool) -> Any:
-        """A bound array, or its matrices, which are made once."""
+        """A bound array, or its matrices."""
         if not viewed:
             return self.arrays[name]
         if name not in self._matrices:
             self._matrices[name] = self.matrices(self.arrays[name])
         return self._matrices[name]
 
-    def given(self, array: Any, viewed: bool) -> Any:
-        """An array of the parameter's shape that came with a call, or its matrices."""
+    def passed(self, array: Any, viewed: bool) -> Any:
+        """An array of a call, of the parameter's shape, or its matrices."""
         return self.matrices(array) if viewed else array
 
     def vector(self, array: Any, axes: Axes, viewed: bool) -> Any:
-        """A vector in a shape that fits the parameter's."""
+        """A vector in a shape that broadcasts with the parameter's."""
         if axes.elementwise:
             return self.matrices(array) if viewed else self.namespace.reshape(array, self.arrays["p"].shape)
         view = self._view()
@@ -40,7 +40,7 @@ class TensorViews:
         return self.namespace.reshape(array, tuple(sizes[c] if c in axes.letters else 1 for c in "bij"))
 
     def matrices(self, array: Any) -> Any:
-        """`array` as `(batch, rows, cols)`, in the same memory; TensorError where that cannot be."""
+        """`array` as `(batch, rows, cols)`, in the same memory; TensorError where this is impossible."""
         view, same_memory = self._view(), {"copy": False}
         if self.namespace is np:
             # NumPy has `copy` from 2.1 on only.
@@ -48,8 +48,8 @@ class TensorViews:
             if not array.flags.c_contiguous:
                 raise TensorError(f"an array of shape {array.shape} is not contiguous: pass np.ascontiguousarray of it")
         sides = (view.cols, view.rows) if view.transposed else (view.rows, view.cols)
-        made = self.namespace.reshape(array, (view.batch, *sides), **same_memory)
-        return self.namespace.permute_dims(made, (0, 2, 1)) if view.transposed else made
+        matrices = self.namespace.reshape(array, (view.batch, *sides), **same_memory)
+        return self.namespace.permute_dims(matrices, (0, 2, 1)) if view.transposed else matrices
 
     def _view(self) -> MatrixView:
         if self.view is None:

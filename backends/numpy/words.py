@@ -1,4 +1,4 @@
-"""Functions of one array that the array API standard lacks, for the code that the numpy backend prints."""
+"""Functions of one array for the code of the numpy backend, as the array API standard lacks them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def _namespace(x: Any) -> Any:
     return x.__array_namespace__() if hasattr(x, "__array_namespace__") else np
 
 
-def _own(x: Any, function: str) -> Any:
+def _by_library(x: Any, function: str) -> Any:
     namespace = _namespace(x)
-    found = getattr(namespace, function, None)
-    if found is None:
+    implementation = getattr(namespace, function, None)
+    if implementation is None:
         raise TensorError(f"arrays of {namespace.__name__} have no {function}: use NumPy arrays, or another backend")
-    return found(x)
+    return implementation(x)
 
 
 def cbrt(x: Any) -> Any:
     """The cube root, with the sign of `x`. TensorError where the array's library has none."""
-    return _own(x, "cbrt")
+    return _by_library(x, "cbrt")
 
 
 def erf(x: Any) -> Any:
     """The error function, in the dtype of `x`. TensorError where the array's library has none; NumPy's is slow."""
-    return _ERF(x).astype(x.dtype) if _namespace(x) is np else _own(x, "erf")
+    return _ERF(x).astype(x.dtype) if _namespace(x) is np else _by_library(x, "erf")
 
 
 def power(x: Any, y: Any) -> Any:
@@ -50,12 +50,12 @@ def sigmoid(x: Any) -> Any:
 
 
 def least(x: Any, axis: int | None = None) -> Any:
-    """The least element, or along an axis that is kept with size 1, as float64: infinity where there is none."""
+    """The least element as float64, or the least along an axis, kept with size 1. Infinity of no elements."""
     return _extreme(x, axis, "min", math.inf)
 
 
 def greatest(x: Any, axis: int | None = None) -> Any:
-    """The greatest element, or along an axis that is kept with size 1, as float64: -infinity where there is none."""
+    """The greatest element as float64, or the greatest along an axis, kept with size 1. -Infinity of no elements."""
     return _extreme(x, axis, "max", -math.inf)
 
 
@@ -63,7 +63,7 @@ def _extreme(x: Any, axis: int | None, function: str, none: float) -> Any:
     namespace = _namespace(x)
     kept = () if axis is None else tuple(1 if i == axis else size for i, size in enumerate(x.shape))
     if 0 in x.shape:
-        # The standard leaves open what the extreme of nothing is.
+        # The standard does not define the extreme of no elements.
         return namespace.full(kept, none, dtype=namespace.float64)
-    found = getattr(namespace, function)(x, axis=axis, keepdims=axis is not None)
-    return namespace.asarray(found, dtype=namespace.float64)
+    extreme = getattr(namespace, function)(x, axis=axis, keepdims=axis is not None)
+    return namespace.asarray(extreme, dtype=namespace.float64)

@@ -158,8 +158,8 @@ class TritonFile(OneFile):
     form = "a file for Triton"
     dialect, words = DIALECT, _WORDS
     locals = (
-        "p", "g", "t", "state", "states", "torch", "triton", "tl", "inf", "nan", "step", "closure", "loss", "group",
-        "tensors", "table", "rows", "known", "moving", "chunks", "counts", "key", "value", "Optimizer", "real",
+        "states", "torch", "triton", "tl", "closure", "loss", "group", "tensors", "table", "rows", "known", "moving",
+        "chunks", "counts", "key", "value", "Optimizer", "real",
     )  # fmt: skip
 
     def text(self) -> str:

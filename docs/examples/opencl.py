@@ -87,10 +87,11 @@ class OpenclStage(ChunkLoops):
         arguments = ["global const Chunk *chunks", "global const double *table", "int64_t row_of"]
         arrays = [f"{self.pointer(name)}{self._argument(name)}" for name in self.arrays]
         head = call_lines(f"kernel void {self.name}", [arguments, arrays], "")
+        row = f"global const double *row = table + {len(self.program.columns)} * row_of;"
         body = [
             "const int64_t chunk = get_global_id(0);",
             "global const Chunk *at = &chunks[chunk];",
-            *self._slot_lines(), *self.scalar_lines(), "", *written(self.nest.levels(), self),
+            *self._slot_lines(), *self.scalar_lines(row), "", *written(self.nest.levels(), self),
         ]  # fmt: skip
         about_it = "\n".join(comment(about_stage(self.program, self.index)))
         return "\n".join([about_it, self.write.text(), *head, "{", *indented(body), "}", ""])
@@ -104,9 +105,6 @@ class OpenclStage(ChunkLoops):
             f"global double *{self.write.at[name]} = {self._argument(name)} + at->{self.slots_of(name)};"
             for name in self.arrays if self.slots_of(name)
         ]  # fmt: skip
-
-    def row(self) -> str:
-        return f"global const double *row = table + {len(self.program.columns)} * row_of;"
 
 
 def kernel_name(index: int) -> str:
