@@ -1,4 +1,4 @@
-"""What a rule does, proved from its expressions: `rule.analysis`."""
+"""Properties of a rule, proved from its expressions: `rule.analysis`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["Accumulation", "Analysis", "AtZero", "Fact", "Line", "Rest", "analys
 
 
 def analyse(rule: Rule) -> Analysis:
-    """The analysis of a rule; RuleError for a wrapper around nothing, and where a hyper-parameter has no default."""
+    """The analysis of a rule; RuleError for a wrapper around no rule, and for a hyper-parameter without a default."""
     flow = flow_of(rule)
     forms, witness = LinearForms(), Witness(flow)
-    found = accumulation(flow, forms)
-    exact = replace(found, fact=_refuted(found.fact, lambda: witness.accumulation_fails(found.adds)))
+    proved = accumulation(flow, forms)
+    exact = replace(proved, fact=_refuted(proved.fact, lambda: witness.accumulation_fails(proved.adds)))
     one, many = constant_scale(flow), changing_scale(flow)
     return Analysis(
         name=rule.name, scope=scope_of(flow), matrices=uses_matrices(flow),
@@ -49,7 +49,7 @@ def analyse(rule: Rule) -> Analysis:
 
 
 def _refuted(fact: Fact, counterexample: Callable[[], bool]) -> Fact:
-    """What is not proved, as refuted where a counterexample is seen."""
+    """The fact; an unknown one is refuted where a counterexample was seen."""
     return replace(fact, answer="no") if fact.answer == "unknown" and counterexample() else fact
 
 

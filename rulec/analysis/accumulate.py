@@ -1,17 +1,19 @@
-"""Exact accumulation of gradients into the states that a rule keeps anyway.
+"""Exact accumulation of gradients in states of the rule itself.
 
-A rule accumulates where it has states, here called linear, of which all of this holds:
+A rule accumulates where some of its states, here called linear, meet two conditions:
 
 1. Their new value is `A + L(g)`: `A` is free of `g`, and `L` is linear in `g` and reads none of these states.
 2. The new value of `p`, and of every other state, depends on `g` and on these states through their new values alone.
 
-Then one step with `g1 + g2` equals two calls that share one count `t`. The first sets each linear state to
-`A + L(g1)`, once: that is where a decay such as `beta*m` is applied. The second adds `L(g2)` to it, and so would any
-further call. After the last call `p` and the other states are computed from the linear states as they then stand. A
-call that is skipped adds nothing, and whether the sum would have been skipped is not known. Between the calls no buffer
-of gradients is kept: what each adds is `Accumulation.adds`, an expression of `g`, `t`, hyper-parameters, `p` and states
-that stay as they are until the last call. Where condition 1 or 2 fails something else than the sum reaches `p`:
-Nesterov's momentum and Lion read `g` beside the moment, Adam its square, and gradient descent has nothing to add to.
+Then one step with `g1 + g2` equals two calls with one count `t`. The first call sets each linear state to `A + L(g1)`:
+it applies a decay such as `beta*m`, once. The second adds `L(g2)` to it, and so does any further call. After the last
+call `p` and the other states are computed from the linear states. A skipped call adds nothing, and it is not known
+whether the sum would have been skipped.
+
+No buffer of gradients is kept between the calls. `Accumulation.adds` has the `L(g)` of each linear state, an expression
+of `g`, `t`, hyper-parameters, `p` and states that stay as they are until the last call. Where a condition fails, `p`
+depends on more than the sum: Nesterov's momentum and Lion read `g` beside the moment, Adam reads its square, and
+gradient descent has no state to add to.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from rulec.analysis.linear import LinearForms
 from rulec.language.node import Node, Op, const, name, node, rewrite, walk
 from rulec.language.rule import Assign, Rule
 
-#: The phases of a step whose gradient comes in parts.
+#: The phases of a step with a gradient in parts.
 Phase = Literal["first", "more", "last"]
 
 
 @dataclass(frozen=True)
 class Accumulation:
-    """Whether a rule accumulates exactly, and what a call after the first adds to each linear state."""
+    """Whether a rule accumulates exactly, and linear state -> its increment `L(g)` by a call after the first."""
 
     fact: Fact
     adds: Mapping[str, Node] = field(default_factory=dict)
@@ -45,16 +47,16 @@ class Accumulation:
 
 
 def accumulation(flow: Flow, forms: LinearForms) -> Accumulation:
-    """What is proved of a rule; the answer is `unknown` where nothing is.
+    """Whether a rule accumulates: `yes` with a proof, or `unknown`.
 
-    What refutes it is a sum that these linear states were seen to miss.
+    A sum of gradients with another result than its parts refutes it: see `Witness.accumulation_fails`.
     """
     members = linear_members(flow, forms)
     adds = {key: part for key in members if (part := forms.form(flow.taken[key]).part) is not None}
     for key in ("p", *flow.rule.state):
-        if key not in members and (found := _read_beside(flow, key, members)):
+        if key not in members and (beside := _read_beside(flow, key, members)):
             who = "p" if key == "p" else f"state {key}"
-            line = found[0] or flow.assigned.get(key)
+            line = beside[0] or flow.assigned.get(key)
             return Accumulation(Fact("unknown", f"{who} depends on g through", line=line), adds)
     read = {key for key in flow.rule.inputs if any(reads(value, [key]) for value in flow.taken.values())}
     if read:
@@ -67,17 +69,17 @@ def accumulation(flow: Flow, forms: LinearForms) -> Accumulation:
 
 
 def linear_members(flow: Flow, forms: LinearForms) -> list[str]:
-    """The linear states: those that are affine in `g`, less those whose old value something else reads."""
-    found = [key for key in flow.rule.state if not forms.form(flow.taken[key]).free and _affine(flow, forms, key)]
+    """The linear states: affine in `g`, and with no other reader of their old value."""
+    members = [key for key in flow.rule.state if not forms.form(flow.taken[key]).free and _affine(flow, forms, key)]
     while True:
-        adds = [part for key in found if (part := forms.form(flow.taken[key]).part) is not None]
-        ends = {flow.taken[key] for key in found}
-        rest = [of_states(flow, key, found) for key in flow.taken if key not in found]
+        adds = [part for key in members if (part := forms.form(flow.taken[key]).part) is not None]
+        ends = {flow.taken[key] for key in members}
+        rest = [of_states(flow, key, members) for key in flow.taken if key not in members]
         old = {n for n in (*walk(rest, ends), *walk(adds)) if n.op is Op.NAME}
-        kept = [key for key in found if name(key) not in old]
-        if kept == found:
-            return found
-        found = kept
+        kept = [key for key in members if name(key) not in old]
+        if kept == members:
+            return members
+        members = kept
 
 
 def _affine(flow: Flow, forms: LinearForms, key: str) -> bool:
@@ -85,31 +87,34 @@ def _affine(flow: Flow, forms: LinearForms, key: str) -> bool:
 
 
 def _read_beside(flow: Flow, key: str, members: list[str]) -> tuple[Line | None] | None:
-    """The line where the new value of `key` reads `g` past the new values of the linear states, if it does."""
+    """The line where the new value of `key` reads `g` other than through linear states; None where none does.
+
+    The line is a tuple of one: `(None,)` where `g` is the new value itself.
+    """
     g, value, ends = name("g"), of_states(flow, key, members), {flow.taken[member] for member in members}
     if value is g:
         return (None,)
     seen: list[Node] = [] if g in ends else [g]
-    found: list[Node] = []
+    parts: list[Node] = []
     for part in walk([value], ends):
         if any(a in seen for a in part.args):
             seen.append(part)
-            found.append(part)
-    if not found:
+            parts.append(part)
+    if not parts:
         return None
-    # A part of what a linear state adds may stand elsewhere too: what makes something else of it says more.
+    # A part of an increment may stand elsewhere too: the first value outside of increments says more.
     shared = set(walk(ends))
-    return (flow.line(next((part for part in found if part not in shared), found[0]), key),)
+    return (flow.line(next((part for part in parts if part not in shared), parts[0]), key),)
 
 
-#: Deepest expression that is searched for what a state is within an arm.
+#: Deepest expression to search for values of states within an arm.
 _DEEP = 300
 
 
 def of_states(flow: Flow, key: str, members: Sequence[str]) -> Node:
-    """The new value of `key`, in which what the new value of a linear state is within an arm of an `if` is that value.
+    """The new value of `key`, with the new value of a linear state also where an arm of an `if` reads a part of it.
 
-    After `if c: m = a` and `else: m = b`, what an arm under the same `c` reads as `a` or `b` is the new `m`.
+    After `if c: m = a` and `else: m = b`, an `a` or `b` in an arm under the same `c` is the new `m`.
     """
     value = flow.taken[key]
     return value if value.depth > _DEEP else _within(value, flow.taken, {m: flow.taken[m] for m in members}, {})
@@ -118,10 +123,10 @@ def of_states(flow: Flow, key: str, members: Sequence[str]) -> Node:
 def _within(
     value: Node, new: Mapping[str, Node], here: Mapping[str, Node], done: dict[tuple[Node, tuple[Node, ...]], Node]
 ) -> Node:
-    """`value` where the new values of linear states, `new` in general, are those of `here`."""
-    found = done.get((value, tuple(here.values())))
-    if found is not None:
-        return found
+    """`value` with `new[key]` in place of `here[key]`: the form of a state's new value within the current arms."""
+    known = done.get((value, tuple(here.values())))
+    if known is not None:
+        return known
     for key, now in here.items():
         if value is now and (value.args or value in (name(key), name("g"))):
             return new[key]
@@ -129,21 +134,21 @@ def _within(
     for arm in range(len(args), len(value.args)):
         inside = {key: _arm(now, value, arm) for key, now in here.items()} if value.op is Op.WHERE else here
         args.append(_within(value.args[arm], new, inside, done))
-    made = value if all(a is b for a, b in zip(args, value.args, strict=True)) else node(value.op, *args, value.arg)
-    done[value, tuple(here.values())] = made
-    return made
+    result = value if all(a is b for a, b in zip(args, value.args, strict=True)) else node(value.op, *args, value.arg)
+    done[value, tuple(here.values())] = result
+    return result
 
 
 def _arm(now: Node, choice: Node, arm: int) -> Node:
-    """What a state is in one arm of a `where`."""
+    """The value of a state in one arm of a `where`."""
     return now.args[arm] if now.op is Op.WHERE and now.args[0] is choice.args[0] else now
 
 
 def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
-    """The rule with its step taken apart: what the input `phase` says is done, for the step number `step`.
+    """The rule with its step in three phases, chosen by the input `phase`, for the step number in the input `step`.
 
-    At 0 the linear states get their new value; at 1 what a further gradient adds is added; at 2 `p` and the other
-    states get theirs, from the linear states as they stand.
+    Phase 0 sets the linear states to their new value. Phase 1 adds the increment of a further gradient to them. Phase 2
+    computes `p` and the other states from the linear states.
     """
     now = {name("t"): name("step"), **{flow.taken[key]: name(key) for key in adds}}
     lines, late = [], []
@@ -163,8 +168,8 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
 def phase_rule(rule: Rule, phase: Phase) -> Rule:
     """One phase of a step of a rule that accumulates, as a rule of the same states and hyper-parameters.
 
-    `first` gives the linear states their new value, from the first gradient; `more` adds what a further one adds;
-    `last` gives `p` and the other states theirs, and reads no gradient. All three have the `t` of the step.
+    `first` sets the linear states to their new value, from the first gradient. `more` adds the increment of a further
+    gradient. `last` computes `p` and the other states, and reads no gradient. All three read the `t` of the step.
     """
     flow = flow_of(rule)
     adds = accumulation(flow, LinearForms()).adds
@@ -173,8 +178,8 @@ def phase_rule(rule: Rule, phase: Phase) -> Rule:
         new = {k: rewrite([of_states(flow, k, list(adds))], lambda n: now.get(n, n), dict(now))[0]
                for k in flow.taken if k not in adds}  # fmt: skip
     else:
-        made = flow.taken if phase == "first" else {k: node(Op.ADD, name(k), more) for k, more in adds.items()}
-        new = {**{k: made[k] for k in adds}, "p": name("p")}
+        changed = flow.taken if phase == "first" else {k: node(Op.ADD, name(k), more) for k, more in adds.items()}
+        new = {**{k: changed[k] for k in adds}, "p": name("p")}
     lines = [Assign(f"{key}_now", value) for key, value in new.items()]
     stores = [Assign(key, name(f"{key}_now")) for key in new]
     return replace(flow.rule, step=(*lines, *stores), skip=None, interop={})

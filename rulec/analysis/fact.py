@@ -1,4 +1,4 @@
-"""What an analysis answers: yes with a proof, no with a counterexample, or unknown, and the line that decides."""
+"""The answer of an analysis: yes with a proof, no with a counterexample, or unknown, and the line that decides."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Line:
 class Fact:
     """One answer about a rule, and why.
 
-    `yes` was proved from the expressions, under the conditions in `where`, such as `eps = 0`; without them it is not
-    claimed. `no` was not proved and is refuted by numbers that were tried. `unknown` is neither. `line` is the line
-    that decides: where the property comes to hold, or where the proof ends. The proofs are about real numbers:
-    rounding, overflow and infinite gradients are outside of them. True only where the answer is yes without conditions.
+    `yes` is proved from the expressions, under the conditions in `where`, such as `eps = 0`. `no` is refuted by a
+    counterexample in numbers. `unknown` is neither. `line` is the line where the property comes to hold, or where the
+    proof ends. The proofs are about real numbers: rounding, overflow and infinite gradients are outside of them. As a
+    truth value, a Fact is true only for a yes without conditions.
     """
 
     answer: Answer

@@ -1,4 +1,4 @@
-"""A step as one expression per result: every state and the parameter after the step, in terms of before it."""
+"""A step as one expression for each result: every state and the parameter after the step, over the values before it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Flow:
-    """What a step computes.
+    """The results of a step.
 
-    `rule` is the rule as it runs by itself. `new` has the value after the step of `p` and of every state, over the
-    names of what there was before it: `g` (the raw gradient), `p`, `t`, states, hyper-parameters, inputs and shape
-    facts. The arms of an `if` are merged by `where`, and so is a skipped step; `taken` has the values after a step
-    that is not skipped. `lines` has the lines that each value is written in, `assigned` the last line that assigns each
-    name.
+    `rule` is the rule as it runs by itself. `new` has the value of `p` and of every state after the step, over the
+    names of values before it: `g` (the raw gradient), `p`, `t`, states, hyper-parameters, inputs and shape facts. The
+    arms of an `if` are merged by `where`, and so is a skipped step; `taken` has the values after a step without a
+    skip. `lines` maps a value to the lines it is written in, `assigned` a name to the last line that assigns it.
     """
 
     rule: Rule
@@ -33,10 +32,10 @@ class Flow:
     assigned: Mapping[str, Line]
 
     def line(self, value: Node, target: str = "") -> Line | None:
-        """The line that computes `value`: the one that assigns `target` where it does, else the first."""
-        found = self.lines.get(value, ())
-        own = self.assigned.get(target)
-        return own if own in found else next(iter(found), None)
+        """The line that computes `value`: the last line of `target` where it is among them, else the first of them."""
+        lines = self.lines.get(value, ())
+        last = self.assigned.get(target)
+        return last if last in lines else next(iter(lines), None)
 
 
 @dataclass
@@ -46,13 +45,13 @@ class _Walk:
     assigned: dict[str, Line] = field(default_factory=dict)
 
     def expression(self, value: Node, line: Line) -> Node:
-        """The expression of a line over the values of before the step."""
-        made: dict[Node, Node] = {}
-        found = rewrite([value], lambda n: self.values.get(str(n.arg), n) if n.op is Op.NAME else n, made)[0]
-        for written, part in made.items():
+        """The expression of a line over the values before the step."""
+        done: dict[Node, Node] = {}
+        result = rewrite([value], lambda n: self.values.get(str(n.arg), n) if n.op is Op.NAME else n, done)[0]
+        for written, part in done.items():
             if written.op.kind is not Kind.LEAF:
                 self.lines.setdefault(part, []).append(line)
-        return found
+        return result
 
     def statements(self, step: Iterable[Statement]) -> None:
         for line in step:
@@ -81,12 +80,12 @@ def _shown(text: str, span: Span | None) -> Line:
 
 
 def number(value: Node) -> Node:
-    """A truth value as 1 or 0; a number as it is."""
+    """A truth value as 1 or 0; a number unchanged."""
     return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
 
 
 def flow_of(rule: Rule) -> Flow:
-    """The flow of a rule; RuleError for a wrapper that wraps nothing yet, and for what has no default."""
+    """The flow of a rule; RuleError for a wrapper around no rule, and for a hyper-parameter without a default."""
     alone = rule.standalone()
     walked = _Walk({"grad": name("g"), **{key: name(key) for key in (*alone.state, "p")}})
     walked.statements(alone.step)
@@ -101,6 +100,6 @@ def flow_of(rule: Rule) -> Flow:
 
 
 def reads(value: Node, names: Iterable[str]) -> bool:
-    """Whether any of these names stands in `value`."""
+    """Whether any of the names stands in `value`."""
     wanted = {name(key) for key in names}
     return any(part in wanted for part in walk([value]))

@@ -1,6 +1,6 @@
-"""What a step comes to where some of its values are known: algebra that holds for finite numbers.
+"""A step with some values known, simplified by the algebra of finite numbers.
 
-Unlike the compiler's folding this may take `0*x` for 0: it proves what a rule does, and no kernel is made of it.
+Unlike the compiler's folding this may take `0*x` for 0: it serves proofs about a rule, and no kernel is made of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rulec.language.arithmetic import NUMPY
 from rulec.language.hyper import Hyper
 from rulec.language.node import Kind, Node, Op, const, name, node, walk
 
-#: What is infinite of a zero, of the sign that the zero has: a gradient of zeros has both.
+#: Operations with an infinite result at zero, of the zero's sign: a gradient of zeros has zeros of both signs.
 _SIGNED = frozenset({Op.DIV, Op.RSQRT, Op.POW})
 
 NAN, NIL, INFINITE = const(float("nan")), const(0), const(float("inf"))
@@ -28,10 +28,10 @@ _PLAIN = (Op.MEAN, Op.MIN, Op.MAX)
 
 
 class Fold:
-    """Folds values in which some names have a known value.
+    """Folds values with some names known.
 
-    `conditions` collects what had to be assumed of hyper-parameters, such as `eps > 0`, and `nan` has the value, as it
-    was written, that turns out to be NaN, if one does.
+    `conditions` collects the assumptions about hyper-parameters, such as `eps > 0`. `nan` is the first value found to
+    be NaN, as it was written; None without one.
     """
 
     def __init__(self, known: Mapping[str, Node], regions: Mapping[str, Regions], hyper: Mapping[str, Hyper]) -> None:
@@ -42,11 +42,11 @@ class Fold:
         self.nan: Node | None = None
 
     def fold(self, value: Node) -> Node:
-        """What `value` comes to."""
+        """`value` with the known names in it, simplified."""
         for part in walk([value], self.known):
             args = [self.known[a] for a in part.args]
-            self.known[part] = found = self._fold(part, args) if args else part
-            if found is NAN and NAN not in args and self.nan is None:
+            self.known[part] = folded = self._fold(part, args) if args else part
+            if folded is NAN and NAN not in args and self.nan is None:
                 self.nan = part
         return self.known[value]
 
@@ -60,18 +60,18 @@ class Fold:
             return INFINITE
         if op in NUMPY and all(a.op is Op.CONST for a in args):
             with np.errstate(all="ignore"):
-                found = float(NUMPY[op](*(np.float64(a.arg) for a in args)))  # type: ignore[arg-type]
-            if op in _SIGNED and NIL in args and abs(found) == math.inf:
+                number = float(NUMPY[op](*(np.float64(a.arg) for a in args)))  # type: ignore[arg-type]
+            if op in _SIGNED and NIL in args and abs(number) == math.inf:
                 return node(op, *args, value.arg)
-            return NAN if found != found else const(found)
+            return NAN if number != number else const(number)
         if op in _KEEPS_ZERO and args[0] is NIL:
             return NIL
         if op in _PLAIN and args[0].op is Op.CONST:
             return args[0]
         if op.kind is Kind.COMPARE:
             return self._compare(op, args) or node(op, *args)
-        made = _IDENTITIES[op](self, *args) if op in _IDENTITIES else None
-        return made or node(op, *args, value.arg)
+        folded = _IDENTITIES[op](self, *args) if op in _IDENTITIES else None
+        return folded or node(op, *args, value.arg)
 
     def _where(self, args: list[Node]) -> Node:
         condition, then, otherwise = args
@@ -80,15 +80,15 @@ class Fold:
         return then if then is otherwise else node(Op.WHERE, *args)
 
     def _compare(self, op: Op, args: list[Node]) -> Node | None:
-        """The truth of a comparison that the regions of its operands decide."""
+        """The truth of a comparison, where the regions of its operands decide it; None otherwise."""
         left, right = map(self.regions.of, args)
         if left is None or right is None:
             return None
         samples = {ZERO: 0.0, ONE: 1.0, "-": -1.0, FRACTION: 0.5, ABOVE: 2.0}
         if any(a == b and a not in (ZERO, ONE) for a in left for b in right):
             return None
-        found = {bool(NUMPY[op](samples[a], samples[b])) for a in left for b in right}
-        return const(float(found.pop())) if len(found) == 1 else None
+        truths = {bool(NUMPY[op](samples[a], samples[b])) for a in left for b in right}
+        return const(float(truths.pop())) if len(truths) == 1 else None
 
     def add(self, left: Node, right: Node) -> Node | None:
         if left is NIL or right is NIL:
@@ -139,7 +139,10 @@ class Fold:
         return self._holds(lambda regions: regions.is_not_zero(value), value)
 
     def _holds(self, test: Callable[[RegionsOf], bool], value: Node) -> bool:
-        """Whether this is so for every value of the names, or where some hyper-parameters are not 0."""
+        """Whether a test holds for every value of the names, or with some hyper-parameters other than 0.
+
+        In the second case these hyper-parameters are assumed other than 0 from now on, and added to `conditions`.
+        """
         if test(self.regions):
             return True
         used = [str(n.arg) for n in walk([value]) if n.op is Op.NAME]
@@ -155,7 +158,7 @@ class Fold:
 
 
 def _decided(left: Node, right: Node, *, decides: bool) -> Node | None:
-    """`and` and `or` where one side is known: either that decides, or the other side does."""
+    """The result of `and` or `or` with one side known: this side where it decides, or else the other side."""
     for known, other in ((left, right), (right, left)):
         if known.op is Op.CONST:
             return const(float(decides)) if bool(known.arg) == decides else other

@@ -1,4 +1,4 @@
-"""Divisions that are guarded, `x/where(n > 0, n, 1)` with `n = norm(x)`: where the guard acts, `x` is 0."""
+"""Guarded divisions, `x/where(n > 0, n, 1)` with `n = norm(x)`: where the guard acts, `x` is 0."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SIZES = (Op.NORM, Op.RMS, Op.ABS)
 
 
 def zero_unless(value: Node) -> tuple[Node, ...]:
-    """What is 0 in the second arm of a `where`, by its condition `n > 0` or `n != 0` for a norm or a size `n`.
+    """The values that are 0 in the second arm of a `where`, by its condition `n > 0` or `n != 0` for a size `n`.
 
-    Nothing where that arm reduces it: a norm of one tensor says nothing about the others.
+    A size is a norm, a root mean square or an absolute value. Empty where the arm reduces its operand: a norm of one
+    tensor says nothing about the others.
     """
     condition, _, otherwise = value.args
     if condition.op not in (Op.GT, Op.NE) or condition.args[1] is not const(0) or condition.args[0].op not in _SIZES:
@@ -26,11 +27,11 @@ def zero_unless(value: Node) -> tuple[Node, ...]:
 
 
 def with_guards_outside(flow: Flow) -> Flow:
-    """The same flow, where a product with a guarded value, or a quotient of one, is a guarded product or quotient."""
+    """The same flow with guards moved outward: a product or quotient of a guarded value becomes a guarded one."""
     done: dict[Node, Node] = {}
-    made = rewrite(flow.new.values(), _outside, done)
-    lines: dict[Node, Sequence[Line]] = {done[old]: found for old, found in flow.lines.items() if old in done}
-    return replace(flow, new=dict(zip(flow.new, made, strict=True)), lines={**lines, **flow.lines})
+    values = rewrite(flow.new.values(), _outside, done)
+    lines: dict[Node, Sequence[Line]] = {done[old]: places for old, places in flow.lines.items() if old in done}
+    return replace(flow, new=dict(zip(flow.new, values, strict=True)), lines={**lines, **flow.lines})
 
 
 def _outside(value: Node) -> Node:

@@ -1,4 +1,4 @@
-"""Which values are linear in the gradient of this step, everything else held fixed."""
+"""Linearity of values in the gradient of this step, with everything else held fixed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LINEAR = (Op.NEG, Op.SUM, Op.MEAN, Op.TRANSPOSE)
 
 @dataclass(frozen=True)
 class Form:
-    """A value as a function of `g`: `broken` where it is not linear, else its value at `g = 0` plus `part`.
+    """A value as a function of `g`: its value at `g = 0` plus `part`, where it is affine.
 
-    `part` is linear and homogeneous in `g`, and None where the value is free of `g`. `homogeneous` says that the value
-    at `g = 0` is 0. `broken` is the first operation that is not linear.
+    `part` is linear and homogeneous in `g`, and None where the value is free of `g`. `homogeneous` is true where the
+    value at `g = 0` is 0. `broken` is the first operation that is not linear, and None for an affine value.
     """
 
     part: Node | None = None
@@ -31,7 +31,7 @@ class Form:
 
 
 class LinearForms:
-    """Computes the form of values; remembers what it has seen. An affine value is one that is not broken."""
+    """Computes the forms of values, each value once."""
 
     def __init__(self) -> None:
         self.known: dict[Node, Form] = {G: Form(G, homogeneous=True)}

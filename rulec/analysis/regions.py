@@ -1,8 +1,8 @@
-"""Where on the number line values can lie: below 0, at 0, between 0 and 1, at 1, above 1.
+"""The regions of the number line that a value may lie in: below 0, at 0, between 0 and 1, at 1, above 1.
 
-Enough to see that `1 - beta**t` is positive and that a second moment is never negative, which proofs about `g = 0`
-need before they divide. A set of regions is a superset of what the value can be in exact arithmetic; None is said of
-a value that may be NaN or infinite.
+They show `1 - beta**t` to be positive and a second moment never negative, as proofs about `g = 0` need before a
+division. A set of regions covers all values possible in exact arithmetic; None stands for a value that may be NaN or
+infinite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ORDER = "-0f1+"
 
 Regions = frozenset[str]
 
-#: Sums and products of two regions, the one that stands first in `_ORDER` first.
+#: Sums and products of two regions, in the order of `_ORDER`.
 _SUMS = {
     "--": "-", "-0": "-", "-f": "-0f", "-1": "-0f", "-+": "-0f1+", "00": "0", "0f": "f", "01": "1", "0+": "+",
     "ff": "f1+", "f1": "+", "f+": "+", "11": "+", "1+": "+", "++": "+",
@@ -65,14 +65,14 @@ def region(number: float) -> Regions:
 
 
 def range_of(hyper: Hyper) -> Regions:
-    """The regions that a hyper-parameter's range meets."""
+    """The regions with a number in a hyper-parameter's range."""
     low, high = max(hyper.min, hyper.above), min(hyper.max, hyper.below)
     inside = {x for x in (0.0, 1.0) if _within(hyper, x)}
-    found = {region(x) for x in inside}
+    met = {region(x) for x in inside}
     for name, start, end in ((NEGATIVE, float("-inf"), 0.0), (FRACTION, 0.0, 1.0), (ABOVE, 1.0, float("inf"))):
         if max(low, start) < min(high, end) or (low == high and start < low < end):
-            found.add(frozenset(name))
-    return frozenset().union(*found)
+            met.add(frozenset(name))
+    return frozenset().union(*met)
 
 
 def _within(hyper: Hyper, x: float) -> bool:
@@ -80,14 +80,14 @@ def _within(hyper: Hyper, x: float) -> bool:
 
 
 class RegionsOf:
-    """Computes the regions of values from those of names; remembers what it has seen."""
+    """Computes the regions of values from those of names, each value once."""
 
     def __init__(self, names: Mapping[str, Regions]) -> None:
         self.names = names
         self.known: dict[Node, Regions | None] = {}
 
     def of(self, value: Node) -> Regions | None:
-        """Where `value` can lie; None where it may be NaN or infinite."""
+        """The regions of `value`; None where it may be NaN or infinite."""
         for part in walk([value], self.known):
             args = [self.known[a] for a in part.args]
             known = cast("list[Regions]", args)
@@ -97,13 +97,13 @@ class RegionsOf:
         return self.known[value]
 
     def is_positive(self, value: Node) -> bool:
-        """Whether the value is above 0, whatever the names stand for."""
+        """Whether the value is above 0 for all values of the names."""
         return (self.of(value) or ALL) <= POSITIVE
 
     def is_not_zero(self, value: Node) -> bool:
-        """Whether the value is finite and not 0, whatever the names stand for."""
-        found = self.of(value)
-        return found is not None and ZERO not in found
+        """Whether the value is finite and not 0 for all values of the names."""
+        regions = self.of(value)
+        return regions is not None and ZERO not in regions
 
     def _leaf(self, value: Node) -> Regions | None:
         if value.op is Op.CONST:
@@ -113,9 +113,9 @@ class RegionsOf:
 
 
 def _each(table: Mapping[str, str], regions: Iterable[str]) -> Regions | None:
-    """What a table gives for every region; None where one of them is not in it."""
-    found = [table.get(r) for r in regions]
-    return None if None in found else frozenset("".join(cast("list[str]", found)))
+    """The images of regions under a table; None where one of them is not in it."""
+    images = [table.get(r) for r in regions]
+    return None if None in images else frozenset("".join(cast("list[str]", images)))
 
 
 def _pairs(table: Mapping[str, str], left: Regions, right: Regions) -> Regions:
@@ -155,7 +155,7 @@ def _difference(value: Node, args: list[Regions]) -> Regions | None:
 
 
 def _is_squared(value: Node) -> bool:
-    """Whether it is `c*x*x`: never of another sign than `c`, which `c*x` and `x` alone do not show."""
+    """Whether a value is `c*x*x`: it has the sign of `c`, or is 0, though its factor `c*x` may have any sign."""
     return value.op is Op.MUL and value.args[0].op is Op.MUL and value.args[0].args[1] is value.args[1]
 
 
@@ -177,8 +177,8 @@ def _quotient(value: Node, args: list[Regions]) -> Regions | None:
 def _raised(value: Node, args: list[Regions]) -> Regions | None:
     base, exponent = args
     if NEGATIVE not in base:
-        found = [_BASES[b].get(e) for b, e in itertools.product(base, exponent)]
-        return None if None in found else frozenset("".join(cast("list[str]", found)))
+        powers = [_BASES[b].get(e) for b, e in itertools.product(base, exponent)]
+        return None if None in powers else frozenset("".join(cast("list[str]", powers)))
     power = value.args[1].arg if value.args[1].op is Op.CONST else None
     if power in (2.0, 4.0, 6.0):
         return NOT_NEGATIVE if ZERO in base else POSITIVE

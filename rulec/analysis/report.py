@@ -1,4 +1,4 @@
-"""The analysis of a rule: all that is proved, refuted or left open about it, and how it reads."""
+"""The analysis of a rule: all facts about it, proved, refuted or open, and their text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from rulec.analysis.zero import AtZero, Rest
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a rule does, derived from its expressions.
+    """Facts about a rule, derived from its expressions.
 
-    `scope` is what the update of one element depends on: `elementwise`, `tensor`, `group` or `model`. `linear` says of
-    every state whether its new value is linear in `g`, with all else held fixed; `accumulates` whether gradients can
-    be accumulated in such states, exactly; `constant_scale` and `changing_scale` whether `p` moves the same when
-    gradients are multiplied by a positive number, one for all steps or another for each. `at_zero` is what a zero
-    gradient does. `state_bytes` and `cost` are at float32. The claims are about tensors the rule applies to; `routes`
-    says that others go elsewhere. Inputs besides the gradient are held fixed.
+    `scope` is the widest level in the update of one element: `elementwise`, `tensor`, `group` or `model`. `linear` says
+    of every state whether its new value is linear in `g`, with all else held fixed. `accumulates` says whether such
+    states can accumulate gradients exactly. `constant_scale` and `changing_scale` say whether `p` moves the same when
+    gradients are multiplied by a positive number, one for all steps or another for each. `at_zero` has the effects of a
+    zero gradient. `state_bytes` and `cost` are at float32.
+
+    The claims are about tensors the rule applies to; with `routes`, other tensors go to another rule. Inputs besides
+    the gradient are held fixed.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Analysis:
 
     @property
     def traits(self) -> list[str]:
-        """The short facts that hold, in words."""
+        """The true ones of the short facts, in words."""
         named = {
             "reads p": self.reads_parameter, "assigns p": self.assigns_parameter, "reads t": self.reads_step,
             "random numbers": self.random, "routing": self.routes, "an evaluation point": self.evaluates,

@@ -1,14 +1,14 @@
 """Whether a rule's steps change when gradients are multiplied by positive numbers: a calculus of degrees.
 
-The run with scaled gradients is compared with the one without. A value has a degree where it is, in the one, that of
-the other times a product of powers of unknown positive scales. Two questions are asked of this calculus:
+A run with scaled gradients is compared with a run without. A value has a degree where its scaled form is its plain form
+times a product of powers of unknown positive scales. The calculus answers two questions:
 
-- All gradients are scaled alike: there is one scale, `c`; a state that has degree k is `c**k` times as large.
-- Each step's gradient is scaled by another number: `c` is this step's, and every state has a scale of its own, which
-  is whatever the steps before made of it. Rprop keeps `g` itself, but asks for signs of it alone.
+- All gradients are scaled alike: there is one scale, `c`; a state of degree k is `c**k` times as large.
+- Each step's gradient is scaled by another number: `c` is the scale of this step, and every state has a scale of its
+  own, from the steps before. Rprop keeps `g` itself, but reads its sign alone.
 
-Where what is added has another degree and is made of hyper-parameters that may be 0, such as `eps`, the answer is
-for where these are.
+Where a sum has a term of another degree, and a hyper-parameter that may be 0, such as `eps`, is a factor of this term,
+the answer is for a value of 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rulec.language.node import Kind, Node, Op, name, walk
 #: The scale of this step's gradient.
 GRADIENT = "c"
 
-#: What newton_schulz divides by is the norm, or this where the norm is less.
+#: newton_schulz divides by the norm, or by 1e-7 where the norm is less.
 NORM_FLOOR = "no matrix given to newton_schulz has a norm below 1e-7"
 
 _SAME = (Op.NEG, Op.ABS, Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE)
@@ -62,7 +62,7 @@ NONE, ANY = Degree(), Degree(any=True)
 
 
 class Broken(Exception):
-    """A value that has no degree: `value` is where it ends, `zero` the hyper-parameter that is in the way."""
+    """A value without a degree. `value` is the first part without one; `zero` is a hyper-parameter to try at 0."""
 
     def __init__(self, value: Node, zero: str | None = None) -> None:
         super().__init__()
@@ -80,13 +80,13 @@ class Degrees:
         self.conditions: dict[str, None] = {}
 
     def degree(self, value: Node) -> Degree:
-        """The degree of `value`; Broken where it has none."""
+        """The degree of `value`; Broken for a value without one."""
         for part in walk([value], self.known):
             self.known[part] = self._degree(part, [self.known[a] for a in part.args])
         return self.known[value]
 
     def kept(self, key: str, old: Degree) -> Degree:
-        """The degree of a state before and after the step; Broken where it has another after."""
+        """The degree of a state before and after the step; Broken where the two differ."""
         new = self.degree(self.flow.new[key])
         if not new.agrees(old):
             raise Broken(self.flow.new[key], self._vanishes(name(key)))
@@ -150,7 +150,7 @@ class Degrees:
         return right if left.any else left
 
     def _vanishes(self, value: Node) -> str | None:
-        """A hyper-parameter that may be 0 and makes this value 0 at first, whatever else stands in it."""
+        """A hyper-parameter with 0 in its range that makes this value 0 before the first step; None without one."""
         if value.op is Op.NAME and value.arg in self.flow.rule.state:
             return self._vanishes(self.flow.rule.state[str(value.arg)].init)
         if value.op is Op.NAME:
@@ -191,7 +191,7 @@ def constant_scale(flow: Flow) -> Fact:
 def changing_scale(flow: Flow) -> Fact:
     """Whether `p` moves the same when each step's gradient is multiplied by a positive number of its own.
 
-    All parameters' gradients of one step by the same number, and none without a gradient.
+    All gradients of one step are multiplied by the same number, and every parameter has a gradient.
     """
     return _prove(flow, _with_scales_of_steps)
 
@@ -220,7 +220,7 @@ def _where_gone(flow: Flow, degrees: Degrees) -> Line | None:
 
 
 def _with_one_scale(flow: Flow, zero: Sequence[str]) -> Degrees:
-    """The degrees with every state a power of the one scale; Broken where there are none."""
+    """The degrees with every state a power of the one scale; Broken where a value has none."""
     start = Degrees(flow, {}, zero)
     read = states_read(flow)
     states = {key: start.degree(flow.rule.state[key].init) for key in read}
@@ -229,8 +229,8 @@ def _with_one_scale(flow: Flow, zero: Sequence[str]) -> Degrees:
         for key in read:
             try:
                 joined[key] = degrees.kept(key, states[key])
-            except Broken as found:
-                broken.append(found)
+            except Broken as error:
+                broken.append(error)
         if joined != states:
             states = joined
         elif broken:
@@ -240,7 +240,7 @@ def _with_one_scale(flow: Flow, zero: Sequence[str]) -> Degrees:
 
 
 def _with_scales_of_steps(flow: Flow, zero: Sequence[str]) -> Degrees:
-    """The degrees with a scale for every state that needs one; Broken where there are none."""
+    """The degrees with a scale of its own for every state that needs one; Broken where a value has none."""
     read = states_read(flow)
     states = dict.fromkeys(read, NONE)
     while True:
@@ -268,13 +268,13 @@ def _unscaled(flow: Flow, degrees: Degrees) -> Degrees:
 
 
 def states_read(flow: Flow) -> list[str]:
-    """The states that the parameter depends on, through other states too."""
-    found: dict[str, None] = {}
+    """The states that the parameter depends on, also through other states."""
+    read: dict[str, None] = {}
     pending = [flow.new["p"]]
     while pending:
         names = {str(n.arg) for n in walk([pending.pop()]) if n.op is Op.NAME}
         for key in flow.rule.state:
-            if key in names and key not in found:
-                found[key] = None
+            if key in names and key not in read:
+                read[key] = None
                 pending.append(flow.new[key])
-    return list(found)
+    return list(read)

@@ -1,4 +1,4 @@
-"""What a rule is made of, and what it costs: levels, inputs, bytes of state, kernel stages and the bytes they move."""
+"""The structure of a rule and its cost: levels, inputs, bytes of state, stages of kernels and the bytes they move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PER = {
 
 
 def scope_of(flow: Flow) -> str:
-    """What the update of one element depends on: `elementwise`, `tensor`, `group` or `model`."""
+    """The widest level in the update of one element: `elementwise`, `tensor`, `group` or `model`."""
     parts = list(walk(flow.new.values()))
     widest = max((LEVELS.index(str(n.arg)) for n in parts if n.op.kind is Kind.REDUCE), default=0)
     if widest > LEVELS.index("tensor"):
@@ -47,40 +47,40 @@ def reads_step(flow: Flow) -> bool:
 
 
 def reads_parameter(flow: Flow) -> bool:
-    """Whether how far `p` moves, or what a state becomes, depends on where `p` is."""
+    """Whether the move of `p`, or the value of a state, depends on `p`."""
     moved = [flow.taken[key] for key in flow.rule.state] + _displacements(flow.taken["p"])
     starts = [state.init for state in flow.rule.state.values()]
     return name("p") in set(walk([*moved, *starts]))
 
 
 def _displacements(value: Node) -> list[Node]:
-    """What is added to `p` and taken from it, where the new value is written so; else all of it."""
-    found: list[Node] = []
+    """The terms added to `p` or subtracted from it; the whole value where it is not written as such a sum."""
+    terms: list[Node] = []
     while value.op in (Op.ADD, Op.SUB):
-        found.append(value.args[1])
+        terms.append(value.args[1])
         value = value.args[0]
-    return found if value is name("p") else [*found, value]
+    return terms if value is name("p") else [*terms, value]
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one state at float32: a formula, and the condition on the shape for there being such a state."""
+    """Bytes of one state at float32: a formula, and the condition on shapes with this state."""
 
     formula: str
     condition: str = ""
 
 
 def state_bytes(rule: Rule) -> dict[str, StateBytes]:
-    """The bytes of every state: for each element, or in the words of its level."""
-    found = {}
+    """State -> its bytes at float32, for each element or by its level."""
+    sizes = {}
     for key, state in rule.state.items():
         condition = "" if state.condition is None else expression_text(state.condition)
-        found[key] = StateBytes(_formula(state), condition)
-    return found
+        sizes[key] = StateBytes(_formula(state), condition)
+    return sizes
 
 
 def _formula(state: State, count: int = 1) -> str:
-    """The bytes of so many states that are alike."""
+    """The bytes of `count` states of one kind."""
     size = ITEM * count
     if state.shape is not None:
         sides = [side for side in state.shape if side is not const(1)]
@@ -89,7 +89,7 @@ def _formula(state: State, count: int = 1) -> str:
 
 
 def bytes_text(rule: Rule) -> str:
-    """The bytes of all states at float32, those that are alike added: `8 per parameter`, `4*(rows + cols)`."""
+    """The bytes of all states at float32, added where they are of one kind: `8 per parameter`, `4*(rows + cols)`."""
     kinds: dict[str, dict[tuple[str, object], list[State]]] = {}
     for key, state in rule.state.items():
         same = kinds.setdefault(state_bytes(rule)[key].condition, {})
@@ -107,9 +107,9 @@ def bytes_text(rule: Rule) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of a matrix of 64 by 64 takes at float32: stages of kernels, and the bytes these move per parameter.
+    """The cost of a step of a matrix of 64 by 64 at float32: stages of kernels, and their bytes per parameter.
 
-    What is narrower than the parameter counts nothing, and neither does what matrix functions move inside.
+    Values narrower than the parameter are not counted, nor are the bytes moved inside matrix functions.
     """
 
     stages: int
@@ -118,7 +118,7 @@ class Cost:
 
 
 def cost_of(rule: Rule) -> Cost:
-    """The cost of the program a rule compiles to."""
+    """The cost of a rule's program."""
     program = compile(rule)
     read = sum(len(_wide_reads(program, index)) for index in range(len(program.stages)))
     written = sum(len(stage.stores) for stage in program.stages)
@@ -126,7 +126,7 @@ def cost_of(rule: Rule) -> Cost:
 
 
 def _wide_reads(program: Program, index: int) -> set[str]:
-    """The buffers and results of the parameter's shape that one stage reads."""
+    """The buffers and results of the parameter's shape read by one stage."""
     inference = AxisInference(program)
     leaves = [n for n in walk(program.stages[index].roots) if n.op in (Op.LOAD, Op.RESULT)]
     return {str(n.arg) for n in leaves if inference.axes(n).elementwise}

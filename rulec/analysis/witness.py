@@ -1,6 +1,6 @@
-"""Counterexamples: what the proofs leave open is tried with numbers, run by the reference in float64.
+"""Counterexamples: properties left open by the proofs are tried with numbers, run by the reference in float64.
 
-A difference that is seen refutes a property; that none is seen proves nothing.
+A difference refutes a property; no difference proves nothing.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ from rulec.language.rule import Assign, Branch, Rule, State, Statement
 Array = np.ndarray[Any, Any]
 Values = list[Array]
 
-#: The parameters that are tried, those of them that a rule applies to; one that stands again is zero.
+#: The shapes of parameters to try, as far as a rule applies to them. A repeated shape stands for a parameter of zeros.
 _SHAPES = ((4, 6), (6, 4), (5,), (), (4, 6))
 _WARM, _STEPS = 6, 8
-#: A difference that rounding cannot make, in parts of the values compared.
+#: A relative difference too large for rounding.
 _SEEN = 1e-6
 
 
 @dataclass
 class Witness:
-    """Tries the properties of one rule; every answer is whether a counterexample was seen."""
+    """Tries the properties of one rule. Every answer is whether a counterexample was seen.
+
+    `runs` keeps runs of the reference for several questions.
+    """
 
     flow: Flow
     tried: Sequence[tuple[int, ...]] = _SHAPES
-    made: dict[Hashable, list[ReferenceOptimizer]] = field(default_factory=dict)
+    runs: dict[Hashable, list[ReferenceOptimizer]] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> Rule:
-        """The rule as it runs by itself, for the tensors it applies to, without routing the others."""
+        """The rule as it runs by itself, without a rule for the tensors it leaves out."""
         return replace(self.flow.rule, applies_to=None, otherwise=None)
 
     @cached_property
     def watched(self) -> Rule:
-        """The same rule, with what its states were before the step, and those of groups and of the model after it."""
+        """The same rule with copies of its states: before the step, and those of groups and of the model after it."""
         states, before, after = dict(self.rule.state), [], []
         for key, state in self.rule.state.items():
             shared = state.per in ("group", "model")
@@ -61,12 +64,12 @@ class Witness:
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes tried that the rule applies to."""
+        """The shapes to try that the rule applies to."""
         return [shape for shape in self.tried if applies(self.flow.rule, shape, ())]
 
     @property
     def params(self) -> Values:
-        """The parameters at the start: normal numbers, and zeros where a shape stands a second time."""
+        """The parameters at the start: normal numbers, and zeros for a repeated shape."""
         rng = np.random.default_rng(7)
         return [rng.normal(size=s) * (s not in self.shapes[:i]) for i, s in enumerate(self.shapes)]
 
@@ -77,7 +80,7 @@ class Witness:
 
     @cached_property
     def hypers(self) -> list[dict[str, float]]:
-        """The values tried: the defaults; and others where these are 0 or as small as an eps."""
+        """The hyper-parameters to try: the defaults, and larger values for defaults up to 0.01."""
         lifted = {}
         for key, hyper in self.rule.hyper.items():
             small = isinstance(hyper.default, float) and abs(hyper.default) <= 1e-2 and key != "lr" and not hyper.static
@@ -87,12 +90,12 @@ class Witness:
         return [{}, lifted] if lifted else [{}]
 
     def scale_matters(self, *, changing: bool) -> bool:
-        """Whether `p` was seen to move otherwise with gradients that are larger, all alike or each step by itself."""
+        """Whether `p` was seen to move differently with scaled gradients, by one number or by one for each step."""
 
         def differ(hyper: Mapping[str, float]) -> bool:
             (plain,) = self._once(("plain", *hyper), lambda: [self._path(hyper, (1.0,))])
             cycles = [(8.0, 64.0, 1 / 64, 1.0, 512.0)] if changing else [(128.0,), (1 / 128,)]
-            runs = (self._path(hyper, own) for own in cycles)
+            runs = (self._path(hyper, cycle) for cycle in cycles)
             return any(_parted(plain.params, other.params, self.params) for other in runs)
 
         return self._seen(differ)
@@ -102,13 +105,13 @@ class Witness:
 
         def bent(hyper: Mapping[str, float]) -> bool:
             runs = self._once(("bent", *hyper), lambda: self._four(hyper))
-            found = [self._states(run, state, "after") for run in runs]
-            return any(_differs(a + b, c + d) for a, b, c, d in zip(*found, strict=True))
+            states = [self._states(run, state, "after") for run in runs]
+            return any(_differs(a + b, c + d) for a, b, c, d in zip(*states, strict=True))
 
         return self._seen(bent)
 
     def accumulation_fails(self, adds: Mapping[str, Node]) -> bool:
-        """Whether two calls were seen to give something else than one with the sum of their gradients."""
+        """Whether two calls were seen to differ from one call with the sum of their gradients."""
         return any(Witness(self.flow, (shape,))._accumulation_fails(adds) for shape in dict.fromkeys(self.shapes))
 
     def _accumulation_fails(self, adds: Mapping[str, Node]) -> bool:
@@ -151,30 +154,30 @@ class Witness:
         return False
 
     def _once(self, key: Hashable, make: Callable[[], list[ReferenceOptimizer]]) -> list[ReferenceOptimizer]:
-        """Runs that several questions are about, made for the first."""
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        """The runs of a key, made for the first question about them."""
+        if key not in self.runs:
+            self.runs[key] = make()
+        return self.runs[key]
 
     def _four(self, hyper: Mapping[str, float]) -> list[ReferenceOptimizer]:
-        """Runs that end with one gradient, with another, with both together, and with none."""
+        """Four runs. Their last gradients are one, another, the sum of both, and zeros."""
         one, two = self.grads(10), self.grads(11)
         zero, both = [0 * g for g in one], [a + b for a, b in zip(one, two, strict=True)]
         return [self._further(self._warm(hyper, _WARM), grads, _WARM) for grads in (one, two, both, zero)]
 
     def _at_zero(self, hyper: Mapping[str, float], first: bool) -> list[ReferenceOptimizer]:
-        """A run before a gradient of zeros, and after it."""
+        """Two runs: before a gradient of zeros, and after it."""
         count = 0 if first else _WARM
         before = self._warm(hyper, count)
         return [before, self._further(before, [0 * g for g in self.grads(0)], count)]
 
     def _warm(self, hyper: Mapping[str, float], count: int) -> ReferenceOptimizer:
-        """A run after so many ordinary steps."""
+        """A run after `count` ordinary steps."""
         grads = list(map(self.grads, range(count)))
         return self._once(("warm", count, *hyper), lambda: [self._after(self.watched, hyper, grads)])[0]
 
     def _further(self, run: ReferenceOptimizer, grads: Values, step: int) -> ReferenceOptimizer:
-        """What a run becomes by one more step."""
+        """A copy of a run, after one more step."""
         run = run.copy()
         self._step(run, grads, step, {})
         return run
@@ -184,11 +187,11 @@ class Witness:
 
     def _step(self, run: ReferenceOptimizer, grads: Values, step: int, inputs: Mapping[str, Any]) -> None:
         rng = np.random.default_rng([9, step])
-        given = {
+        values = {
             key: 1 + rng.random() if kind == "scalar" else [rng.random(s) for s in self.shapes]
             for key, kind in self.rule.inputs.items()
         }
-        run.step(grads, inputs={**given, "step": step + 1, **inputs})
+        run.step(grads, inputs={**values, "step": step + 1, **inputs})
 
     def _after(self, rule: Rule, hyper: Mapping[str, float], grads: Sequence[Values]) -> ReferenceOptimizer:
         run = self._optimizer(rule, hyper)
@@ -197,19 +200,19 @@ class Witness:
         return run
 
     def _path(self, hyper: Mapping[str, float], scales: Sequence[float]) -> ReferenceOptimizer:
-        """A run of gradients that are scaled, by turns."""
+        """A run with gradients scaled by each of `scales` in turn."""
         every = [[g * scales[k % len(scales)] for g in self.grads(k)] for k in range(_STEPS)]
         return self._after(self.rule, hyper, every)
 
     def _states(self, run: ReferenceOptimizer, state: str, when: str) -> Values:
-        """A state of each parameter that has it, `before` or `after` the last step."""
+        """The state of each parameter with such a state, `before` or `after` the last step."""
         key = f"{state}.{when}" if f"{state}.{when}" in self.watched.state else state
         states = [run.state(i) for i in range(len(self.shapes))]
         return [s[key] for s in states if key in s]
 
 
 def _decided(flow: Flow, adds: Mapping[str, Node], facts: Mapping[str, float]) -> tuple[Flow, dict[str, Node]]:
-    """The flow for tensors with these shape facts alone: other tensors may lack states that it reads."""
+    """The flow and increments for tensors with these shape facts: a tensor of another shape may have other states."""
 
     def chosen(value: Node) -> Node:
         truth = decide(value.args[0], facts) if value.op is Op.WHERE else None
@@ -244,7 +247,7 @@ def _differs(one: Array, two: Array) -> bool:
 
 
 def _parted(one: Values, two: Values, start: Values) -> bool:
-    """Whether two ways from `start` part by more than rounding can make."""
+    """Whether two results from `start` differ by more than rounding."""
     for a, b, s in zip(one, two, start, strict=True):
         for x, y, z in _finite(a, b, s):
             if abs(x - y) > _SEEN * max(abs(x - z), abs(y - z)) + 1e-13 * abs(z):

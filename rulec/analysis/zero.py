@@ -1,4 +1,4 @@
-"""What a step does with a gradient of zeros: which values stay, which shrink, and where 0 is divided by 0."""
+"""The effects of a gradient of zeros: constant values, shrinking values, and divisions of 0 by 0."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _COUNT = frozenset("1+")
 
 @dataclass(frozen=True)
 class Rest:
-    """What becomes of one value.
+    """The effect on one value.
 
-    `stays` and `shrinks` (by a factor from 0 to 1) are proved where `where` holds, and so is `NaN`; `changes` was seen.
-    `by` are the states, inputs and `p` that make the
-    change: `p` by itself is decay. `line` is the line that computes it, or makes it NaN.
+    `stays`, `shrinks` (by a factor from 0 to 1) and `NaN` are proved under the conditions in `where`; `changes` was
+    seen in numbers. `by` are the states and inputs in the change, and `p`: alone it is decay. `line` is the line that
+    computes the value, or makes it NaN.
     """
 
     what: What
@@ -47,10 +47,10 @@ class Rest:
 
 @dataclass(frozen=True)
 class AtZero:
-    """What a zero gradient does to `p` and to every state, in a first step and in a later one.
+    """The effects of a zero gradient on `p` and on every state, in a first step and in a later one.
 
-    Values are finite before the step. Each value has the general case first, then what happens where a
-    hyper-parameter is 0.
+    Values are finite before the step. For each value the general case comes first, then cases of a hyper-parameter
+    at 0.
     """
 
     first: Mapping[str, tuple[Rest, ...]]
@@ -62,24 +62,24 @@ Seen = Callable[[str, bool], bool]
 
 
 def at_zero(flow: Flow, seen: Seen) -> AtZero:
-    """What is proved; what is not, `seen` decides."""
+    """The effects of a zero gradient, by proof; a change without a proof is `unknown` unless it was `seen`."""
     small = [key for key, hyper in flow.rule.hyper.items() if _EPS.fullmatch(key) and "0" in range_of(hyper)]
     assumed: list[Assumed] = [(invariants(flow, ()), ())]
     if small:
         assumed.append((invariants(flow, small), tuple(f"{key} > 0" for key in small)))
-    found: list[dict[str, tuple[Rest, ...]]] = []
+    phases: list[dict[str, tuple[Rest, ...]]] = []
     for first in (True, False):
         cases = {key: _cases(_Case(flow, key, first, assumed)) for key in ("p", *flow.rule.state)}
-        found.append({
+        phases.append({
             key: tuple(replace(x, what="unknown") if x.what == "changes" and not seen(key, first) else x for x in rests)
             for key, rests in cases.items()
         })  # fmt: skip
-    return AtZero(*found)
+    return AtZero(*phases)
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One question: what becomes of `key`. `assumed` are the regions of names, and what holds where they do."""
+    """One question: the effect on `key`. `assumed` are the regions of names, each with its conditions."""
 
     flow: Flow
     key: str
@@ -96,10 +96,10 @@ def _cases(case: _Case) -> tuple[Rest, ...]:
 
 
 def _rest(case: _Case, zero: tuple[str, ...]) -> tuple[Rest, list[str]]:
-    """What becomes of the value where the hyper-parameters in `zero` are 0, and the names its new value reads."""
+    """The effect on the value with the hyper-parameters `zero` at 0, and the names in its change."""
     refused = {f"{key} > 0" for key in zero}
-    found = [_folded(case, zero, names, holds) for names, holds in case.assumed if not refused.intersection(holds)]
-    return next((x for x in found if x[0].what != "changes"), found[0])
+    outcomes = [_folded(case, zero, names, holds) for names, holds in case.assumed if not refused.intersection(holds)]
+    return next((x for x in outcomes if x[0].what != "changes"), outcomes[0])
 
 
 def _may_be_zero(flow: Flow, key: str) -> bool:
@@ -140,9 +140,9 @@ def _shrinks(new: Node, old: Node, fold: Fold) -> bool:
 
 
 def invariants(flow: Flow, positive: Sequence[str]) -> dict[str, Regions]:
-    """Where every name can lie in any step, as long as all is finite: states by induction from their first values.
+    """The regions of every name in any step, while all is finite: states by induction from their first values.
 
-    The hyper-parameters in `positive` are taken not to be 0.
+    The hyper-parameters in `positive` are assumed other than 0.
     """
     rule = flow.rule
     names = {key: range_of(hyper) - ({"0"} if key in positive else set()) for key, hyper in rule.hyper.items()}
