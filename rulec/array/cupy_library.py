@@ -38,12 +38,12 @@ class CupyLibrary(ArrayLibrary):
         """Gives the array these values, rounded to its dtype."""
         array[...] = self.numbers(values).reshape(array.shape).astype(array.dtype, copy=False)
 
-    def handed(self, values: Any, dtype: str, own: bool) -> Any:
+    def handed(self, values: Any, dtype: str, copied: bool) -> Any:
         """The same array where it will do."""
         import cupy
 
         made = cupy.ascontiguousarray(self.numbers(values), dtype=np.dtype(dtype))
-        return made.copy() if own and made.data.ptr == values.data.ptr else made
+        return made.copy() if copied and made.data.ptr == values.data.ptr else made
 
     def cast(self, values: Any, dtype: str) -> Any:
         """Values in another dtype."""

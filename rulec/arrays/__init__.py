@@ -1,5 +1,5 @@
-"""What NumPy, torch, JAX and CuPy differ in as arrays, and what is written once above it.
+"""Array libraries: the operations of the language once for NumPy, torch, JAX and CuPy.
 
-`functions` has what a library may call otherwise than NumPy does; `arithmetic`, `matrix` and `library` are made of it.
-What another library than NumPy differs in lies in its adapter.
+`functions` has the functions that libraries name differently; `arithmetic`, `matrix` and `library` are built on them.
+The differences of a library from NumPy are in its adapter.
 """

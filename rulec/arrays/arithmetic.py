@@ -1,6 +1,6 @@
 """The elementwise operations of the language by an array library's functions: `rulec.language.arithmetic` defines them.
 
-A library that has an operation under NumPy's name, and means what NumPy does, need not say so.
+An operation with NumPy's name and meaning in the library is taken from it without further words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rulec.language.node import Op
 
 Table = Mapping[Op, Callable[..., Any]]
 
-#: What NumPy calls an operation that is one function.
+#: Operation -> the one NumPy function for it.
 NAMES: Mapping[Op, str] = {
     Op.ADD: "add", Op.SUB: "subtract", Op.MUL: "multiply", Op.DIV: "divide", Op.POW: "power", Op.MOD: "remainder",
     Op.NEG: "negative", Op.LT: "less", Op.LE: "less_equal", Op.GT: "greater", Op.GE: "greater_equal", Op.EQ: "equal",
@@ -24,20 +24,20 @@ NAMES: Mapping[Op, str] = {
 
 
 def arithmetic(of: Functions, **different: Callable[..., Any]) -> Table:
-    """Every operation, in the arrays' own dtype; those named, such as `power`, as the library needs them."""
+    """Every operation, in the arrays' own dtype. `different` has the library's own form of some, such as `power`."""
     xp = of.xp
     composed: Table = {
         Op.FLOORDIV: lambda a, b: xp.floor(xp.divide(a, b)), Op.RSQRT: lambda x: 1 / xp.sqrt(x),
         Op.SIGN: lambda x: xp.where(xp.isnan(x), x, xp.sign(x)),
         Op.WHERE: lambda condition, a, b: xp.where(condition != 0, a, b), Op.SIGMOID: _sigmoid(of),
     }  # fmt: skip
-    found = {op: different.get(op.name.lower(), function) for op, function in composed.items()}
-    return found | {op: different.get(name) or getattr(xp, name) for op, name in NAMES.items()}
+    operations = {op: different.get(op.name.lower(), function) for op, function in composed.items()}
+    return operations | {op: different.get(name) or getattr(xp, name) for op, name in NAMES.items()}
 
 
 def _sigmoid(of: Functions) -> Callable[[Any], Any]:
     def sigmoid(x: Any) -> Any:
-        """Without overflow on either side: exp only ever sees a number that is not positive."""
+        """The logistic function without overflow: exp sees only numbers up to 0."""
         small = of.xp.exp(-of.xp.abs(x))
         return of.filled(of.xp.signbit(x), small, 1.0) / (1.0 + small)
 
@@ -45,7 +45,7 @@ def _sigmoid(of: Functions) -> Callable[[Any], Any]:
 
 
 def meeting(of: Functions, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation where numbers take the dtype of the arrays that they meet."""
+    """The operation on numbers and arrays: numbers take the dtype of the arrays."""
 
     def met(*operands: Any) -> Any:
         floats = [x.dtype for x in operands if getattr(x, "ndim", 0) and of.is_float(x)]

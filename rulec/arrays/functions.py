@@ -1,18 +1,18 @@
-"""The functions of an array library that matrix functions are made of, by NumPy's names.
+"""The functions of an array library, under NumPy's names: the parts of matrix functions.
 
-A library that calls one otherwise, or needs another way, says so in a class of its own.
+A library with another name or another method for one has a class of its own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: What every library multiplies matrices in.
+#: Dtypes that every library multiplies matrices in.
 WIDE = ("float32", "float64")
 
 
 class Functions:
-    """The functions as a module `xp` has them whose names are NumPy's; no function writes to its operands."""
+    """The functions of a module `xp` with NumPy's names. No function writes to its operands."""
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -20,7 +20,7 @@ class Functions:
     # Arrays
 
     def cast(self, x: Any, dtype: Any) -> Any:
-        """The array in another dtype, by its name or by the library's own; the same array where it has it."""
+        """The array in another dtype, by its name or as the library's own; the same array where it has this dtype."""
         return x.astype(dtype, copy=False)
 
     def transposed(self, x: Any) -> Any:
@@ -46,25 +46,25 @@ class Functions:
     # Numbers beside arrays
 
     def is_float(self, x: Any) -> bool:
-        """Whether these are numbers with a point."""
+        """Whether the array is of floating-point numbers."""
         return bool(self.xp.issubdtype(x.dtype, self.xp.floating))
 
     def fitted(self, x: Any, dtype: Any) -> Any:
-        """What takes part in arithmetic with arrays of this dtype: a number in it, an array as it is."""
+        """An operand for arithmetic with arrays of this dtype: a number in the dtype, an array unchanged."""
         return x
 
     def known(self, number: Any, what: str) -> Any:
-        """A number that says how to go on, for which it must be known."""
+        """A number that controls the computation, such as a count; an error where the library traces it."""
         return number
 
     def beside(self, number: Any, x: Any) -> Any:
-        """A number as it takes part in arithmetic with a matrix, whose dtype stays."""
+        """A number for arithmetic with a matrix: the result has the dtype of the matrix."""
         return self.xp.asarray(number, x.dtype)
 
     # Products and decompositions
 
     def product_dtype(self, x: Any, dtype: str) -> Any:
-        """The dtype to multiply matrices in where this one is asked for: their own, where it has 16 bits."""
+        """The dtype to multiply matrices in, for a requested dtype: the matrices' own for one of 16 bits."""
         return dtype if dtype in WIDE else x.dtype
 
     def matmul(self, a: Any, b: Any) -> Any:
@@ -72,25 +72,25 @@ class Functions:
         return self.xp.matmul(a, b)
 
     def wide(self, x: Any) -> Any:
-        """The array in a dtype of at least 32 bits, where products may have 16."""
+        """The array in a dtype of at least 32 bits, in a library with products of 16 bits."""
         return x
 
     def wide_matmul(self, a: Any, b: Any) -> Any:
-        """The product of matrices in the dtype that `wide` gives."""
+        """The product of matrices in the dtype of `wide`."""
         return self.matmul(a, b)
 
     def norm(self, x: Any, dtype: Any) -> Any:
-        """The Frobenius norm `(batch, 1, 1)` of matrices that had this dtype."""
+        """The Frobenius norm `(batch, 1, 1)` of matrices; `dtype` is their dtype before any cast."""
         return self.xp.sqrt(self.xp.sum(x * x, axis=(-2, -1), keepdims=True))
 
     def qr(self, x: Any) -> Any:
-        """An orthogonal factor of as many columns as the matrix, and the triangular one."""
+        """The orthogonal factor, with as many columns as the matrix, and the triangular factor."""
         return self.xp.linalg.qr(x)
 
     def eigh(self, x: Any) -> Any:
-        """Eigenvalues, which ascend, and eigenvectors of symmetric matrices."""
+        """The eigenvalues, in ascending order, and eigenvectors of symmetric matrices."""
         return self.xp.linalg.eigh(x)
 
     def left_vectors(self, x: Any) -> Any:
-        """The left singular vectors, of which the singular values descend."""
+        """The left singular vectors, in descending order of the singular values."""
         return self.xp.linalg.svd(x, full_matrices=False)[0]

@@ -1,7 +1,7 @@
-"""What is computed between the stages: arithmetic, reductions and matrix functions on arrays of one kind.
+"""Libraries for the computations between stages: arithmetic, reductions and matrix functions on arrays of one kind.
 
-Backends of the CPU leave their results to NumPy; those that work on a device leave them there, for the tensors' own
-framework, and nothing waits for the device.
+Results of CPU backends go to NumPy. Results of device backends stay on the device, for the tensors' own framework, and
+nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Library(Protocol):
     """Functions on arrays of one kind, on one device.
 
     Numbers of tensors, groups and the model are float64 arrays of one dimension, or none. Vectors and matrices are
-    stacks `(batch, rows, cols)`. Where an array is of the device, no function here waits for it, but for decompositions
-    that the framework itself waits in.
+    stacks `(batch, rows, cols)`. No function waits for the device, except for decompositions where the framework
+    itself waits.
     """
 
     @property
@@ -36,35 +36,35 @@ class Library(Protocol):
 
     @property
     def matrix(self) -> Mapping[Op, Callable[..., Any]]:
-        """The matrix functions; the numbers beside matrices are Python's where they are known."""
+        """The matrix functions. Numbers among their operands are Python's where their value is known."""
         ...
 
     def constant(self, value: float) -> Any:
-        """One number, which takes part in arithmetic with arrays."""
+        """One number, for arithmetic with arrays."""
         ...
 
     def numbers(self, values: Any) -> Any:
-        """NumPy's numbers, or an array of another library or device, as an array of this one."""
+        """Numbers of NumPy, or an array of another library or device, as an array of this library."""
         ...
 
     def read(self, array: Any) -> Any:
-        """The elements of a stored array, in float32 or float64: the same memory where that is the dtype."""
+        """The elements of a stored array, in float32 or float64: the same memory for an array of such a dtype."""
         ...
 
     def write(self, array: Any, values: Any) -> None:
-        """Gives a stored array these values, rounded to its dtype."""
+        """Writes values to a stored array, rounded to its dtype."""
         ...
 
-    def handed(self, values: Any, dtype: str, own: bool) -> Any:
-        """Values as kernels read them: contiguous, of this dtype, and where `own` in memory of their own."""
+    def handed(self, values: Any, dtype: str, copied: bool) -> Any:
+        """Values for kernels to read: contiguous, of this dtype, and in new memory where `copied`."""
         ...
 
     def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype; the same array where it has it."""
+        """Values in another dtype; the same array where it has this dtype."""
         ...
 
     def copy(self, values: Any) -> Any:
-        """The same values in memory of their own."""
+        """The same values in new memory."""
         ...
 
     def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
@@ -72,7 +72,7 @@ class Library(Protocol):
         ...
 
     def at(self, values: Any, i: int) -> Any:
-        """The number of tensor i among numbers of tensors, which takes the dtype of the array it meets."""
+        """The number of tensor i among numbers of tensors; in arithmetic it takes the dtype of the array."""
         ...
 
     def take(self, values: Any, places: Array) -> Any:
@@ -80,7 +80,7 @@ class Library(Protocol):
         ...
 
     def put(self, into: Any, places: Array | slice, values: Any) -> None:
-        """Writes numbers at these places, or one at all of them."""
+        """Writes numbers at these places, or one number at all of them."""
         ...
 
     def together(self, numbers: Sequence[Any]) -> Any:
@@ -96,11 +96,11 @@ class Library(Protocol):
         ...
 
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
-        """A sum, minimum or maximum in float64: over these axes, which stay with an extent of 1, or over everything."""
+        """A sum, minimum or maximum in float64. Reduced `axes` keep an extent of 1; None is for a single number."""
         ...
 
     def empty(self, count: int) -> Any:
-        """Memory for so many numbers of float64."""
+        """Memory for `count` numbers of float64."""
         ...
 
     def join(self, arrays: Sequence[Any], axis: int) -> Any:
@@ -108,26 +108,25 @@ class Library(Protocol):
         ...
 
     def product(self, a: Any, b: Any, into: Any = None) -> Any:
-        """The product of two stacks of matrices of one dtype; where there is `into`, added to it in its memory."""
+        """The product of two stacks of matrices of one dtype; with `into`, it is added to `into` in its memory."""
         ...
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
-        """Uniform or normal numbers of the language's stream, in float64; the `step` may be an array of one number.
+        """Uniform or normal numbers of the language's stream, in float64, from the first of block `block` on.
 
-        The first is the first of four in a block of the stream.
+        A block has four numbers. The `step` of the position may be an array of one number.
         """
         ...
 
     def hold(self, thing: Any) -> None:
-        """Keeps something for good where a graph is being captured that will read its memory again."""
+        """Keeps an object for good while a graph is captured: replays of the graph read its memory again."""
         ...
 
 
 class ArrayLibrary:
-    """What libraries do whose arrays are NumPy's in all but place, by their functions `of`.
+    """The base of libraries with NumPy's functions, by their functions `of`.
 
-    Nothing is written: results are new arrays, or what was given. A library that writes says how, and all say what they
-    do otherwise.
+    Nothing is written: results are new arrays, or an operand itself. Libraries that write override the methods for it.
     """
 
     of: Functions
@@ -141,19 +140,19 @@ class ArrayLibrary:
         return np.float64(value)
 
     def numbers(self, values: Any) -> Any:
-        """An array of the same numbers; one of this library as it is."""
+        """An array of the same numbers; an array of this library unchanged."""
         return self.of.xp.asarray(values)
 
     def read(self, array: Any) -> Any:
-        """The array itself, or in float32 one of 16 bits."""
+        """The array itself, or in float32 where it has 16 bits."""
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
     def write(self, array: Any, values: Any) -> None:
         """InternalError: these arrays are never written."""
         raise InternalError("arrays of this library cannot be written")
 
-    def handed(self, values: Any, dtype: str, own: bool) -> Any:
-        """The values in that dtype."""
+    def handed(self, values: Any, dtype: str, copied: bool) -> Any:
+        """The values in the dtype."""
         return self.cast(values, dtype)
 
     def cast(self, values: Any, dtype: str) -> Any:
@@ -161,7 +160,7 @@ class ArrayLibrary:
         return self.of.xp.asarray(values).astype(dtype, copy=False)
 
     def copy(self, values: Any) -> Any:
-        """The same: what is never written need not be copied."""
+        """The same array: it is never written."""
         return values
 
     def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
@@ -210,15 +209,15 @@ class ArrayLibrary:
         return self.of.xp.concatenate([*arrays], axis)
 
     def product(self, a: Any, b: Any, into: Any = None) -> Any:
-        """By the library's own."""
-        made = self.of.matmul(a, b)
+        """By the library's own product."""
+        product = self.of.matmul(a, b)
         if into is None:
-            return made
-        into += made
+            return product
+        into += product
         return into
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
-        """The language's words in integers of 64 bits, and what is made of them in float64."""
+        """By the language's words in integers of 64 bits, and arithmetic in float64."""
         xp, normal = self.of.xp, op is Op.NORMAL
         words = self._words(count + count % 2 if normal else count, block, **position)
         uniform = (self.cast(words >> 9, "float64") + 0.5) * 2.0**-23
@@ -232,11 +231,11 @@ class ArrayLibrary:
         block = self.counted(first, first + (count + 3) // 4)
         at = int(step) if isinstance(step, int | float) else self.cast(step, "int64")
         counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
-        made = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
-        return self.of.xp.stack(made, axis=-1).reshape(-1)[:count]
+        words = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
+        return self.of.xp.stack(words, axis=-1).reshape(-1)[:count]
 
     def counted(self, first: int, stop: int) -> Any:
-        """The integers from the first on, in 64 bits."""
+        """The integers from `first` up to `stop`, in 64 bits."""
         return self.of.xp.arange(first, stop, dtype=self.of.xp.int64)
 
     def hold(self, thing: Any) -> None:

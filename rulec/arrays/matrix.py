@@ -1,8 +1,8 @@
 """The matrix functions of the language, once for all array libraries.
 
-Matrices are stacks `(batch, rows, cols)` of one dtype, and results keep that dtype. The numbers beside them are of one
-element, but for those that a stack `(batch, 1, 1)` may differ in. NaN or infinity in a matrix makes the result for that
-matrix NaN; its neighbours in the stack are untouched.
+Matrices are stacks `(batch, rows, cols)` of one dtype, and results keep it. Other operands are single numbers, or
+stacks `(batch, 1, 1)` where a number may differ from matrix to matrix. The result for a matrix with NaN or infinity is
+NaN; its neighbours in the stack are untouched.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rulec.errors import RuleError, TensorError
 from rulec.language.counts import MAX_STEPS, count_problem, is_count
 from rulec.language.node import Op
 
-#: Those of the quintic iteration that Muon takes (Jordan, 2024).
+#: The coefficients of Muon's quintic iteration (Jordan, 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def iterations(steps: Any) -> int:
-    """How often newton_schulz iterates; RuleError for what is no such number."""
+    """The number of iterations of newton_schulz; RuleError where it is not a whole number from 0 to MAX_STEPS."""
     if not is_count(steps, 0, MAX_STEPS):
         raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
     return int(steps)
 
 
 def leading(rank: Any, x: Any) -> int:
-    """How many singular vectors of a stack of matrices are wanted; TensorError where it has not so many."""
+    """The number of singular vectors to compute; TensorError where the matrices `x` have fewer."""
     most = min(x.shape[-2:])
     if not is_count(rank, 1, most):
         raise TensorError(f"a matrix of {_sides(x)} has no {float(rank):g} singular vectors: choose from 1 to {most}")
@@ -59,7 +59,7 @@ class _MatrixFunctions:
     of: Functions
 
     def where_finite(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """LAPACK and its like fail, or give anything, where a matrix has NaN or infinity: give NaN."""
+        """A function with NaN for each matrix with NaN or infinity: LAPACK fails there, or gives any numbers."""
         of = self.of
 
         def guarded(x: Any, *numbers: Any) -> Any:
@@ -69,9 +69,9 @@ class _MatrixFunctions:
         return guarded
 
     def newton_schulz(self, x: Any, steps: Any, dtype: str | None = None) -> Any:
-        """The quintic iteration towards the nearest orthogonal matrix, in the dtype asked for or in the matrix's own.
+        """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
 
-        A product and what is added to it are rounded together.
+        A product and its addend are rounded together.
         """
         of, (a, b, c) = self.of, COEFFICIENTS
         made_in = None if dtype is None else of.product_dtype(x, dtype)
@@ -89,13 +89,13 @@ class _MatrixFunctions:
         return rounded(of.transposed(y) if tall else y, x.dtype)
 
     def signed(self, vectors: Any) -> Any:
-        """The same columns, each with its largest component positive: else their signs are the algorithm's whim."""
+        """The same columns, each with its largest component positive: algorithms choose signs at will."""
         if not math.prod(vectors.shape):
             return vectors
         return self.of.xp.where(self.of.largest(vectors) < 0, -vectors, vectors)
 
     def qr(self, x: Any) -> Any:
-        """The orthogonal factor that belongs to a triangular one without negative diagonal elements: there is one."""
+        """The orthogonal factor beside a triangular one without negative diagonal elements: so it is unique."""
         if x.shape[-2] < x.shape[-1]:
             raise TensorError(
                 f"qr needs at least as many rows as columns, and was given {_sides(x)}: transpose the matrix"
@@ -113,7 +113,7 @@ class _MatrixFunctions:
         return self.signed(self.of.left_vectors(x)[..., :count])
 
     def inverse_root(self, x: Any, order: Any, eps: Any = 0) -> Any:
-        """`(x + eps)` to the power of `-1/order`; eigenvalues that rounding made negative are zero."""
+        """`(x + eps)` to the power of `-1/order`; eigenvalues made negative by rounding are zero."""
         of = self.of
         lambdas, vectors = of.eigh(x)
         order, eps = of.beside(order, x), of.beside(eps, x)

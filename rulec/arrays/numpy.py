@@ -1,4 +1,4 @@
-"""NumPy, which is the definition: other libraries are compared with it."""
+"""NumPy: the definition of array operations. Other libraries are compared with it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rulec.language.node import Op
 
 
 class NumpyFunctions(Functions):
-    """NumPy's, whose arrays may be of 50-digit numbers."""
+    """NumPy's functions. Arrays may hold 50-digit numbers."""
 
     def norm(self, x: Any, dtype: Any) -> Any:
-        """By a power, which NumPy has for objects too, and takes the square root for."""
+        """By a power: NumPy has it for objects too, and computes a square root for other arrays."""
         return np.sum(x * x, axis=(-2, -1), keepdims=True) ** 0.5
 
 
@@ -31,19 +31,19 @@ NUMPY_MATRIX = matrix_functions(FUNCTIONS)
 
 
 class NumpyLibrary(ArrayLibrary):
-    """NumPy, on memory of NumPy's own or shared with it: what is known is known at once."""
+    """NumPy, on memory of its own or shared with it. All numbers are known at once."""
 
     of: Functions = FUNCTIONS
     arithmetic = NUMPY
     matrix: Mapping[Op, Callable[..., Any]] = NUMPY_MATRIX
 
     def write(self, array: Any, values: Array) -> None:
-        """Gives the array these values, rounded to its dtype."""
+        """Writes the values, rounded to the array's dtype."""
         array[...] = values.reshape(array.shape)
 
-    def handed(self, values: Array, dtype: str, own: bool) -> Any:
-        """The same array where it will do."""
-        return np.array(values, dtype, order="C", copy=True if own else None)
+    def handed(self, values: Array, dtype: str, copied: bool) -> Any:
+        """The same array where it meets the demands."""
+        return np.array(values, dtype, order="C", copy=True if copied else None)
 
     def copy(self, values: Any) -> Array:
         """A copy."""
@@ -51,8 +51,8 @@ class NumpyLibrary(ArrayLibrary):
 
     def at(self, values: Any, i: int) -> Any:
         """A Python number."""
-        found = values if np.ndim(values) == 0 else values[i]
-        return bool(found) if np.asarray(found).dtype.kind == "b" else float(found)
+        number = values if np.ndim(values) == 0 else values[i]
+        return bool(number) if np.asarray(number).dtype.kind == "b" else float(number)
 
     def put(self, into: Any, places: Array | slice, values: Any) -> None:
         """Writes numbers at these places."""
@@ -69,6 +69,6 @@ class NumpyLibrary(ArrayLibrary):
         return cast(Array, ufunc.reduce(values, axis=axes, keepdims=kept, initial=start, dtype=np.float64))
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Array:
-        """As it is defined."""
+        """By the definition of the stream."""
         where = {"block": block, **{name: int(x) for name, x in position.items()}}
         return random.normal(count, **where) if op is Op.NORMAL else random.uniform(random.stream(count, **where))

@@ -16,11 +16,11 @@ from rulec.errors import RuleError
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
-#: The generator's constants: what words are multiplied by, and what is added to the key after each round.
+#: The generator's constants: multipliers of words, and increments of the key after each round.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
-#: How often words are mixed.
+#: The number of rounds.
 ROUNDS = 10
 
 #: All bits of a word.
@@ -28,7 +28,7 @@ WORD = 0xFFFFFFFF
 
 
 def _multiply(word: Any, factor: int) -> tuple[Any, Any]:
-    # Where integers have a sign the product may have wrapped, and is shifted with its sign: the mask takes that away.
+    # A product of signed integers may wrap, and is shifted with its sign: the mask removes the sign's bits.
     product = word * factor
     return (product >> 32) & WORD, product & WORD
 
@@ -41,10 +41,9 @@ def rounds(
     counter: Sequence[Any], key: Sequence[Any], multiply: Callable[[Any, int], tuple[Any, Any]] = _multiply,
     add: Callable[[Any, int], Any] = _add,
 ) -> list[Any]:  # fmt: skip
-    """The ten rounds on four words, each in an array of integers of 64 bits, with a sign or without, of any library.
+    """The ten rounds on four words, each in an array of 64-bit integers of any library, signed or not.
 
-    Words are in arrays of other integers where these have a way to multiply a word by a number, to an upper and a lower
-    word, and to add one.
+    Arrays of other integers need their own `multiply` (a word by a number, to an upper and a lower word) and `add`.
     """
     c, k = list(counter), list(key)
     for _ in range(ROUNDS):
@@ -55,7 +54,7 @@ def rounds(
 def one_round(
     c: Sequence[Any], k: Sequence[Any], multiply: Callable[[Any, int], tuple[Any, Any]], add: Callable[[Any, int], Any]
 ) -> tuple[list[Any], list[Any]]:
-    """One of the rounds, on the four words and the key's two."""
+    """One round on the four words of the counter and the two of the key."""
     high0, low0 = multiply(c[0], MULTIPLIERS[0])
     high1, low1 = multiply(c[2], MULTIPLIERS[1])
     mixed = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
@@ -64,20 +63,20 @@ def one_round(
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
     """Four random 32-bit words for each counter (four broadcastable arrays of 32-bit words)."""
-    found = rounds([np.asarray(x, np.uint64) for x in counter], key)
-    a, b, c, d = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*found))
+    words = rounds([np.asarray(x, np.uint64) for x in counter], key)
+    a, b, c, d = (np.asarray(x, np.uint32) for x in np.broadcast_arrays(*words))
     return a, b, c, d
 
 
 def draw_number(at: Any) -> int:
-    """What `at` names a draw by, rounded towards zero; RuleError where it is infinite or NaN."""
+    """The number of a draw from its `at`, rounded towards zero; RuleError where it is infinite or NaN."""
     if not math.isfinite(at):
         raise RuleError(f"what a random draw is named by must be a finite number, not at = {float(at):g}")
     return int(at)
 
 
 def stream(count: int, *, seed: int, tensor: int, draw: int, step: int, block: int = 0) -> Words:
-    """The first `count` words, from that of a block on, of one tensor's draw at one step."""
+    """`count` words of one tensor's draw at one step, from the first word of block `block` on."""
     blocks = np.arange(block, block + (count + 3) // 4, dtype=np.uint64)
     counter = (blocks & np.uint64(0xFFFFFFFF), blocks >> np.uint64(32), draw, step & 0xFFFFFFFF)
     return np.stack(philox(counter, (seed & 0xFFFFFFFF, tensor & 0xFFFFFFFF)), axis=-1).reshape(-1)[:count]

@@ -24,7 +24,7 @@ class Reduction:
     code: int
 
 
-#: Programs have no others: means, norms and counts are made of these.
+#: All reductions of programs: means, norms and counts are built on them.
 REDUCTIONS: Mapping[Op, Reduction] = {
     Op.SUM: Reduction(0.0, Op.ADD, np.add, 0),
     Op.MIN: Reduction(np.inf, Op.MINIMUM, np.minimum, 1),

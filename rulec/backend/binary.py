@@ -1,6 +1,6 @@
-"""What a backend may offer for binary layers: the product of packed bits, its convolution, and drawing them.
+"""Optional kernels of a backend for binary layers: products and convolutions of packed bits, and draws of bits.
 
-Bits lie in words of 64, the first in the lowest bit of the first word; those behind the last are zero.
+Bits lie in words of 64, the first in the lowest bit of the first word; bits behind the last one are zero.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def words_of(bits: int) -> int:
-    """How many words hold so many bits."""
+    """The number of words for `bits` bits."""
     return -(-bits // WORD_BITS)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The sizes of a convolution of packed bits, each member with weights of its own; of a product, all 1 but three.
+    """The sizes of a convolution of packed bits, each member with weights of its own.
 
     Inputs are (members, samples, height, width, words), weights (members, outputs, *kernel, words), results int32
-    (members, samples, *out, outputs). `bits` are those of a position. Outside the inputs there is nothing to count.
+    (members, samples, *out, outputs). `bits` is the number of bits of a position. A product is a convolution with a
+    size of (1, 1). Positions outside the inputs are not counted.
     """
 
     members: int
@@ -42,7 +43,7 @@ class Window:
 
     @property
     def words(self) -> int:
-        """The words of a position."""
+        """The number of words of a position."""
         return words_of(self.bits)
 
     @cached_property
@@ -55,24 +56,24 @@ class Window:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """That of the results."""
+        """The shape of the results."""
         return self.members, self.samples, *self.out, self.outputs
 
     def first(self, axis: int) -> Counts:
-        """For each position of the results along an axis, where its kernel begins in the inputs: maybe before them."""
+        """For each position of the results along an axis, the start of its kernel in the inputs; it may be negative."""
         return np.arange(self.out[axis]) * self.stride[axis] - self.padding[axis]
 
     def inside(self, axis: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """For each position of the results along an axis, which places of the kernel lie inside the inputs."""
+        """Positions of the results by places of the kernel along an axis: whether a place lies inside the inputs."""
         at = self.first(axis)[:, None] + np.arange(self.kernel[axis])
         return np.asarray((at >= 0) & (at < self.size[axis]))
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Which bits are drawn: those of a layer's elements at a step, for directions 0 to `directions`, for each sign.
+    """The bits to draw: of a layer's elements at a step, for each sign and each direction below `directions`.
 
-    The word of an element is that of `rulec.es.streams` for purpose BITS; of the second sign, its complement.
+    The word of an element is in `rulec.es.streams` under purpose BITS; the second sign has its complement.
     """
 
     seed: int
@@ -83,12 +84,12 @@ class Bits:
 
     @property
     def members(self) -> int:
-        """How many are drawn, in the order (sign, direction)."""
+        """The number of members, in the order (sign, direction)."""
         return self.signs * self.directions
 
 
 class BinaryKernels(Protocol):
-    """The kernels. Arrays are those of the backend, contiguous; words are uint64."""
+    """The kernels. Arrays are of the backend's kind and contiguous; words are uint64."""
 
     def convolve(self, inputs: Any, weights: Any, window: Window) -> Any:
         """2*(equal bits) - (all bits), int32 of shape `window.shape`."""

@@ -1,9 +1,9 @@
 """The on-disk cache of generated sources and compiled kernels.
 
 One folder per kernel, named by the SHA-256 of everything its machine code depends on. A folder is filled under a lock,
-files appear by rename, and a damaged one is thrown away and made again. Whoever writes into the cache decides what
-code runs: what others than the user and root could have written is not used (`trust`). Where the cache cannot be used,
-kernels are compiled without it, with one warning.
+files appear by rename, and a damaged folder is thrown away and made again. Code runs from the cache, so files that
+other users than the user and root could have written are not used (`trust`). Without a usable cache, kernels are
+compiled anew, with one warning.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def _default_folder() -> Path:
 
 
 def wanted_folder() -> Path:
-    """Where kernels should be kept: RULEC_CACHE_DIR, or the user's cache folder."""
-    given = os.environ.get("RULEC_CACHE_DIR")
-    return Path(given) if given else _default_folder()
+    """The configured folder of kernels: RULEC_CACHE_DIR, or the user's cache folder."""
+    chosen = os.environ.get("RULEC_CACHE_DIR")
+    return Path(chosen) if chosen else _default_folder()
 
 
 def cache_folder() -> Path:
-    """Where kernels are kept: the folder that is wanted, made with mode 0700 where missing.
+    """The folder of kernels: the configured one, made with mode 0700 where missing.
 
-    Where it cannot be used (`cache_trouble` says why) a folder of this process alone, with a warning: every process
-    then compiles anew.
+    Where it cannot be used (`cache_trouble` has the reason), it is a folder of this process alone, with a warning: then
+    every process compiles anew.
     """
     folder, trouble = wanted_folder(), cache_trouble()
     if trouble is None:
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 def cache_trouble() -> str | None:
-    """Why the cache cannot be kept where it should be, and what to do; None where it can."""
+    """Why the configured folder cannot be used, and what to do, as a sentence; None where it can."""
     folder = wanted_folder()
     try:
         with _opened(folder):
@@ -73,7 +73,7 @@ def cache_trouble() -> str | None:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[Path]:
-    """A path to a folder of kernels that is held open, made where missing. OSError where it is of no use."""
+    """A path to a folder of kernels, held open and made where missing. OSError where it cannot be used."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with trust.held(folder, follow=True) as root:
@@ -83,7 +83,7 @@ def _opened(folder: Path) -> Iterator[Path]:
 
 
 def _trouble(folder: Path, error: OSError) -> str:
-    """One sentence on a cache that cannot be used."""
+    """The sentence on a cache that cannot be used."""
     if isinstance(error, trust.Distrusted):
         return (
             f"the kernel cache {folder} is not used, as code runs from there and {error.strerror}: set RULEC_CACHE_DIR "
@@ -101,7 +101,7 @@ _warned: set[Path] = set()
 
 
 def _warn(folder: Path, trouble: str) -> None:
-    """Says once in a process what is wrong with a cache."""
+    """Warns of a cache that cannot be used, once in a process."""
     if folder not in _warned:
         _warned.add(folder)
         warnings.warn(f"{trouble}; until then kernels are compiled anew in every process", stacklevel=4)
@@ -111,7 +111,7 @@ def _warn(folder: Path, trouble: str) -> None:
 
 
 def cache_key(source: str, *facts: str) -> str:
-    """The name of a kernel's folder: a digest of its source, and of versions, flags and architecture."""
+    """The name of a kernel's folder: a digest of its source and of `facts` (versions, flags, architecture)."""
     return hashlib.sha256("\0".join((source, *facts)).encode()).hexdigest()
 
 
@@ -121,9 +121,9 @@ def kernel(
 ) -> T:  # fmt: skip
     """A backend's kernel, loaded: from the cache where it is whole, else made and kept there, under its lock.
 
-    `make` gives the content of its file from the path of its source, which is there for people to read; `load` takes
-    the content, and the path of the file, None where there is no room for one. What these raise goes through; none of
-    it may be an OSError.
+    `make` compiles: from the path of the source, a file for people to read, it gives the content of the kernel's file.
+    `load` takes this content and the path of the file, None where no folder has room for it. Their errors pass through
+    and must not be OSErrors.
     """
     once = _Once(make)
     for place in (wanted_folder, process_folder):
@@ -141,20 +141,20 @@ def kernel(
 
 
 class _Once:
-    """What a function gives at its first call, at every call."""
+    """A function called once: later calls give the first result."""
 
     def __init__(self, make: Callable[[Path], bytes]) -> None:
-        self._make, self._made = make, list[bytes]()
+        self._make, self._content = make, list[bytes]()
 
     def __call__(self, path: Path) -> bytes:
-        if not self._made:
-            self._made.append(self._make(path))
-        return self._made[0]
+        if not self._content:
+            self._content.append(self._make(path))
+        return self._content[0]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """The folder of one kernel below a folder of kernels that is held open, `root`; `shown` is its name for users."""
+    """The folder of one kernel below `root`, a folder of kernels held open. `shown` is the root's name for users."""
 
     root: Path
     shown: Path
@@ -169,7 +169,7 @@ class _Entry:
         return trust.below(self.root, self._names, self.shown, make=make)
 
     def path(self, name: str) -> Path:
-        """A file of the entry as users know it."""
+        """The path of a file of the entry, under its name for users."""
         return self.shown.joinpath(*self._names, name)
 
     def read(self, name: str) -> bytes | None:
@@ -183,13 +183,13 @@ class _Entry:
         write_atomically(self.folder(make=True) / name, content)
 
     def whole(self, file: str) -> bytes | None:
-        """A file's content where it is what was written, by its digest beside it."""
+        """A file's content, where it matches the digest beside it; None otherwise."""
         content = self.read(file)
         right = content is not None and hashlib.sha256(content).digest() == self.read(_digest_of(file))
         return content if right else None
 
     def filled(self, file: str, source: Source, make: Callable[[Path], bytes]) -> bytes:
-        """The same where there is none yet: made and written."""
+        """A file's content, made and written where it is not whole."""
         with _locked(self.folder(make=True)):
             content = self.whole(file)
             if content is None:
@@ -215,7 +215,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """`path` with this content, or as it was: never half of it. Nobody but the user can read or write it."""
+    """Writes a file whole or not at all. Only the user can read or write it."""
     with written_whole(path, 0o600, durable=False) as opened:
         opened.write(content)
 
@@ -238,7 +238,7 @@ def source_file(kind: str, key: str, source: Source) -> Path:
 
 
 def read_single(kind: str, name: str) -> bytes | None:
-    """A file of a backend that belongs to no kernel; None where there is none that can be used."""
+    """A file of a backend outside the folders of kernels; None where there is no usable one."""
     try:
         with _opened(wanted_folder()) as root:
             folder = trust.below(root, (kind,), wanted_folder())
@@ -251,7 +251,7 @@ def read_single(kind: str, name: str) -> bytes | None:
 
 
 def write_single(kind: str, name: str, content: bytes) -> None:
-    """Keeps such a file. RulecError where the cache cannot be used."""
+    """Writes a file of a backend outside the folders of kernels. RulecError where the cache cannot be used."""
     try:
         with _opened(wanted_folder()) as root:
             write_atomically(trust.below(root, (kind,), wanted_folder(), make=True) / name, content)

@@ -1,4 +1,4 @@
-"""What the cache has made: counted, and removed without touching anything else."""
+"""The files of the cache: counted, and removed without touching other files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rulec.backend.trust import held
 from rulec.errors import RulecError
 from rulec.files import PART, is_unlocked, opened_as_it_is
 
-#: Paths below the cache's folder: of folders with those of kernels in them, of the folder of one kernel, of files.
+#: Paths below the cache's folder: of folders above kernels, of the folder of one kernel, of files.
 _ABOVE = re.compile(r"\w+(/[0-9a-f]{2})?", re.ASCII)
 _KERNEL = re.compile(r"\w+/([0-9a-f]{2})/\1[0-9a-f]{62}", re.ASCII)
 _FILE = re.compile(
-    # In a kernel's folder a source, kernel or digest, or one that was written when a process was killed.
+    # In a kernel's folder a source, kernel or digest, or a partial file of a killed process.
     rf"{_KERNEL.pattern}(\.lock|/(\w+\.{{S}}([a-z0-9_]{{8}})?|\.\w+\.{{S}}{PART}))"
     rf"|triton/(blocks\.json|\.blocks\.json{PART})".replace("{S}", "(py|c|cu|o|so|cubin|sha256)"),
     re.ASCII,
@@ -26,9 +26,9 @@ _FILE = re.compile(
 
 @dataclass(frozen=True)
 class Cleared:
-    """How many kernels were thrown away; the paths that were left, as the cache did not make them or they are in use.
+    """The number of kernels removed, and the paths left: they are in use or not the cache's.
 
-    A folder in which nothing was removed is named for all that is in it.
+    A folder without a removed file stands for all its content.
     """
 
     kernels: int
@@ -36,7 +36,7 @@ class Cleared:
 
 
 def clear() -> Cleared:
-    """Throws away what the cache has made in its folder. Links in there are not followed.
+    """Removes the files of the cache in its folder. Links in it are not followed.
 
     RulecError where the folder cannot be read.
     """
@@ -52,7 +52,7 @@ def clear() -> Cleared:
 
 
 def _cleared(here: Path, shown: str) -> tuple[int, int, list[str]]:
-    """Clears a folder that is held open: how many files were removed, how many kernels, and what was left."""
+    """Clears a folder held open. Returns the number of files removed, of kernels removed, and the paths left."""
     files, kernels, left = 0, 0, list[str]()
     for name in sorted(os.listdir(here)):
         path, below, mode = here / name, shown + name, os.lstat(here / name).st_mode
@@ -83,19 +83,19 @@ def _in_use(path: Path) -> bool:
         return False
 
 
-# What there is
+# Counts
 
 
 def kept() -> dict[str, dict[str, int]]:
-    """How many kernels the cache holds and their size in bytes, by backend."""
-    found: dict[str, dict[str, int]] = {}
+    """Backend -> the number of its kernels in the cache and their size in bytes."""
+    totals: dict[str, dict[str, int]] = {}
     folder = wanted_folder()
     for kernel in (kernel for kind in _files(folder) for pair in _files(kind) for kernel in _files(pair)):
         if _KERNEL.fullmatch(kernel.relative_to(folder).as_posix()) and kernel.is_dir():
-            of_kind = found.setdefault(kernel.parent.parent.name, {"kernels": 0, "bytes": 0})
+            of_kind = totals.setdefault(kernel.parent.parent.name, {"kernels": 0, "bytes": 0})
             of_kind["kernels"] += 1
             of_kind["bytes"] += sum(map(_size, _files(kernel)))
-    return found
+    return totals
 
 
 def _size(file: Path) -> int:
@@ -106,7 +106,7 @@ def _size(file: Path) -> int:
 
 
 def _files(parent: Path) -> list[Path]:
-    """What is in a folder that is no link; nothing where there is none."""
+    """The paths in a folder; none for a link, or where there is no folder."""
     try:
         return [] if parent.is_symlink() and parent != wanted_folder() else sorted(parent.iterdir())
     except OSError:

@@ -1,7 +1,7 @@
-"""What every backend's printing has in common: which values get a line, in what order, under what names.
+"""Printing for all backends: the values with a line of their own, their order and their names.
 
-A backend gives a table from operations to text, `{Op.ADD: "({} + {})", ...}`; an operation that is not in it is
-BackendUnsupported. The table is the declaration of what the backend can express.
+A backend has a table from operations to text, `{Op.ADD: "({} + {})", ...}`. The table declares the operations of the
+backend: another operation is BackendUnsupported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def identifier(text: str) -> str:
 
 
 def unique_name(text: str, taken: set[str]) -> str:
-    """`text` as an identifier that is not among `taken`, to which it is added."""
+    """`text` as an identifier outside of `taken`; it is added to `taken`."""
     name = identifier(text)
     while name in taken:
         name += "_"
@@ -36,18 +36,18 @@ def unique_name(text: str, taken: set[str]) -> str:
 
 
 def buffer_names(program: Program, reserved: Iterable[str]) -> dict[str, str]:
-    """An identifier for each buffer, none of them alike or reserved."""
+    """An identifier for each buffer, all different and none reserved."""
     taken = set(reserved)
     return {b.name: unique_name(b.name, taken) for b in program.buffers}
 
 
 def is_number(text: str) -> bool:
-    """Whether a printed expression is a bare number, which has no dtype of its own."""
+    """Whether a printed expression is a bare number: it has no dtype of its own."""
     return re.fullmatch(r"-?(inf|nan|\d[\d.]*(e[-+]?\d+)?)", text) is not None
 
 
 def bare(text: str) -> str:
-    """An expression of Python with no more parentheses than it needs."""
+    """An expression of Python without superfluous parentheses."""
     return ast.unparse(ast.parse(text, mode="eval"))
 
 
@@ -55,9 +55,9 @@ def bare(text: str) -> str:
 class StagePrinter:
     """Prints the values of one stage as lines `name = expression`.
 
-    `load` prints the value of a buffer as it lies before the stage, `vector` an element of a vector, `constant` a
-    float64 literal, all in the compute dtype. Scalars of the table are printed by their column's name: the backend
-    defines those first. `known` gives the text of any other value that is there already, and None for what is not.
+    `load` prints the value of a buffer before the stage, `vector` an element of a vector, `constant` a float64 literal,
+    all in the compute dtype. Scalars of the table are printed by their column's name: the backend defines these names
+    first. `known` gives the text of any other value computed already, and None for a value to print.
     """
 
     backend: str
@@ -84,21 +84,21 @@ class StagePrinter:
         return self._columns[index]
 
     def columns_used(self) -> list[int]:
-        """The columns of the scalar table that this stage reads, in order."""
+        """The columns of the scalar table read by this stage, in order."""
         return sorted({int(n.arg) for n in walk(self.stage.roots) if n.op is Op.SCALAR})  # type: ignore[call-overload]
 
     def loads(self) -> list[str]:
-        """The buffers this stage reads, in the program's order."""
+        """The buffers read by this stage, in the program's order."""
         read = {str(n.arg) for n in walk(self.stage.roots) if n.op is Op.LOAD}
         return [b.name for b in self.program.buffers if b.name in read]
 
     def lines(self) -> list[tuple[str, str]]:
-        """Each named value with its expression, in an order in which each uses only those before it."""
+        """Each named value with its expression, which uses only the names before it."""
         order = [v for v in walk(self.stage.roots) if v in self.names]
         return [(self.names[v], self.text(v, defining=True)) for v in order]
 
     def there(self, value: Node, defining: bool = False) -> str | None:
-        """The text of a value that takes no operation: one with a name or known, a number, or what is given."""
+        """The text of a value without an operation: a name, a known value, a number, or a load; None for others."""
         if not defining and value in self.names:
             return self.names[value]
         if value.op is Op.CONST:
@@ -125,14 +125,14 @@ class StagePrinter:
 
 
 def require_elementwise(backend: str, program: Program) -> Stage:
-    """The single stage of an elementwise program; BackendUnsupported where there are reductions or matrix functions."""
+    """The single stage of an elementwise program; BackendUnsupported for reductions and matrix functions."""
     if not program.elementwise:
         raise BackendUnsupported(backend, "the reductions or matrix functions", program.name)
     return program.stages[0]
 
 
 def elementwise_buffers(backend: str, program: Program) -> list[Buffer]:
-    """The buffers of an elementwise program, all of the parameter's shape; BackendUnsupported where one is not."""
+    """The buffers of an elementwise program; BackendUnsupported for inputs and for states of another shape."""
     require_elementwise(backend, program)
     buffers = kernel_buffers(program)
     for buffer in buffers:

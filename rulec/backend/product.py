@@ -1,9 +1,9 @@
-"""A gradient that is a product and need not be made: what a backend may be given in the place of a gradient.
+"""A gradient as a product: kernels take a Product in place of the gradient, and the gradient is never in memory.
 
-A backend may offer kernels for such gradients, of rules that are one elementwise stage, by two more methods:
-`emit_epilogue(program, layout, factors)`, the source for factors of that dtype, pure, and BackendUnsupported where it
-has none; and `build_epilogue(program, layout, factors, source)`, whose kernel is bound and called as any other, but
-with products among its gradients.
+A backend may offer kernels for products, for rules of one elementwise stage, by two more methods.
+`emit_epilogue(program, layout, factors)` is the source for factors of this dtype; it is pure, and raises
+BackendUnsupported for a rule without such a kernel. `build_epilogue(program, layout, factors, source)` is the kernel.
+It is bound and called as any other, with products among its gradients.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Product:
-    """The gradient `outputs.T @ inputs` of a matrix: of gradients of a layer's outputs, and its inputs.
+    """The gradient `outputs.T @ inputs` of a layer's matrix.
 
-    Both are matrices of one dtype with a line for each token, in any memory order. The product is rounded to their
-    dtype, as torch would, and then to that of the gradient.
+    `outputs` are the gradients of the layer's outputs, `inputs` its inputs. Both are matrices of one dtype with a line
+    for each token, in any memory order. The product is rounded to their dtype, as torch would, and then to the dtype of
+    the gradient.
     """
 
     outputs: Any
@@ -25,14 +26,14 @@ class Product:
 
 
 class GradientRows(Protocol):
-    """A gradient that is made some rows at a time, wherever its update is done tile by tile.
+    """A gradient computed some rows at a time, for updates tile by tile.
 
-    A row is what the gradient has at one index of its first dimension, as one line.
+    A row is the part of the gradient at one index of its first dimension, as one line.
     """
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the rows as they are made; they are then rounded to the gradient's."""
+        """The dtype of the computed rows; they are then rounded to the gradient's."""
         ...
 
     def rows(self, span: slice, out: Any) -> None:

@@ -1,8 +1,8 @@
-"""The whole of what a backend must provide: three methods of a backend, one of a kernel, one of a call.
+"""The whole interface of a backend: three methods of a backend, one of a kernel, one of a call.
 
 A backend turns a program into source text (pure), source text into a kernel (compiled and cached), and a kernel bound
 to tensors into a call. The runtime owns everything else: buckets, the scalar table, scratch, the loop over stages, and
-what is worked out between them.
+the computations between them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Rows:
 
     `table` is float64, C-contiguous, one row per distinct (group, t) and one column per scalar of the program;
     `index` is int64, the row of each tensor of the bucket (of every tensor bound, also where only some are fired).
-    Late columns have their values from the stage on that names them.
+    Late columns have their values from the stage with their numbers in its `columns` on.
 
-    A backend that works on the device (`on_device`) is given a table of NumPy where all of it is known before the step,
-    else an array of the tensors' kind, on their device; `index` is NumPy's. It alone is given the other two, arrays on
-    the device or None: `stays` is boolean, one for each row, and true where a tensor is to be left as it is; `scale`, a
-    float32 array of one element, is what gradients were multiplied by: by its reciprocal they are multiplied as they
-    are loaded.
+    For a backend that works on the device (`on_device`), the table is NumPy's where all of it is known before the
+    step, else an array of the tensors' kind, on their device; `index` is NumPy's. Only such a backend gets the other
+    two, each an array on the device or None. `stays` is boolean, one for each row: true for tensors to be left as they
+    are. `scale` is a float32 array of one element, the factor in the gradients: the kernel multiplies gradients by its
+    reciprocal as it loads them.
     """
 
     table: Any
@@ -39,22 +39,21 @@ class Rows:
     scale: Any = None
 
 
-#: What a stage reads and writes beside parameters, gradients and states, by name; each has one array for each tensor
-#: fired, in order. Scratch buffers and inputs are as the parameter, of the layout's dtype. Vectors, of the compute
-#: dtype and C-contiguous, have as many elements as their axes: `batch*rows`, `batch*cols`, `batch`, or all of the
-#: parameter's, then in its order in memory. Where arrays cannot be written, new ones of scratch buffers take
-#: the places of the old in these sequences.
+#: The scratch buffers, inputs and vectors of a stage, by name: one array for each tensor fired, in order. Scratch
+#: buffers and inputs have the parameter's shape and the layout's dtype. Vectors are of the compute dtype, C-contiguous,
+#: with as many elements as their axes: `batch*rows`, `batch*cols`, `batch`, or all of the parameter's, in its order in
+#: memory. Where arrays cannot be written, new arrays take the places of scratch buffers in these sequences.
 Scratch = Mapping[str, Sequence[Any]]
 
 
 class Written(NamedTuple):
-    """What a stage has done.
+    """The results of a stage.
 
-    `params` and `states` are those bound, where arrays are mutable, else new ones. `reduced` has the stage's reductions
-    by name, in float64: an array of one number for each tensor fired, or, per row or column, a list of one array of
-    shape `(batch, rows, 1)` or `(batch, 1, cols)` for each. An empty tensor gives 0 for a sum, and infinities for a
-    minimum and a maximum. They are NumPy's, or, of a backend that works on the device, arrays of the tensors' kind, and
-    hold until the stage runs again.
+    `params` and `states` are the bound arrays where these are mutable, else new ones. `reduced` has the stage's
+    reductions by name, in float64: an array of one number for each tensor fired, or, per row or column, a list of one
+    array of shape `(batch, rows, 1)` or `(batch, 1, cols)` for each. An empty tensor gives 0 for a sum, and infinities
+    for a minimum and a maximum. Reductions are NumPy's, or arrays of the tensors' kind for a backend that works on the
+    device, and they are valid until the stage runs again.
     """
 
     params: Sequence[Any]
@@ -69,7 +68,7 @@ class Call(Protocol):
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Runs one stage over the bucket, or over `tensors` of it (positions in the bucket) alone.
+        """Runs one stage over the bucket, or over only `tensors` of it (positions in the bucket).
 
         `moving` are the gradients of the tensors fired, in order, each of its parameter's shape and the layout's
         dtype, contiguous. The bits of a result depend neither on the other tensors nor on the number of threads.
@@ -83,9 +82,8 @@ class Kernel(Protocol):
     def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()) -> Call:
         """A call over these tensors: parameters, and for each its states of its shape by name, all contiguous.
 
-        `views` say how the rule sees each of them as matrices; they may be left out where `is_shaped` says that no
-        kernel of the program looks. Addresses are read here, once; the runtime binds again
-        when they move.
+        `views` are the matrix views of the parameters; they may be left out for a program that is not `is_shaped`.
+        Addresses are read here, once; the runtime binds again when they move.
         """
         ...
 
@@ -104,14 +102,14 @@ class ScalarCall(Call, Protocol):
 
 @dataclass(frozen=True)
 class Scalars:
-    """What a scalar program is evaluated from, as arrays on the device.
+    """The inputs of a scalar program, as arrays on the device.
 
     `counts` (float32 or float64) are the updates of each tensor of the bucket so far: its `t` is one more. `groups`
     (int64) are the tensors' groups. `hyper` is float64, C-contiguous, a line of one number per group for each of the
-    program's hyper-parameters, in order (`program.hyper`). `facts` has for each shape fact that the scalar program
-    reads a float64 array over tensors. `states` has the states that are numbers, by name, in float64: over tensors,
-    over groups, or one, by the buffer's axes; `levels` the counts that `t` of a group's (`"group"`, one per group) and
-    the model's (`"model"`, one) state is, in float64: of this step, not of the one before.
+    program's hyper-parameters, in order (`program.hyper`). `facts` has a float64 array over tensors for each shape fact
+    in the scalar program. `states` has the states that are numbers, by name, in float64: over tensors, over groups, or
+    a single one, by the buffer's axes. `levels` has the `t` of states of groups (`"group"`, one per group) and of the
+    model (`"model"`, a single one), in float64, for this step.
     """
 
     counts: Any
@@ -124,23 +122,23 @@ class Scalars:
 
 @runtime_checkable
 class Backend(Protocol):
-    """One way to run programs.
+    """A way to run programs, such as C on the CPU or Triton on a GPU.
 
-    A backend may set `on_device = True`: what is worked out between its stages then stays where the tensors are, and
-    nothing waits for the device. Rows, vectors and reductions are arrays of the tensors' own kind (see `Rows` and
-    `Written`); without it they are NumPy's.
+    A backend may set `on_device = True`: the values between its stages then stay on the tensors' device, and nothing
+    waits for the device. Rows, vectors and reductions are arrays of the tensors' own kind (see `Rows` and `Written`);
+    without it they are NumPy's.
     """
 
     name: str
 
     def unavailable_reason(self) -> str | None:
-        """None where usable here, else one line: what is missing and what to install."""
+        """None where usable here, else one line with the missing part and the package to install."""
         ...
 
     def emit(self, program: Program, layout: Layout) -> str:
         """The source text of the kernel, all its stages; pure, and imports no framework.
 
-        Raises BackendUnsupported for an operation the backend has no way to print.
+        Raises BackendUnsupported for an operation outside the backend.
         """
         ...
 

@@ -13,35 +13,35 @@ GROUP = "rulec.backends"
 
 
 @functools.cache
-def _found() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def names() -> list[str]:
     """The names of all installed backends, sorted, whether usable here or not."""
-    return sorted(_found())
+    return sorted(_entry_points())
 
 
 @functools.cache
 def get(name: str) -> Backend:
-    """The backend of this name; BackendUnavailable where there is none or it does not load.
+    """The backend of this name; BackendUnavailable for an unknown name and for a backend that does not load.
 
     It may still be unusable here: ask its `unavailable_reason()`, or use `usable`.
     """
-    if name not in _found():
+    if name not in _entry_points():
         known = names()
         raise BackendUnavailable(
             f"there is no backend {name!r}{did_you_mean(name, known)}: installed are {', '.join(known)}"
         )
     try:
-        backend = _found()[name].load()()
+        backend = _entry_points()[name].load()()
     except ImportError as error:
         raise BackendUnavailable(f"backend {name!r} does not load: {error}") from error
     return backend  # type: ignore[no-any-return]
 
 
 def usable(chosen: str | Backend) -> Backend:
-    """The backend of this name, or itself, where it can run here; BackendUnavailable with the reason where not."""
+    """The backend of this name, or the backend itself; BackendUnavailable with the reason where it cannot run here."""
     backend = get(chosen) if isinstance(chosen, str) else chosen
     reason = backend.unavailable_reason()
     if reason is not None:

@@ -1,4 +1,4 @@
-"""A folder of this process alone, for kernels that are kept nowhere else; it goes when the process ends."""
+"""A folder of this process alone, for kernels without a cache; it is removed when the process ends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LOCK = "process.lock"
 
 
 def process_folder() -> Path:
-    """The folder, with mode 0700; what processes that were killed have left of their own is removed first.
+    """The folder, with mode 0700. Folders of killed processes are removed first.
 
-    OSError where there is no room for one.
+    OSError where the folder cannot be made.
     """
     return _folder(os.getpid())
 
 
 @functools.cache
 def _folder(process: int) -> Path:
-    """One for each process: a child that was forked does not live as long as its parent."""
+    """The folder of one process. A forked child has its own: it may outlive its parent."""
     _remove_left_over(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # open, and so locked, to the end
@@ -53,9 +53,9 @@ def _remove_left_over(parent: Path) -> None:
 
 
 def _remove_ended(folder: Path) -> None:
-    """Removes a folder of this user whose process has ended."""
-    found = folder.lstat()
-    if not (hasattr(os, "geteuid") and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()):
+    """Removes a folder of this user, where its process has ended."""
+    status = folder.lstat()
+    if not (hasattr(os, "geteuid") and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
         return
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:

@@ -1,7 +1,7 @@
-"""Folders and files that machine code is taken from: nobody may write there but the user and root.
+"""Folders and files with machine code: nobody but the user and root may write there.
 
-What was opened is looked at, not what has its name. A folder is held open while it is used: the path that `held` gives
-leads to that folder even where another takes its name meanwhile, as somebody may who can write into a folder above.
+The opened file is checked, not its name. A folder is held open while it is used: the path from `held` leads to this
+folder even where another folder takes its name meanwhile, by somebody with write access to a folder above.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pathlib import Path
 
 
 class Distrusted(OSError):
-    """Somebody else could have written here; `strerror` says why."""
+    """A folder or file that somebody else could have written; `strerror` has the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EPERM, reason)
 
 
-def check(found: os.stat_result, shown: Path | str) -> None:
-    """Distrusted where somebody else than the user and root owns what has this status, or may write into it."""
+def check(status: os.stat_result, shown: Path | str) -> None:
+    """Distrusted for the status of a file or folder that others than the user and root own, or may write into."""
     if not hasattr(os, "geteuid"):
         return
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise Distrusted(f"{shown} belongs to another user")
-    if found.st_mode & 0o022:
-        raise Distrusted(f"other users may write into {shown} (mode {stat.S_IMODE(found.st_mode):o})")
+    if status.st_mode & 0o022:
+        raise Distrusted(f"other users may write into {shown} (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 @contextmanager
 def held(folder: Path, *, follow: bool = False, trusted: bool = True) -> Iterator[Path]:
-    """A path to a folder that is held open, and where it is to be `trusted` was checked.
+    """A path to a folder, held open, and checked where `trusted`.
 
-    OSError where there is none, and for a link unless it is to be followed.
+    OSError for a missing folder, and for a link without `follow`.
     """
     if not hasattr(os, "O_DIRECTORY"):
         yield folder
@@ -51,24 +51,25 @@ def held(folder: Path, *, follow: bool = False, trusted: bool = True) -> Iterato
 
 
 def below(root: Path, names: Sequence[str], shown: Path, *, make: bool = False) -> Path:
-    """The folder of this path below one that is held; with `make` those that are missing are made, with mode 0700.
+    """The folder at a path below `root`, a folder held open; with `make`, missing folders are made with mode 0700.
 
-    Distrusted where one of them is a link or could have been written by others; `shown` is the root's name for users.
+    Distrusted where a folder on the path is a link or could have been written by others. `shown` is the root's name
+    for users.
     """
     for name in names:
         root, shown = root / name, shown / name
         if make:
             with suppress(FileExistsError):
                 root.mkdir(mode=0o700)
-        found = root.lstat()
-        if not stat.S_ISDIR(found.st_mode):
+        status = root.lstat()
+        if not stat.S_ISDIR(status.st_mode):
             raise Distrusted(f"{shown} is not a folder itself")
-        check(found, shown)
+        check(status, shown)
     return root
 
 
 def contents(file: Path, shown: Path) -> bytes | None:
-    """What a file holds; None where there is none, Distrusted where it is a link or others could have written it."""
+    """A file's content; None for a missing file, Distrusted for a link and for a file others could have written."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         handle = os.open(file, flags)
@@ -79,8 +80,8 @@ def contents(file: Path, shown: Path) -> bytes | None:
             raise Distrusted(f"{shown} is a link") from error
         raise
     with open(handle, "rb") as opened:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise Distrusted(f"{shown} is not a file itself")
-        check(found, shown)
+        check(status, shown)
         return opened.read()

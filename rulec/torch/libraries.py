@@ -35,10 +35,10 @@ class HostLibrary(NumpyLibrary):
         with plain_memory():
             array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
 
-    def handed(self, values: np.ndarray[Any, Any], dtype: str, own: bool) -> Tensor:
+    def handed(self, values: np.ndarray[Any, Any], dtype: str, copied: bool) -> Tensor:
         """The same memory as a tensor, or a copy of what may not be written, which torch has no tensors of."""
         with plain_memory():
-            return _tensor(super().handed(values, dtype, own))
+            return _tensor(super().handed(values, dtype, copied))
 
     def product(self, a: Any, b: Any, into: Any = None) -> np.ndarray[Any, Any]:
         """By torch, in the memory of the arrays as it lies."""
@@ -110,10 +110,10 @@ class DeviceLibrary(ArrayLibrary):
         """Gives the tensor these values, rounded to its dtype."""
         array.copy_(values.reshape(array.shape))
 
-    def handed(self, values: Tensor, dtype: str, own: bool) -> Tensor:
+    def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
         """The same tensor where it will do."""
         made = values.to(getattr(torch, dtype)).contiguous()
-        return made.clone() if own and made is values else made
+        return made.clone() if copied and made is values else made
 
     def cast(self, values: Tensor, dtype: str) -> Tensor:
         """Values in another dtype."""
