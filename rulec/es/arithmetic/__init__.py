@@ -15,17 +15,17 @@ from rulec.es.arithmetic.draws import Draws
 from rulec.es.arithmetic.dropout import Dropout
 from rulec.es.arithmetic.family import Family
 from rulec.es.arithmetic.independent import Independent
-from rulec.es.arithmetic.lowrank import Lowrank
+from rulec.es.arithmetic.lowrank import LowRank
 from rulec.es.arithmetic.permuted import Permuted
-from rulec.es.arithmetic.signflip import Signflip
+from rulec.es.arithmetic.signflip import SignFlip
 from rulec.es.arithmetic.sparse import Sparse
 from rulec.es.perturbation import Perturbation
 
 __all__ = ["Family", "family", "is_plain"]
 
 _FAMILIES: dict[str, type[Family]] = {
-    "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": Signflip,
-    "lowrank": Lowrank, "dropout": Dropout,
+    "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": SignFlip,
+    "lowrank": LowRank, "dropout": Dropout,
 }  # fmt: skip
 
 

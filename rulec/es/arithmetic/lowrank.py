@@ -9,7 +9,7 @@ from rulec.es.arithmetic.family import Apply, SecondProduct
 from rulec.es.streams import COLUMNS, ROWS
 
 
-class Lowrank(SecondProduct):
+class LowRank(SecondProduct):
     """A product of two factors of each direction's own."""
 
     def _right(self, direction: Any) -> Any:

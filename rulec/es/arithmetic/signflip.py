@@ -10,7 +10,7 @@ from rulec.es.perturbation import Perturbation
 from rulec.es.streams import COLUMNS, ROWS, SHARED
 
 
-class Signflip(SecondProduct):
+class SignFlip(SecondProduct):
     """One kernel of noise, with signs of inputs and outputs of each direction's own."""
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.es.fitness import Floats
 from rulec.es.streams import DROPPED, SHARED
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
@@ -110,11 +109,11 @@ class Dropout(LayerNoise):
         gains[ring[start : start + self.kept_inputs]] += self.columns / self.kept_inputs
         return gains.view(1, -1, *(1,) * len(self.kernel)).expand(self.shape)
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The gradient's part along the gains of inputs, which is all that dropping them can tell of it."""
         return weight.detach().to(self.dtype) * self._scales(weights, weight)
 
-    def _scales(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def _scales(self, weights: Floats, weight: Tensor) -> Tensor:
         """What the weight is multiplied by, as it meets it."""
         short = self.short(weights)
         count = len(self.directions)

@@ -92,7 +92,7 @@ class Estimating:
             if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():
                 continue
             noise = self._noises.of(entry)
-            one = noise.made(self._weights.of(noise.perturbation))
+            one = noise.source(self._weights.of(noise.perturbation))
             if one is not None:
                 found[param] = one
         return found
@@ -119,7 +119,7 @@ class Estimating:
         if not self._noises.used(param):
             return None
         noise = self._noises.of(entry)
-        found = noise.gradient(self._weights.of(noise.perturbation), param)
+        found = noise.estimate(self._weights.of(noise.perturbation), param)
         if entry.fixed is not None:
             found[entry.fixed] = 0.0
         return found.to(param.dtype)

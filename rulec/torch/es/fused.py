@@ -13,23 +13,22 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
 from rulec.errors import PartialUpdate
 from rulec.runtime.estimate import EstimateCalls, takes_parts
 from rulec.runtime.launch import Launch
 from rulec.torch.assembly import Assembly, _launches
 from rulec.torch.eager.epilogue_launch import ProductCalls
+from rulec.torch.es.layer import Source
 from rulec.torch.memory import plain_arithmetic
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.placed import is_placed
 from rulec.torch.tensors import OtherDtype, dtype_name
 
-#: What may stand for a gradient, and what gives a parameter's where nothing does.
-Made = Noise | Product | GradientRows
+#: The gradient of a parameter that has no source.
 Gradient = Callable[[Tensor], Tensor | None]
 
 
-def fused_step(opt: Any, given: Mapping[Tensor, Made], gradient: Gradient) -> set[Tensor]:
+def fused_step(opt: Any, given: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
     """One step of an optimizer in which gradients are made inside the updates of some parameters; gives these.
 
     `given` says what of, for parameters of the optimizer without a gradient. Where an update cannot make one,
@@ -68,7 +67,7 @@ def _give(params: Collection[Tensor], gradient: Gradient) -> None:
             param.grad = gradient(param)
 
 
-def _update(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient | None = None) -> set[Tensor]:
+def _update(opt: RuleOptimizer, given: Mapping[Tensor, Source], gradient: Gradient | None = None) -> set[Tensor]:
     """The step, or without `gradient` what it would be: the parameters whose gradients are made inside their updates.
 
     Where there are none, nothing was done.
@@ -98,7 +97,7 @@ def _update(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient
     return set()
 
 
-def _update_of_hooks(opt: RuleOptimizer, given: Mapping[Tensor, Made], gradient: Gradient) -> set[Tensor]:
+def _update_of_hooks(opt: RuleOptimizer, given: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
     """The step when hooks were called."""
     opt._opt_called = True  # type: ignore[attr-defined]  # as where no hook is called
     return _update(opt, given, gradient) or _plain_step(opt._update, given, gradient)
@@ -129,7 +128,7 @@ def _prepare(assembly: Assembly, places: Collection[int]) -> None:
         member.engine.prepare([*found], [*found.values()], member.table)
 
 
-def _ready(assembly: Assembly, own: Mapping[int, Made]) -> tuple[set[int], list[Launch]]:
+def _ready(assembly: Assembly, own: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
     """The places whose parameters' updates can make the gradients themselves, and these updates, checked."""
     calls = _CALLS.setdefault(assembly, _Calls())
     at = {id(_tensor(assembly, place)): place for place in own if _is_plain(assembly, place)}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
+from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, NOISE, SCALE, short_weights
 from rulec.torch.es.fill import fill
-from rulec.torch.es.layer import LayerNoise, Made
+from rulec.torch.es.layer import LayerNoise, RowSource, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks, combined, whole
 
@@ -78,17 +78,17 @@ class Independent(LayerNoise):
         fill(out, self._noise(scale, direction))
         return out
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """One fill with all weights."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.draws.device)
         fill(out, self._sum(weights))
         return out
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """The noise itself, made where the kernel needs it."""
         return self._sum(weights)
 
-    def _sum(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise:
+    def _sum(self, weights: Floats) -> Noise:
         return self._noise(short_weights(weights, self.draws.kind))
 
     def _noise(self, weights: np.ndarray[Any, Any], first: int = 0) -> Noise:
@@ -99,9 +99,9 @@ class Independent(LayerNoise):
 class Sparse(Independent):
     """Noise of some columns of each direction, the others have none."""
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """Made some rows at a time."""
-        return Made(self.dtype, partial(self._rows, weights))
+        return RowSource(self.dtype, partial(self._rows, weights))
 
     @property
     def _columns(self) -> int:
@@ -138,14 +138,14 @@ class Sparse(Independent):
         one = self._tile(range(direction, direction + 1), range(self.rows), self._columns)[0]
         return one.new_zeros(self.shape).index_copy_(1, self.chosen[direction], one)
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """Tile by tile of rows."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.draws.device)
         for outputs in blocks(self.rows, max(1, TILE // (self._columns * self.kernel.numel()))):
             self._rows(weights, slice(outputs.start, outputs.stop), out[outputs.start : outputs.stop])
         return out
 
-    def _rows(self, weights: np.ndarray[Any, np.dtype[np.float64]], span: slice, out: Tensor) -> None:
+    def _rows(self, weights: Floats, span: slice, out: Tensor) -> None:
         """Writes some rows of the gradient, direction by direction."""
         short, part = self.short(weights), out.view(-1, *self.shape[1:]).zero_()
         outputs = range(*span.indices(self.rows))

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from rulec.backend.noise import Noise
 from rulec.backend.product import GradientRows, Product
+from rulec.es.fitness import Floats
 from rulec.es.perturbation import Perturbation
 from rulec.es.streams import SHARED, short_weights
 from rulec.torch.es.draws import Draws
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined, whole
+
+#: A gradient as a kernel takes it in the place of memory, to be made inside the update.
+Source = Noise | Product | GradientRows
 
 
 class LayerNoise(ABC):
@@ -58,10 +62,10 @@ class LayerNoise(ABC):
         """The noise of one direction as a whole, before sigma."""
 
     @abstractmethod
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The sum over directions of weight times noise, in `dtype`, or what the family estimates instead."""
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """The gradient as a kernel may be given it in its place, to be made inside the update; None where it cannot."""
         return None
 
@@ -91,13 +95,13 @@ class LayerNoise(ABC):
         """The noise that all directions share."""
         return self.draws.values(0, [SHARED], int(np.prod(shape)), self.dtype)[0].view(shape) * scale
 
-    def short(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
+    def short(self, weights: Floats) -> Tensor:
         """The weights of directions as all backends round them, on the device."""
         return torch.from_numpy(short_weights(weights, "rademacher")).to(self.draws.device, self.dtype)
 
 
 @dataclass(frozen=True)
-class Made:
+class RowSource:
     """A gradient that is made some rows at a time: `write(span, out)` writes those of a slice."""
 
     dtype: torch.dtype

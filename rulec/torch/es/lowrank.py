@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
+from rulec.backend.product import Product
+from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, ROWS
-from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.layer import LayerNoise, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
@@ -61,15 +59,15 @@ class LowRank(LayerNoise):
         """One product of the factors."""
         return (self._left(self.dtype)[direction].t() @ self._right(self.dtype)[direction]).view(self.shape)
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """One product of all factors; both signs of a direction are one term of it."""
         product = self._product(weights)
         return torch.mm(product.outputs.t(), product.inputs).view(self.shape)
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """The product of the factors, made tile by tile."""
         return self._product(weights)
 
-    def _product(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Product:
+    def _product(self, weights: Floats) -> Product:
         left = self._left(self.dtype) * self.short(weights).view(-1, 1, 1)
         return Product(left.flatten(0, 1), self._right(self.dtype).flatten(0, 1))

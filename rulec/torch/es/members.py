@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from rulec.errors import RulecError, TensorError
 from rulec.torch.es.census import Perturbed
+from rulec.torch.es.convolution import Convolution
 from rulec.torch.es.independent import Independent
-from rulec.torch.es.maps import Convolution, Linear, Map
+from rulec.torch.es.linear import Linear
+from rulec.torch.es.maps import Map
 from rulec.torch.es.noises import Noises
 from rulec.torch.es.population import Population, added, combined, whole
 from rulec.torch.es.shared import Marked

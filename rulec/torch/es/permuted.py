@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
+from rulec.backend.product import Product
+from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
-from rulec.torch.es.layer import LayerNoise
+from rulec.torch.es.layer import LayerNoise, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
@@ -97,7 +95,7 @@ class Permuted(LayerNoise):
             found = _with_zero(found, 1, self.columns).index_select(1, order)
         return found
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The weighted sum of orders, as matrices, by the one noise; where both sides differ, term by term."""
         by_rows, by_columns = self._sides
         signed, common = self._signed(weights), self._common()
@@ -113,7 +111,7 @@ class Permuted(LayerNoise):
         found: Tensor = torch.tensordot(common, places, ([1], [1]))
         return found.movedim(-1, 1).contiguous()
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """Of orders of rows a product of two matrices, of them and of the noise; of others there is none."""
         if self._sides != (True, False):
             return None
@@ -121,7 +119,7 @@ class Permuted(LayerNoise):
         places = _summed(self._row_orders(), self._signed(weights))[:, : common.shape[0]]
         return Product(places.t(), common.flatten(1))
 
-    def _signed(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
+    def _signed(self, weights: Floats) -> Tensor:
         """The weights of directions with their signs: what their orders are multiplied by."""
         short, signs = self.short(weights), self._signs(self.dtype)
         return short if signs is None else short * signs

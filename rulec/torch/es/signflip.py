@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
+from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, ROWS
-from rulec.torch.es.layer import LayerNoise, Made
+from rulec.torch.es.layer import LayerNoise, RowSource, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
@@ -60,11 +56,11 @@ class SignFlip(LayerNoise):
         one[direction] = 1
         return self._common() * self._signs(one)
 
-    def gradient(self, weights: np.ndarray[Any, np.dtype[np.float64]], weight: Tensor) -> Tensor:
+    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
         return self.last("noise", self._make).mul_(self._signs(self.short(weights)))
 
-    def made(self, weights: np.ndarray[Any, np.dtype[np.float64]]) -> Noise | Product | GradientRows | None:
+    def source(self, weights: Floats) -> Source | None:
         """Rows of the one noise times their sum of signs."""
         signs, common = self._signs(self.short(weights)), self._common()
 
@@ -72,7 +68,7 @@ class SignFlip(LayerNoise):
             here = common[span]
             torch.mul(here, signs[span] if signs.shape[0] > 1 else signs, out=out.view(here.shape))
 
-        return Made(self.dtype, write)
+        return RowSource(self.dtype, write)
 
     def _signs(self, weights: Tensor) -> Tensor:
         """The weighted sum of signs, as it meets the weight."""

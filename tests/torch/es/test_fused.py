@@ -18,7 +18,8 @@ from rulec.backend.product import Product
 from rulec.errors import BackendUnsupported, PartialUpdate
 from rulec.es.streams import short_weights
 from rulec.runtime.launch import Launch
-from rulec.torch.es.fused import Made, fused_step
+from rulec.torch.es.fused import fused_step
+from rulec.torch.es.layer import Source
 from rulec.torch.tensors import DTYPES
 from rulec_backends.cpu.noise import fill_noise
 
@@ -59,7 +60,7 @@ class Rows:
         out.copy_(self.whole.flatten(1)[span])
 
 
-def gradient(made: Made, like: Tensor) -> Tensor:
+def gradient(made: Source, like: Tensor) -> Tensor:
     """The gradient that stands for what makes it."""
     if isinstance(made, Rows):
         return made.whole.to(like.dtype)
@@ -72,7 +73,7 @@ def gradient(made: Made, like: Tensor) -> Tensor:
 
 
 def compare(
-    make: Make, given: Callable[[int], dict[int, Made]], dtype: str = "float32", steps: int = 3,
+    make: Make, given: Callable[[int], dict[int, Source]], dtype: str = "float32", steps: int = 3,
     by_gradient: Collection[int] = (),
 ) -> None:  # fmt: skip
     """That both ways have the same bits: parameters, states and counts. The last parameter never has a gradient but in
@@ -97,7 +98,7 @@ def compare(
     same(one, fused, other, plain)
 
 
-def stepped(opt: Any, given: dict[Tensor, Made]) -> set[Tensor]:
+def stepped(opt: Any, given: dict[Tensor, Source]) -> set[Tensor]:
     """What of these was updated without a gradient."""
     return fused_step(opt, given, lambda param: gradient(given[param], param))
 
@@ -110,7 +111,7 @@ def same(one: Any, fused: list[Tensor], other: Any, plain: list[Tensor]) -> None
         assert all(torch.equal(one.state[a][k], other.state[b][k]) for k in one.state[a])
 
 
-def by_noise(values: str) -> Callable[[int], dict[int, Made]]:
+def by_noise(values: str) -> Callable[[int], dict[int, Source]]:
     """Noise for other parameters in each step."""
     return lambda step: {place: noise(place, step, values) for place in ((0, 1, 3), (3, 0), (0, 1, 2, 3, 4))[step % 3]}
 
@@ -127,7 +128,7 @@ def test_gradients_may_point_uphill_and_be_narrow() -> None:
 def test_products_and_rows_stand_for_gradients() -> None:
     torch.manual_seed(1)
     outputs, inputs, whole = torch.randn(20, 33), torch.randn(20, 70), torch.randn(5, 3, 3, 3, dtype=torch.float64)
-    made: dict[int, Made] = {0: Product(outputs, inputs), 1: noise(1, 0), 2: Rows(whole)}
+    made: dict[int, Source] = {0: Product(outputs, inputs), 1: noise(1, 0), 2: Rows(whole)}
     compare(adamw, lambda step: made)
 
 
@@ -173,7 +174,7 @@ def refused(make: Make, params: list[Tensor], places: Collection[int] = (0,)) ->
         for param in (*params, *twins):
             param.grad = None
         grads = {p: torch.full_like(p, 0.5 + step) for p in params}
-        given: dict[Tensor, Made] = {p: noise(i, step) for i, p in enumerate(params)}
+        given: dict[Tensor, Source] = {p: noise(i, step) for i, p in enumerate(params)}
         found = fused_step(one, given, grads.__getitem__)
         for place, (param, twin) in enumerate(zip(params, twins, strict=True)):
             twin.grad = grads[param] if place in places else gradient(given[param], twin)
@@ -193,7 +194,7 @@ def test_what_cannot_be_made_so_has_gradients() -> None:
 
 def test_matrices_of_muon_have_gradients_and_the_others_none() -> None:
     compare(muon, by_noise("popcount"), by_gradient=(0, 4))
-    made: dict[int, Made] = {
+    made: dict[int, Source] = {
         0: Product(torch.ones(2, 33), torch.ones(2, 70)),
         2: Product(torch.ones(1, 5), torch.ones(1, 27)),
     }
