@@ -1,6 +1,6 @@
-"""The c backend: readable C99 with OpenMP, compiled by the system's compiler, over arrays as they lie in memory.
+"""The c backend: readable C99 with OpenMP, compiled by the system's compiler, for NumPy arrays and PyTorch CPU tensors.
 
-Arrays are NumPy's, or PyTorch's on the CPU. The function of an element is the text that CUDA C has too.
+The function of an element has the same text in CUDA C.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class CBackend:
         return CBinary()
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
-        """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
+        """The source of a kernel with a sum of noise of the kind `values` for its gradient."""
         return estimate_source(program, layout, values)
 
     def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> NoiseKernel:
-        """Its kernel."""
+        """The kernel of a source text of `emit_estimate`."""
         return NoiseKernel(self.build(program, layout, source))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
@@ -68,10 +68,10 @@ class CKernel:
         self.program, self.layout, self.library = program, layout, library
 
     def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()) -> CCall:
-        """A call over these tensors, whose addresses are read now.
+        """A call over these tensors: contiguous, of the layout's dtypes. Their addresses are read now.
 
-        They are contiguous, of the layout's dtypes; none may overlap another, nor a gradient, nor what comes with a
-        call. TensorError for what is not contiguous memory of this machine.
+        No tensor may overlap another one, or an array of a call. TensorError for an array that is not contiguous memory
+        of this machine.
         """
         from .call import CCall
 

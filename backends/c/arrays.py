@@ -1,4 +1,4 @@
-"""Arrays as C sees them: an address of elements one after the other, in main memory."""
+"""Checks of arrays for C: elements one after the other from an address in main memory on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rulec.errors import TensorError
 
 
 def require_memory(name: str, arrays: Sequence[Any]) -> None:
-    """TensorError unless each of these NumPy arrays or PyTorch tensors is memory that a C function can walk.
+    """TensorError unless all these NumPy arrays or PyTorch tensors are dense in main memory.
 
-    `name` says what they are of, for the message.
+    `name` is the buffer's, for the message.
     """
     for index, array in enumerate(arrays):
         fault = _fault(array)
@@ -22,7 +22,7 @@ def require_memory(name: str, arrays: Sequence[Any]) -> None:
 
 
 def _fault(array: Any) -> str:
-    """What is wrong with an array, and what to do; nothing where it is as it should be."""
+    """The fault of an array and its remedy, in words; empty for a good array."""
     if isinstance(array, np.ndarray):
         if not array.flags.aligned:
             return "does not begin at a multiple of its elements' size: copy it"
@@ -38,12 +38,12 @@ _SCATTERED = "is not contiguous: make it so"
 
 
 def _steps(array: np.ndarray[Any, Any]) -> list[int]:
-    """The strides of an array in elements; 0, as no dense array has, where they are no whole number."""
+    """The strides of an array in elements. A stride of no whole number is 0 here, as in no dense array."""
     return [step // array.itemsize if step % array.itemsize == 0 else 0 for step in array.strides]
 
 
 def _is_dense(shape: Sequence[int], steps: Sequence[int]) -> bool:
-    """Whether elements lie one after the other, in whatever order of dimensions."""
+    """Whether elements lie one after the other, in any order of dimensions."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(steps, shape, strict=True) if size != 1):
         if step != expected:

@@ -41,7 +41,7 @@ class CBinary(PackedBits):
 
 
 def _call(name: str, arrays: Sequence[Array], sizes: Sequence[int], *more: int) -> None:
-    """A function of the library on a table of addresses and sizes, and on numbers beside it."""
+    """Calls a function of the library with a table of addresses and sizes, and with numbers after it."""
     words = [*map(array_address, arrays), *sizes]
     function = getattr(_library(), name)
     function.restype = None

@@ -6,10 +6,10 @@ from ..cpu.binary_plan import TABLE
 from ..cstyle.binary_words import draw_words
 from ..fragments import filled
 
-#: Lines that are taken in one pass over the results.
+#: Lines joined in one pass over the results.
 TOGETHER = 4
 
-#: What a product is told behind the sizes of its plan: the spans of its two loops, and how many threads run them.
+#: The numbers of a product after the sizes of its plan: the spans of its two loops, and their threads.
 BEHIND = ("arranged", "spans", "threads")
 
 _POINTERS = {
@@ -29,7 +29,7 @@ def source() -> str:
 
 
 def _group(count: int) -> str:
-    """The statements that take so many words, from `at` on, into a row of results."""
+    """The statements that join `count` words, from `at` on, to a row of results."""
     line = "const uint64_t *restrict w{0} = of + p->outputs * kind[2 + p->places + at + {0}];"
     lines = [f"const uint64_t x{i} = own[kind[2 + at + {i}]];" for i in range(count)]
     lines += [line.format(i) for i in range(count)]

@@ -23,8 +23,7 @@ from .source import BUCKET, stage_name
 class CCall(PlannedCall):
     """A library bound to parameters and states. One thread at a time may call it.
 
-    What a stage needs (chunks, slots for reductions, addresses) is what it needs of the cpu backend; only who runs it
-    differs.
+    A stage has the same chunks, slots for reductions and addresses as in the cpu backend; only the launch differs.
     """
 
     backend = "c"

@@ -1,6 +1,6 @@
 """From a C source to functions: finding the system's compiler, compiling into the cache, loading with ctypes.
 
-A library is loaded from the cache's folder as it was opened and checked, not by a name that may lead elsewhere by then.
+A library is loaded from the opened and checked folder of the cache: its name may lead elsewhere by that time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rulec.backend.cache import Source
 from rulec.backend.scratch import process_folder
 from rulec.errors import BackendUnavailable
 
-#: IEEE arithmetic as the text has it. Nothing reads errno or the flags of exceptions, so square roots and choices may
-#: become instructions of vectors; neither changes a result.
+#: IEEE arithmetic as in the source. No code reads errno or the flags of exceptions, so compilers may use vector
+#: instructions for square roots and choices; this changes no result.
 FLAGS = ("-std=c99", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
-#: What is asked for beyond that, until the compiler agrees: everything the processor can do, and threads; a compiler
-#: without OpenMP's library still knows its vectors; one that knows neither needs nothing.
+#: Further flags, tried in order until the compiler accepts them: all instructions of the processor with OpenMP's
+#: threads; with OpenMP's vectors alone, for a compiler without the library of threads; none.
 WAYS = (("-march=native", "-fopenmp"), ("-march=native", "-fopenmp-simd"), ())
 
 
@@ -41,7 +41,7 @@ def compiler() -> list[str] | None:
 
 
 def missing() -> str | None:
-    """None where there is a compiler, else one sentence that says what to install."""
+    """None with a compiler on this machine, else one sentence with the remedy."""
     if compiler() is not None:
         return None
     chosen = os.environ.get("CC", "").strip()
@@ -52,9 +52,9 @@ def missing() -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def library(name: str, source: str) -> ctypes.CDLL:
-    """The functions of a source, from the cache where it is whole, else compiled under its lock.
+    """The functions of a source: from the cache where the library is whole, else compiled under its lock.
 
-    BackendUnavailable where there is no compiler, where it fails, or where its library cannot be loaded.
+    BackendUnavailable without a compiler, where it fails, or where its library cannot be loaded.
     """
     text = Source(f"{_file_name(name)}.c", source)
     return cache.kernel(
@@ -81,21 +81,21 @@ def _file_name(name: str) -> str:
 
 
 def _compiled(path: Path, source: str) -> bytes:
-    """The shared library of a source, which people find at `path`. The compiler is given the text itself."""
+    """The shared library of a source, as bytes. The compiler reads the text from a pipe; `path` is for the message."""
     command = compiler()
     if command is None:
         raise BackendUnavailable(f"backend 'c' cannot run here: {missing()}")
     message = ""
     try:
         with tempfile.TemporaryDirectory(dir=process_folder()) as folder:
-            made = Path(folder) / "kernel.so"
+            target = Path(folder) / "kernel.so"
             for way in WAYS:
                 done = subprocess.run(
-                    [*command, *FLAGS, *way, "-x", "c", "-", "-o", str(made), "-lm"], input=source, check=False,
+                    [*command, *FLAGS, *way, "-x", "c", "-", "-o", str(target), "-lm"], input=source, check=False,
                     capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
                 if done.returncode == 0:
-                    return made.read_bytes()
+                    return target.read_bytes()
                 message = done.stderr
     except OSError as error:
         raise BackendUnavailable(
@@ -110,7 +110,7 @@ def _compiled(path: Path, source: str) -> bytes:
 
 
 def _facts() -> tuple[str, ...]:
-    """What machine code depends on beside the source: the compiler, what it is told, and the processor."""
+    """The facts that machine code depends on beside the source: the compiler, its flags, and the processor."""
     command = compiler() or []
     file = Path(command[0]).resolve() if command else None
     known = file.stat() if file else None
@@ -120,7 +120,7 @@ def _facts() -> tuple[str, ...]:
 
 @functools.cache
 def processor() -> str:
-    """The processor and what it can do: machine code for one may not run on another."""
+    """The processor and its instructions: machine code for one may not run on another."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
     except OSError:

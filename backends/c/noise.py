@@ -1,4 +1,4 @@
-"""C99 that sums noise in the place of a gradient, tile by tile, and updates with it."""
+"""Prints C99 for updates with a sum of noise in place of a gradient, tile by tile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..fragments import filled
 from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .source import C99, StageSource, file_text
 
-#: Elements of a tile: with the words that they are made of they fit in the nearest cache.
+#: Elements of a tile: with their random words they fit in the nearest cache.
 TILE = 1024
 
 _TYPES = """\
@@ -74,7 +74,7 @@ _ZERO = """\
     for (int e = 0; e < <each> * blocks; e++)
         sums[e] = 0;"""
 
-#: Sums of bytes lie apart by their places in words, each beside those of the next word, as vectors have them.
+#: One array of sums for each byte of a word, so that vectors add the same byte of neighbouring words.
 _PLANES = """\
     <real> planes[4][4 * BLOCKS] = {{0}};  // the sums of each word's first bytes, second bytes and so on"""
 
@@ -84,7 +84,7 @@ _TOGETHER = """\
             sums[4 * w + byte] = planes[byte][w];
 """
 
-#: How the values of a word, or of two, are added, by kind.
+#: The statements that add the values of a word, or of two, by kind.
 _ADD: Mapping[str, str] = {
     "popcount": """\
 #pragma omp simd
@@ -111,7 +111,7 @@ _ADD: Mapping[str, str] = {
         }""",
 }
 
-#: C99 with the names of what sums noise.
+#: C99 with the names of the functions of noise.
 _NOISY = replace(
     C99,
     reserved=C99.reserved | {"Noise", "Direction", "Words", "TILE", "BLOCKS", "noise", "sums", "tile", "count", "e"}
@@ -120,7 +120,7 @@ _NOISY = replace(
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
     require_estimate("c", program, values)
     title = f"C99 for {layout.text()}, its gradient a sum of {values} noise."
     return file_text(program, layout, title, [_NoisyStage(program, layout, values)])
@@ -137,7 +137,7 @@ class _NoisyStage(StageSource):
         self.real = "double" if sum_dtype(layout) == "float64" else "float"
 
     def text(self) -> str:
-        """Types, the functions that sum noise, and those of every stage."""
+        """The types and functions of noise, and the functions of a stage."""
         each, apart = ELEMENTS[self.values], self.values == "popcount"
         marks = {
             "<tile>": TILE, "<add>": _ADD[self.values], "<begin>": _PLANES if apart else _ZERO,
@@ -169,7 +169,7 @@ class _NoisyStage(StageSource):
         return "sums" if STORAGE[self.layout.dtype("g")] == self.real else "tile"
 
     def _rounding(self) -> list[str]:
-        """The lines that round a tile to the gradient's dtype, where it is narrower."""
+        """The lines that round a tile to the gradient's dtype, if it is narrower."""
         dtype = self.layout.dtype("g")
         if self._stored_in() == "sums":
             return []

@@ -16,10 +16,10 @@ from ..cstyle.dialect import Dialect
 from ..cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
 from ..cstyle.text import WIDTH, block, comment, indented
 
-#: What a bucket is before the lines of its address table: see `_BUCKET`.
+#: The fields of a bucket before its table of addresses: see `_BUCKET`.
 BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")
 
-#: C99; a value of a rule is called neither as what stands in a bucket nor as a variable of the loops.
+#: C99. No value of a rule gets the name of a bucket's field or of a variable of the loops.
 C99 = Dialect("c", reserved=LOCALS | {*BUCKET, "Bucket", "Span", "bucket"}, simd=("#pragma omp simd",))
 
 _INLINE = """\
@@ -53,13 +53,13 @@ typedef struct {
 
 
 def source(program: Program, layout: Layout) -> str:
-    """The whole file. BackendUnsupported for an operation that C has no spelling for."""
+    """The whole file. BackendUnsupported for an operation without a spelling in C."""
     stages = [StageSource(program, layout, i) for i, stage in enumerate(program.stages) if stage.roots]
     return file_text(program, layout, f"C99 for {layout.text()}.", stages)
 
 
 def file_text(program: Program, layout: Layout, title: str, stages: Sequence[StageSource]) -> str:
-    """A file of these stages, `title` being what it is."""
+    """A file of these stages, under a title."""
     code = "\n".join(stage.text() for stage in stages)
     head = comment([f"{title} Printed by rulec.", "", *about(program)])
     types = [_SPAN, chunk_type(program, layout), _bucket(program, stages)]
@@ -68,7 +68,7 @@ def file_text(program: Program, layout: Layout, title: str, stages: Sequence[Sta
 
 
 def stage_name(program: Program, stage: int) -> str:
-    """The function that does a stage for a bucket."""
+    """The name of a stage's function for a bucket."""
     return "step" if len(program.stages) == 1 else f"stage_{stage}"
 
 
@@ -78,7 +78,7 @@ def _includes(code: str) -> str:
 
 
 def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
-    """The type of what a stage is called with."""
+    """The type of a stage's argument."""
     names = stages[0].write.names if stages else {}
     lines = ", ".join(f"*const\0*{names.get(line, line)}" for line in address_lines(program))
     wrapped = textwrap.fill(lines, WIDTH - 9, subsequent_indent=" " * 9).replace("\0", " ")
@@ -86,7 +86,7 @@ def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
 
 
 class StageSource(ChunkLoops):
-    """The functions of one stage: of an element, of a chunk, and of a bucket, which has tables of addresses."""
+    """The functions of one stage: of an element, of a chunk, and of a bucket with its tables of addresses."""
 
     dialect = C99
 

@@ -1,4 +1,4 @@
-"""A rule as C99: what the source, the header and the declarations for other languages agree on, and all their texts."""
+"""A rule as C99: the common facts of the source, the header and the modules for other languages, and their texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rulec.backend.printer import unique_name
-from rulec.compiler.ir import Buffer
+from rulec.compiler.ir import Buffer, Program
+from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
@@ -19,7 +20,7 @@ from .standalone_matrix import WRITTEN
 from .standalone_numbers import LOOPS
 from .standalone_words import RESERVED, TYPES
 
-#: What functions return, and what it means.
+#: The statuses that functions return, and their meanings.
 STATUSES = (
     ("OK", "done"),
     ("BAD_ARGUMENT", "a pointer is NULL, or a size is negative"),
@@ -30,7 +31,7 @@ STATUSES = (
 )
 
 
-#: What can be called, in order: what a function `<name>_<word>` returns, and what it is for.
+#: The functions `<name>_<word>`, in order: the kind of result, and the purpose.
 FUNCTIONS = {
     "defaults": ("hyper", "The defaults, for languages that cannot read the macro."),
     "state_bytes": ("bytes", "The bytes of the state block of a tensor; 0 where there is no such tensor."),
@@ -47,10 +48,10 @@ FUNCTIONS = {
 
 
 class Parameter(NamedTuple):
-    """What a function takes: an array is `written`, or only read.
+    """A parameter of a function: an array is `written`, or only read.
 
-    `kind` is "elements" (an array like the parameter), "state", "int", "count", "extents", "double" or "hyper"; and
-    "view", which functions inside the source take for extents.
+    `kind` is "elements" (an array like the parameter), "state", "int", "count", "extents", "double" or "hyper"; or
+    "view", in place of extents in functions inside the source.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Parameter(NamedTuple):
 
 
 class CFile:
-    """A rule under the name `name` for tensors of one dtype: what all the printed files agree on."""
+    """A rule under the name `name` for tensors of one dtype: the common facts of all its printed files."""
 
     def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
         self.rule, self.name, self.upper = rule, name, name.upper()
@@ -74,27 +75,27 @@ class CFile:
             if key in taken:
                 raise CannotBuild(rule.name, "C", f"its input {key} has a name that the written functions use")
 
-    # What the functions take
+    # Parameters of functions
 
     @property
     def shaped(self) -> bool:
-        """Whether functions take a shape, rather than the number of elements."""
+        """Whether functions take a shape instead of the number of elements."""
         return self.family.shaped
 
     @property
     def extents(self) -> list[Parameter]:
-        """The parameters that say how large a tensor is."""
+        """The parameters for the size of a tensor."""
         if self.shaped:
             return [Parameter("ndim", "int"), Parameter("shape", "extents")]
         return [Parameter("count", "count")]
 
     @property
     def words(self) -> list[str]:
-        """What can be called of this rule: those of `FUNCTIONS` that it has."""
+        """The words in `FUNCTIONS` of this rule's functions."""
         return [word for word in FUNCTIONS if self.rule.evaluate is not None or not word.startswith("to_")]
 
     def parameters(self, word: str) -> list[Parameter]:
-        """What a function takes."""
+        """The parameters of a function."""
         inputs = [Parameter(key, "elements" if kind == "like p" else "double") for key, kind in self.inputs]
         param, state = Parameter("param", "elements", True), Parameter("state", "state", True)
         grad, hyper = Parameter("grad", "elements"), Parameter("hyper", "hyper")
@@ -106,12 +107,12 @@ class CFile:
         return others.get(word, [param, state, *self.extents, hyper])
 
     def inside(self, word: str) -> list[Parameter]:
-        """What the function inside takes that does what the one of this word is called for."""
+        """The parameters of the function inside the source that does the work of a public function."""
         view = Parameter("view", "view")
         return [view if p.kind == "extents" else p for p in self.parameters(word) if p.kind != "int"]
 
     def head(self, word: str) -> tuple[str, list[str]]:
-        """How a function's declaration begins, and what it takes, in C."""
+        """The type and name of a function in C, and its parameters."""
         kinds = {"hyper": f"{self.name}_hyper ", "bytes": "size_t ", "status": "int ", "steps": "int64_t ",
                  "text": "const char *"}  # fmt: skip
         return f"{kinds[FUNCTIONS[word][0]]}{self.name}_{word}", [self.declared(p) for p in self.parameters(word)]
@@ -132,57 +133,80 @@ class CFile:
 
     def known(self, value: Node, view: str = "") -> str:
         """A hyper-parameter, `t`, or a fact as a double; `view` stands before the extents of a tensor."""
-        own = str(value.arg)
+        name = str(value.arg)
         if value.op is Op.STEP:
             return "t"
         if value.op is Op.FACT:
-            extent = f"(double){view}{'count' if own == 'numel' else own}"
-            return literal(EPS[self.dtype]) if own == "machine_eps" else extent
+            extent = f"(double){view}{'count' if name == 'numel' else name}"
+            return literal(EPS[self.dtype]) if name == "machine_eps" else extent
         static = self.family.static
-        return literal(static[own]) if own in static else f"hyper->{self.hyper[own]}"
+        return literal(static[name]) if name in static else f"hyper->{self.hyper[name]}"
 
     def _hyper_names(self) -> dict[str, str]:
-        """The field of each hyper-parameter that is no static one; Fortran takes capitals for small letters."""
+        """The field of each hyper-parameter, except static ones. Names differ in more than capitals, for Fortran."""
         taken = set(RESERVED)
-        found: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for key in (k for k, h in self.family.rule.hyper.items() if not h.static):
             name = unique_name(key, taken)
-            while name.lower() in {other.lower() for other in found.values()}:
+            while name.lower() in {other.lower() for other in fields.values()}:
                 name += "_"
-            found[key] = name
-        return found
+            fields[key] = name
+        return fields
+
+    # Cases
+
+    @property
+    def program(self) -> Program:
+        """The program of the first case: expressions of numbers are the same in all."""
+        return self.family.cases[0].program
+
+    @property
+    def turns(self) -> bool:
+        """Whether matrices with more rows than columns are seen transposed."""
+        return self.family.rule.view.get("short") == "first"
+
+    def moves(self) -> Mapping[str, Rule]:
+        """The rules that move a parameter to its point of evaluation and back, by the word of the function."""
+        there, back = to_evaluation(self.rule), to_training(self.rule)
+        return {} if there is None or back is None else {"to_evaluation": there, "to_training": back}
+
+    def inner_name(self, word: str, kind: int, number: int = 0) -> str:
+        """The name of the function inside for a case, and for a version of an update."""
+        cases, updates = self.family.cases, word == "update"
+        name = f"{self.name}_{word}{'' if updates else '_'}{f'_{kind}' * (len(cases) > 1)}"
+        return name + (chr(ord("a") + number) if updates and len(cases[kind].versions) > 1 else "")
 
     # States
 
     def _state_names(self) -> dict[str, str]:
-        """The name of each state in the head of a block, or of its place."""
+        """The name of each state: of its number in the head of a block, or of its place in the block."""
         taken = {"magic", "steps", "bytes", *RESERVED}
         states = dict.fromkeys(b.name for case in self.family.cases for b in case.program.states)
         return {state: unique_name(state, taken) for state in states}
 
     def numbers(self) -> list[str]:
-        """The states that are one number, in any case, in order."""
-        found: dict[str, None] = {}
+        """The scalar states of all cases, in order."""
+        numbers: dict[str, None] = {}
         for case in self.family.cases:
-            found.update(dict.fromkeys(b.name for b in case.program.states if not is_vector(b)))
-        return list(found)
+            numbers.update(dict.fromkeys(b.name for b in case.program.states if not is_vector(b)))
+        return list(numbers)
 
     def arrays(self, case: Case) -> list[Buffer]:
-        """The states of a case that are arrays, in order."""
+        """The array states of a case, in order."""
         return [b for b in case.program.states if is_vector(b)]
 
     def all_arrays(self) -> list[str]:
-        """The states that are arrays in any case."""
+        """The array states of all cases, in order."""
         return list(dict.fromkeys(b.name for case in self.family.cases for b in self.arrays(case)))
 
     def size(self, buffer: Buffer) -> str:
-        """How many elements a state has."""
+        """The number of elements of a state, in C."""
         letters = "".join(c for c in buffer.axes.letters if c in "bij")
         return "count" if letters == "bij" else LOOPS[letters][1]
 
     @property
     def magic(self) -> int:
-        """What marks a state block: other rules' and dtypes' blocks have another."""
+        """The mark of a state block, different for other rules and dtypes."""
         kept = [(b.name, str(b.axes)) for case in self.family.cases for b in case.program.states]
         return int(hashlib.sha256(repr((self.name, self.state_dtype, kept)).encode()).hexdigest()[:15], 16)
 

@@ -1,4 +1,4 @@
-"""Writes what Fortran and Julia need to call the C functions of a rule."""
+"""Prints modules in Fortran and Julia that call the C functions of a rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _told(file: CFile) -> list[str]:
 
 
 def fortran_text(file: CFile) -> str:
-    """A module with the type of the hyper-parameters, whose components have their defaults, and the interfaces."""
+    """A module with a type for the hyper-parameters, the defaults in its components, and the interfaces."""
     told = [
         *_told(file), "", "Pass arrays as they are, of any rank. What is contiguous is updated where it lies.",
         *(["A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)]."] if file.shaped else []),
@@ -41,18 +41,18 @@ def fortran_text(file: CFile) -> str:
     return "\n".join(x for line in lines for x in _continued(line)) + "\n"
 
 
-#: What the elements of arrays are in Fortran, and in Julia, by their type in C.
+#: The types of elements in Fortran and in Julia, by their type in C.
 _REALS = {
     "float": ("real(c_float)", "Cfloat"), "double": ("real(c_double)", "Cdouble"),
     "uint16_t": ("integer(c_int16_t)", "UInt16"),
 }  # fmt: skip
 
-#: What functions return in Fortran.
+#: The types of results in Fortran.
 _RESULTS = {"bytes": "integer(c_size_t)", "status": "integer(c_int)", "steps": "integer(c_int64_t)"}
 
 
 def _callable(file: CFile) -> list[str]:
-    """What other languages call."""
+    """The words of the functions for other languages."""
     return [word for word in file.words if FUNCTIONS[word][0] in _RESULTS]
 
 
@@ -81,15 +81,15 @@ def _function(file: CFile, word: str) -> list[str]:
     declared = [_declared(file, p) for p in parameters]
     words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double", f"{file.name}_hyper")
     named = [x for x in words if used([kind, *declared], x)]
-    found = "status" if FUNCTIONS[word][0] == "status" else "found"
+    result = "status" if FUNCTIONS[word][0] == "status" else "found"
     return [
-        f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({found})',
-        f"  import :: {', '.join(named)}", *(f"  {d}" for d in declared), f"  {kind} :: {found}", "end function",
+        f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({result})',
+        f"  import :: {', '.join(named)}", *(f"  {d}" for d in declared), f"  {kind} :: {result}", "end function",
     ]  # fmt: skip
 
 
 def _continued(line: str) -> list[str]:
-    """A line on as many as it needs, for Fortran's lines end at 132 characters."""
+    """A line on as many lines as it needs: Fortran's end at 132 characters."""
     if len(line) <= 120 or line.startswith("!"):
         return [line]
     indent = " " * (len(line) - len(line.lstrip()))
@@ -103,7 +103,7 @@ def _continued(line: str) -> list[str]:
 
 
 def julia_text(file: CFile) -> str:
-    """A module with the hyper-parameters as a struct with keywords, and a function for each of C's."""
+    """A module with the hyper-parameters as a struct with keywords, and a function for each C function."""
     module = _module(file)
     told = [
         *_told(file), "", f"Compile {file.name}.c to a shared library beside this file, then include it:", "",
@@ -128,32 +128,32 @@ def _module(file: CFile) -> str:
 
 
 def _called(file: CFile, word: str) -> tuple[str, str, str]:
-    """The symbol of a function, the types of what it takes, and what it is given, in Julia."""
+    """The symbol of a function, the types of its parameters, and its arguments, in Julia."""
     real = _REALS[file.real][1]
     kinds = {"elements": f"Ptr{{{real}}}", "state": "Ptr{UInt8}", "int": "Cint", "count": "Int64",
              "extents": "Ptr{Int64}", "double": "Cdouble", "hyper": "Ref{Hyper}"}  # fmt: skip
     values = {"ndim": "ndims(param)", "count": "length(param)"}
     parameters = file.parameters(word)
-    types, given = [kinds[p.kind] for p in parameters], [values.get(p.name, p.name) for p in parameters]
-    return f"(:{file.name}_{word}, library)", ", ".join(types), ", ".join(given)
+    types, arguments = [kinds[p.kind] for p in parameters], [values.get(p.name, p.name) for p in parameters]
+    return f"(:{file.name}_{word}, library)", ", ".join(types), ", ".join(arguments)
 
 
 def _checked(file: CFile, word: str) -> list[str]:
-    """The call of a function that returns a status."""
-    symbol, types, given = _called(file, word)
-    return [f"    check(ccall({symbol}, Cint,", f"        ({types}),", f"        {given}))"]
+    """The call of a function with a status as its result."""
+    symbol, types, arguments = _called(file, word)
+    return [f"    check(ccall({symbol}, Cint,", f"        ({types}),", f"        {arguments}))"]
 
 
 def _julia_function(file: CFile, word: str) -> list[str]:
-    """A function of Julia for one of C's."""
+    """A Julia function for a C function."""
     kinds = {"elements": f"Array{{{_REALS[file.real][1]}}}", "state": "Vector{UInt8}", "double": "Real",
              "hyper": "Hyper"}  # fmt: skip
     takes = [f"{p.name}::{kinds[p.kind]}" for p in file.parameters(word) if p.kind in kinds]
     before, name = [], f"{word}!"
     if word == "init":
-        symbol, types, given = _called(file, "state_bytes")
+        symbol, types, arguments = _called(file, "state_bytes")
         before = [
-            f"    bytes = ccall({symbol}, Csize_t, ({types},), {given})",
+            f"    bytes = ccall({symbol}, Csize_t, ({types},), {arguments})",
             "    state = Vector{UInt8}(undef, bytes)",
         ]
         takes, name = takes[1:], word

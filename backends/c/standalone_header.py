@@ -1,4 +1,4 @@
-"""Writes the header of a rule in C: what is called, what is passed, and what is kept."""
+"""Prints the header of a rule in C: its functions, hyper-parameters and statuses."""
 
 from __future__ import annotations
 

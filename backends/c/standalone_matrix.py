@@ -1,10 +1,10 @@
-"""Matrix functions as C: the Newton-Schulz iteration, over one matrix as it lies in memory."""
+"""Matrix functions in C: the Newton-Schulz iteration of one matrix."""
 
 from __future__ import annotations
 
 from rulec.language.node import Op
 
-#: The matrix functions that are written as C.
+#: The matrix functions available in C.
 WRITTEN = frozenset({Op.NEWTON_SCHULZ})
 
 _NEWTON_SCHULZ = """\

@@ -1,7 +1,7 @@
-"""Prints what is worked out outside of a stage's loops: numbers, and values of rows, columns and matrices, in double.
+"""Prints the values outside of a stage's loops: numbers, and values of rows, columns and matrices, in double.
 
-Values are put into segments: lines of numbers, loops over one kind of vector, and reductions of vectors. A value joins
-the first segment of its kind after those that it needs.
+Values go into segments: lines of numbers, loops over one kind of vector, and reductions of vectors. A value joins the
+first segment of its kind after the segments of its operands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..cstyle.element import NOTHING, taken_in
 from .standalone_text import loop
 from .standalone_words import number_text
 
-#: The kinds of vectors by their letters: the loop variable, the number of values, and how arrays of them are called.
+#: The kinds of vectors by their letters: the loop variable, the number of values, and the suffix of their arrays.
 LOOPS: Mapping[str, tuple[str, str, str]] = {
     "b": ("matrix", "batch", "matrices"),
     "bi": ("line", "batch * rows", "rows"),
@@ -29,7 +29,7 @@ LOOPS: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass
 class _Segment:
-    """Values printed together: numbers where `letters` is empty, else a loop; alone where one is a reduction."""
+    """Values printed together: lines of numbers where `letters` is empty, else a loop. A reduction is `alone`."""
 
     letters: str
     alone: bool
@@ -37,11 +37,11 @@ class _Segment:
 
 
 class Numbers:
-    """The values of one function, which knows its `leaf`s: hyper-parameters, `t`, shape facts, states, reductions.
+    """The values of one printed function.
 
-    `leaf(value, index)` gives the text of one; `index` is the place in its vector, empty for a number. `roots` are all
-    values that are wanted at any time, with the names that they should have. `work` collects the arrays that are made:
-    name and size.
+    `leaf(value, index)` gives the text of a hyper-parameter, `t`, shape fact, state or reduction; `index` is the place
+    in its vector, empty for a number. `roots` maps each value needed in the function to its preferred name. `work`
+    collects the arrays of the function: name and size.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Numbers:
                 self._users.setdefault(operand, []).append(value)
 
     def letters(self, value: Node) -> str:
-        """The letters of the vector that a value is, empty for a number."""
+        """The letters of a vector, empty for a number."""
         return "".join(c for c in self.inference.axes(value).letters if c in "bij")
 
-    # What is printed by itself
+    # Values on their own lines
 
     def _is_named(self, value: Node) -> bool:
-        """Whether a value has a line of its own: one that is wanted, has a name or several users, or stands alone."""
+        """Whether a value has its own line: a root, a labelled value, a value of several users, or a reduction."""
         if value.op.kind is Kind.LEAF:
             return value in self.roots and value.op is not Op.CONST
         users = self._users.get(value, [])
@@ -74,7 +74,7 @@ class Numbers:
         return value in self.roots or value in self.program.labels or several or apart or value.op.kind is Kind.REDUCE
 
     def lines(self, wanted: Iterable[Node]) -> list[str]:
-        """The statements that work out these values, and what they need that is not there yet."""
+        """The statements that compute these values, after their operands not yet computed."""
         done = self.named.keys() | self.arrays.keys()
         members = [v for v in walk(wanted, done) if self._is_named(v)]
         segments: list[_Segment] = []
@@ -90,8 +90,8 @@ class Numbers:
         first = 0
         for operand in self._needs(value):
             if operand in place:
-                own = segments[place[operand]]
-                together = not reduces and not own.alone and own.letters == letters
+                segment = segments[place[operand]]
+                together = not reduces and not segment.alone and segment.letters == letters
                 first = max(first, place[operand] + (not together))
         fitting = (i for i, s in enumerate(segments) if i >= first and s.letters == letters and not s.alone)
         index = len(segments) if reduces else next(fitting, len(segments))
@@ -101,16 +101,16 @@ class Numbers:
         place[value] = index
 
     def _needs(self, value: Node) -> list[Node]:
-        """The named values that a value is made of, through those written in its own line."""
-        found: list[Node] = []
+        """The named operands of a value, and of the operands printed within its line."""
+        needs: list[Node] = []
         stack = list(value.args)
         while stack:
             operand = stack.pop()
             if self._is_named(operand):
-                found.append(operand)
+                needs.append(operand)
             else:
                 stack.extend(operand.args)
-        return found
+        return needs
 
     # Segments
 
@@ -153,7 +153,7 @@ class Numbers:
         return lines
 
     def _printed_in(self, value: Node, index: int, place: Mapping[Node, int]) -> bool:
-        """Whether a user of a value stands in this segment, itself or within a line of it."""
+        """Whether a value is printed in this segment, on its own line or within another."""
         if value in place:
             return place[value] == index
         users = self._users.get(value, [])
@@ -192,11 +192,11 @@ class Numbers:
         return number_text(self.program, value, known)
 
     def _known(self, value: Node, letters: str) -> str | None:
-        """The text of a value that is there already; None where it must be written out."""
+        """The text of a value computed before; None where its expression must be printed."""
         if value in self.named:
             return self.named[value]
-        own = self.letters(value)
-        index = LOOPS[own][0] if own else ""
+        value_letters = self.letters(value)
+        index = LOOPS[value_letters][0] if value_letters else ""
         if value in self.arrays:
             return f"{self.arrays[value]}[{index}]"
         if value.op.kind is Kind.LEAF:

@@ -15,14 +15,14 @@ from ..cstyle.loops import ChunkLoops
 from .standalone_text import block, loop, signature
 from .standalone_words import C99
 
-#: The range of elements that a stage's function is called for: a chunk of a tensor, or a tile of its matrices.
+#: The range of a stage's function: a chunk of a tensor, or a tile of its matrices.
 _FLAT = ("int64_t start", "int64_t stop")
 _TILED = ("int64_t matrix", "int64_t top", "int64_t bottom", "int64_t left", "int64_t right", "int64_t height",
           "int64_t width")  # fmt: skip
 
 
 class _Inline(ElementWriter):
-    """The text of an element in the loops themselves: totals are variables there, and slots of columns."""
+    """The text of an element inside the loops, with totals in variables, and totals of columns in slots."""
 
     def _total(self, reduction: Result) -> str:
         in_column = self.nest.place(reduction) == COL
@@ -30,7 +30,7 @@ class _Inline(ElementWriter):
 
 
 class StageText(ChunkLoops):
-    """One stage of a version as a function `name`: it is given pointers one by one, and a tile of one matrix."""
+    """One stage of a version as a function `name` of pointers and a tile of one matrix, or a chunk."""
 
     dialect, writer = C99, _Inline
     slots = MappingProxyType({ROW: "line", MATRIX: "0", TENSOR: "0"})
@@ -39,11 +39,11 @@ class StageText(ChunkLoops):
         super().__init__(version.program, version.layout, index, name)
 
     def passed(self) -> list[Parameter]:
-        """What the function is given beside a range: buffers, vectors, scalars, and where reductions are left."""
+        """The parameters of the function after its range: buffers, vectors, scalars, and slots of reductions."""
         return [p for p in self.write.parameters() if p.kind != "index"]
 
     def _declared(self, parameter: Parameter) -> str:
-        """A parameter: what is narrower than an element is found by its place in an array of doubles."""
+        """The declaration of a parameter. Vectors of rows, columns and matrices are arrays of doubles."""
         if parameter.kind == "scalar":
             return parameter.declaration
         if parameter.kind == "buffer" or parameter.place == ELEMENT:
@@ -69,7 +69,7 @@ class StageText(ChunkLoops):
         return [*self._simd(), *loop(*ends, body)]
 
     def element(self) -> list[str]:
-        """What is done with one element."""
+        """The statements for one element."""
         if not self.nest.shaped:
             return self.write.body()
         column = ["const int64_t column = matrix * width + j;"] * self.nest.sees(COL)
@@ -90,7 +90,7 @@ class StageText(ChunkLoops):
         return loop("j", "left", "right", lines) if lines else []
 
     def _simd(self) -> list[str]:
-        """Lets compilers sum in vectors: which sums an inner loop then has depends on its length alone."""
+        """The directive for sums in vectors. The order of additions follows from the length of the loop alone."""
         totals = self.nest.totals(ROW, TENSOR)
         if not totals or any(r.value.op is not Op.SUM for r in totals):
             return []

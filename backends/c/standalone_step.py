@@ -21,9 +21,9 @@ from .standalone_words import RESERVED, TYPES, narrowed, widened
 
 
 class StepText:
-    """The function `function` for one version of what a file's function `word` does.
+    """The function `function`: one version of the work of a public function `word`.
 
-    It counts one more step where `counts`; else it is no step, and `t` is the number of those so far.
+    It counts one more step where `counts`; else it is no step, and `t` is the number of steps so far.
     """
 
     def __init__(self, file: CFile, version: Version, function: str, word: str, counts: bool = True) -> None:
@@ -39,8 +39,10 @@ class StepText:
         self.taken = set(RESERVED) | {"t"}
         self.states = file.states
         self.pointers = self._pointers()
-        #: The results of matrix functions, which have the parameter's shape.
-        self.found = {v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise}
+        #: The arrays for results of matrix functions, of the parameter's shape.
+        self.matrix_results = {
+            v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise
+        }
         self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
         #: Arrays of double for one step: name and size.
         self.work: list[tuple[str, str]] = []
@@ -57,7 +59,7 @@ class StepText:
         return names
 
     def _columns(self) -> list[int]:
-        """The columns of the scalar table that anything reads."""
+        """The columns of the scalar table in use."""
         values = [
             *(root for s in self.program.stages for root in s.roots),
             *(v for g in self.plan.gaps for v in g.values),
@@ -101,7 +103,7 @@ class StepText:
     # The function
 
     def text(self) -> str:
-        """The functions of the stages, then the one that calls them."""
+        """The functions of the stages, then the function that calls them."""
         body = self._body()
         silent = [f"(void){p.name};" for p in self.parameters if not used(body, p.name)]
         head = signature(f"static int {self.function}", [self.file.declared(p) for p in self.parameters])
@@ -130,16 +132,18 @@ class StepText:
         return [*self._begin([*sizes, *work, *lines]), *sizes, *work, *lines]
 
     def _begin(self, lines: Sequence[str]) -> list[str]:
-        """What names the parts of the state block and the view that the other lines use."""
+        """The variables for parts of the state block and of the view, as far as lines name them."""
         states = [b for b in self.program.states if {"b", "i", "j"} & set(b.axes.letters)]
         read = [b for b in states if used(lines, self.pointers[b.name])]
-        found = []
+        declared = []
         if read:
-            found.append(f"const {self.name}_places at = {self.name}_find({'view' if self.file.shaped else 'count'});")
+            declared.append(
+                f"const {self.name}_places at = {self.name}_find({'view' if self.file.shaped else 'count'});"
+            )
         for b in read:
             kind = TYPES[self.layout.dtype(b.name)]
             text = f"({kind} *)((char *)state + at.{self.states[b.name]})"
-            found.append(f"{kind} *const {self.pointers[b.name]} = {text};")
+            declared.append(f"{kind} *const {self.pointers[b.name]} = {text};")
         t = [
             "const double t = (double)head->steps;"
             if not self.counts
@@ -147,10 +151,10 @@ class StepText:
         ]
         t = t if used(lines, "t") else []
         if used([*lines, *t], "head"):
-            found.insert(0, f"{self.name}_head *const head = state;")
+            declared.insert(0, f"{self.name}_head *const head = state;")
         if self.file.shaped:
-            found = [*extents("view->", [*lines, *found]), *found]
-        return [*found, *t]
+            declared = [*extents("view->", [*lines, *declared]), *declared]
+        return [*declared, *t]
 
     # Passes over the tensor
 
@@ -207,8 +211,8 @@ class StepText:
             return self.pointers[parameter.of]
         if parameter.kind == "vector":
             result = self.program.result(parameter.of)
-            if parameter.of in self.found:
-                return self.found[parameter.of]
+            if parameter.of in self.matrix_results:
+                return self.matrix_results[parameter.of]
             letters = self._letters(result)
             return self.numbers.text(result.value, letters).removesuffix(f"[{LOOPS[letters][0]}]")
         if parameter.kind == "scalar":
@@ -218,7 +222,7 @@ class StepText:
         return self._slots(self.program.result(parameter.of), stage)
 
     def _slots(self, reduction: Result, stage: StageText) -> str:
-        """Where a chunk or tile leaves its part of a reduction."""
+        """The place for a chunk's or tile's part of a reduction."""
         where = place(reduction.axes, self.layout)
         kind = LOOPS[self._letters(reduction)][2] if self._letters(reduction) else "parts"
         if reduction.name not in self.reduced:
@@ -226,12 +230,12 @@ class StepText:
             tiles = "batch * down * across" if stage.nest.shaped else "chunks"
             size = {ROW: "across * batch * height", COL: "down * batch * width", TENSOR: tiles}[where]
             self.work.append((self.reduced[reduction.name], size))
-        own = {ROW: "aside * batch * height", COL: "below * batch * width"}
-        offset = own.get(where) or ("tile" if stage.nest.shaped else "chunk")
+        offsets = {ROW: "aside * batch * height", COL: "below * batch * width"}
+        offset = offsets.get(where) or ("tile" if stage.nest.shaped else "chunk")
         return f"{self.reduced[reduction.name]} + {offset}"
 
     def _folded(self, reduction: Result, stage: StageText) -> list[str]:
-        """The statements that finish a reduction, in an order that never changes."""
+        """The statements that join the parts of a reduction, in an order that never changes."""
         where, name = place(reduction.axes, self.layout), self.reduced[reduction.name]
         word = {Op.SUM: "fold_sum", Op.MIN: "fold_min", Op.MAX: "fold_max"}[reduction.value.op]
         if where == ROW:
@@ -242,7 +246,7 @@ class StepText:
         self.reduced[reduction.name] = unique_name(reduction.name, self.taken)
         return [f"{word}({name}, {count}, 1);", f"const double {self.reduced[reduction.name]} = {name}[0];"]
 
-    # What is narrower than the parameter
+    # Numbers and vectors
 
     def _finish(self) -> list[str]:
         lines = []
@@ -264,10 +268,10 @@ class StepText:
     # Matrix functions
 
     def _matrix(self, value: Node) -> list[str]:
-        """The statements that work out a matrix function, matrix by matrix."""
+        """The statements that compute a matrix function, matrix by matrix."""
         operand, steps = value.args
         source = self.pointers[str(operand.arg)]
-        (name,) = [self.found[v.name] for v in self.program.vectors if v.value is value]
+        (name,) = [self.matrix_results[v.name] for v in self.program.vectors if v.value is value]
         at = "matrix * height * width"
         passed = [f"{source} + {at}", f"{name} + {at}", "room", "height", "width"]
         passed.append(f"(int64_t){self.numbers.text(steps)}")
@@ -282,7 +286,7 @@ class StepText:
         return "".join(matrix_words(TYPES[self.layout.compute], self._inner(dtype)) for dtype in sorted(dtypes))
 
     def _inner(self, dtype: str) -> str:
-        """The type that a matrix function is computed in: that of arithmetic where 16 bits are asked for."""
+        """The C type of arithmetic in a matrix function of this dtype; for 16 bits, the compute dtype's."""
         return TYPES[dtype if dtype in ("float32", "float64") else self.layout.compute]
 
     # Memory for one step
@@ -294,10 +298,10 @@ class StepText:
         return [*self.work, *self.numbers.work]
 
     def _wide(self) -> list[tuple[str, str, str]]:
-        """Arrays of the parameter's shape, and what matrix functions work in: name, type, and size in doubles."""
+        """Arrays of the parameter's shape, and room for matrix functions: name, type, and size in doubles."""
         real = TYPES[self.layout.compute]
         each = "count" if real == "double" else "(count + 1) / 2"
-        names = [*(self.pointers[b.name] for b in self._scratch()), *self.found.values()]
+        names = [*(self.pointers[b.name] for b in self._scratch()), *self.matrix_results.values()]
         rooms = {self._inner(str(v.arg)) for v in self._matrices()}
         lesser = "(height < width ? height * height : width * width)"
         room = [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(rooms)]

@@ -1,4 +1,4 @@
-"""Lines of C: how they are wrapped and put into loops."""
+"""Lines of C: wrapped, in loops and in branches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
 
 
 def branch(condition: str, body: Sequence[str]) -> list[str]:
-    """What is done where a condition holds."""
+    """Lines under a condition."""
     return [f"if ({condition}) {{", *indented(body), "}"]
 
 
@@ -40,7 +40,7 @@ def signature(head: str, parameters: Sequence[str], end: str = "") -> list[str]:
 
 
 def wrapped(line: str) -> list[str]:
-    """A line of code on as many lines as it needs; what follows the first is two levels further in."""
+    """A line of code on as many lines as it needs; all after the first are two levels further in."""
     stripped = line.lstrip(" ")
     if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", "//", 'return "')):
         return [line]
@@ -55,6 +55,6 @@ def wrapped(line: str) -> list[str]:
 
 
 def extents(view: str, lines: Sequence[str]) -> list[str]:
-    """What defines the extents of a tensor that lines name, from `view->` or `view.`."""
+    """The definitions of a tensor's extents named in lines, from `view->` or `view.`."""
     names = ("ndim", "count", "batch", "rows", "cols")
     return [f"const int64_t {x} = {view}{x};" for x in names if any(re.search(rf"(?<![>.\w]){x}\b", y) for y in lines)]

@@ -1,7 +1,4 @@
-"""What the written C shares with the c backend, and what it needs besides: casts, and folds of what blocks left.
-
-Operators and functions are `backends/cstyle`'s: the same text, computed with the same care.
-"""
+"""Words of standalone C: the functions of `backends/cstyle`, conversions, and folds of the totals of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from ..cstyle import words as c_words
 from ..cstyle.dialect import Dialect
 from ..cstyle.element import STORAGE, ElementPrinter, literal
 
-#: The C type of each storage dtype; the 16-bit formats are moved as integers.
+#: The C type of each stored dtype; elements of 16 bits move as integers.
 TYPES: Mapping[str, str] = STORAGE
 
 _NAMES = """
@@ -25,7 +22,7 @@ _NAMES = """
     below tall down across values element grad_scale
 """
 
-#: What no value of a rule is called: also words of Fortran's and Julia's that a hyper-parameter would be printed as.
+#: Names that no value of a rule may have, with words of Fortran and Julia, where hyper-parameters are printed too.
 RESERVED = (
     c_words.RESERVED | frozenset(_NAMES.split()) | {"end", "function", "module", "begin", "let", "global", "local"}
 )
@@ -72,7 +69,7 @@ def widened(text: str, dtype: str) -> str:
 
 
 def narrowed(text: str, dtype: str) -> str:
-    """A double as what is stored, rounded once."""
+    """A double converted to a stored dtype, rounded once."""
     if dtype == "float64":
         return text
     if dtype == "float32":
@@ -85,10 +82,10 @@ def narrowed(text: str, dtype: str) -> str:
 
 
 def number_text(program: Program, value: Node, known: Callable[[Node], str | None]) -> str:
-    """An expression in double; `known(value)` is the text of what has one: leaves, and values that have a name."""
+    """An expression in double. `known(value)` gives the text of a leaf or a named value, else None."""
     return ElementPrinter("c", program, Stage(), {}, literal, known=known).text(value)
 
 
 def expression(program: Program, value: Node, leaf: Callable[[Node], str]) -> str:
-    """An expression of numbers in full, in double."""
+    """An expression of numbers in double, with all its operands; `leaf` gives the text of a leaf."""
     return number_text(program, value, lambda n: leaf(n) if n.op.kind is Kind.LEAF else None)

@@ -1,4 +1,4 @@
-"""How many threads run a stage: OpenMP's have to be woken, all of them waited for, and do not survive a fork."""
+"""The number of threads for a stage: OpenMP wakes them, waits for all of them, and loses them in a fork."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 
 from ..cpu import threads as cpu_threads
 
-#: Below this many spans of work, a second thread costs more than it saves.
+#: With fewer spans of work than this, a second thread costs more than it saves.
 FEW_SPANS = 8
 
 _FORKED: list[int] = []
 
 
 def threads(spans: int) -> int:
-    """The threads for so many spans of work."""
+    """The number of threads for this many spans of work."""
     return most() if spans >= FEW_SPANS else 1
 
 
 def most() -> int:
-    """As many as RULEC_NUM_THREADS asks for, else the processors of this process; one in a forked child.
+    """RULEC_NUM_THREADS, else the number of this process's processors; one in a forked child.
 
-    GNU's OpenMP would wait there for threads that only the parent has.
+    In a child, GNU's OpenMP would wait for threads that exist only in the parent.
     """
     return 1 if _FORKED else cpu_threads.thread_count()
 
