@@ -1,4 +1,4 @@
-"""Measurements as commands: what `rulec bench` runs.
+"""The measurements of `rulec bench`.
 
-Everything is a ratio within one run: two things are timed in turn, again and again, and their medians are compared.
+Every figure is a ratio within one run: two things are timed in turn, again and again, and their medians are compared.
 """

@@ -1,4 +1,4 @@
-"""What a step does around its kernels: the time of the step less the time inside the calls of kernels."""
+"""The time of a step around its kernels: the whole step less the time inside the calls of kernels."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def timed_calls(kind: Any) -> Iterator[Clock]:
 
 
 def time_around(step: Callable[[], object], kind: Any, rounds: int) -> float:
-    """The median seconds that a step takes besides its kernels' calls, which are of the class `kind`.
+    """The median seconds of a step without its kernels' calls; the calls are of objects of the class `kind`.
 
-    Both times are of the same steps, so that what a kernel takes, much or little, does not matter.
+    Both times are of the same steps, so the time of the kernels cancels out.
     """
     samples = []
     with timed_calls(kind) as clock:

@@ -1,4 +1,4 @@
-"""The command line of the measurements: what `rulec bench` runs."""
+"""The command line of the measurements, `rulec bench`."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def bench(
 
 
 def _check_paths(json: Path | None, page: Path | None) -> None:
-    """Before an hour is spent on what cannot be written."""
+    """RulecError, before an hour is spent, where the results could not be written."""
     if page is not None and (json is None or json == Path("-") or json.suffix == ".json"):
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
 
 
 def _check_there(names: list[str]) -> None:
-    """Exit code 1, and a sentence, where a GPU or JAX is asked for and there is none."""
+    """A sentence and exit code 1 where a measurement needs a GPU or JAX and there is none."""
     from benchmarks.gpu import device as gpu_device
     from benchmarks.jax import measure as jax
 
@@ -108,7 +108,7 @@ def _check_rules(names: list[str] | None) -> None:
 
 
 def _keep(done: list[Result], path: Path | None, so_far: Result) -> None:
-    """Writes what there is of a measurement under way, beside those that are done."""
+    """Writes the results so far of a measurement under way, beside the finished ones."""
     if path is not None and path != Path("-"):
         _write([*done, so_far], path)
 

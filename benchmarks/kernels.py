@@ -1,4 +1,4 @@
-"""Kernels by themselves: a rule's, and the one that moves the same bytes and computes nothing."""
+"""Kernels by themselves: a rule's, and its limit, which moves the same bytes and computes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rulec.compiler.view import matrix_view
 
 Array = np.ndarray[Any, Any]
 
-#: The step that a kernel's scalars are those of: past the first, where some corrections are still at work.
+#: The step for a kernel's scalars: past the first, and early enough for bias corrections to matter.
 STEP = 10
 
 
@@ -35,7 +35,7 @@ class Pair:
 
     @property
     def state_names(self) -> list[str]:
-        """The states that kernels have pointers to, in order."""
+        """The states for which kernels have pointers, in order."""
         return [b.name for b in kernel_buffers(self.program) if b.role == "state"]
 
     def rows(self, count: int, shape: tuple[int, ...]) -> Rows:
@@ -44,8 +44,8 @@ class Pair:
         hyper = resolve_hyper(self.program.hyper, {}, facts["machine_eps"], self.program.name)
         scalar = {s.buffer: self.program.buffer(s.buffer) for s in self.program.scalars.stores}
         states = {n: evaluate_once(b.init, hyper, facts, {}) for n, b in scalar.items() if b.init is not None}
-        given = {k: np.float64(v) for k, v in facts.items()}
-        table, _ = ScalarTable(self.program.scalars).evaluate((1,), hyper, np.array([float(STEP)]), given, states)
+        float_facts = {k: np.float64(v) for k, v in facts.items()}
+        table, _ = ScalarTable(self.program.scalars).evaluate((1,), hyper, np.array([float(STEP)]), float_facts, states)
         return Rows(np.ascontiguousarray(table), np.zeros(count, np.int64))
 
 
@@ -57,33 +57,33 @@ def pair(program: Program, layout: Layout) -> Pair:
 
 
 def limit_kernel(program: Program, layout: Layout) -> Kernel:
-    """The kernel that moves the bytes of every stage of a program and computes nothing, on the cpu backend."""
-    found: Kernel = _cpu("cpu").limit_kernel(program, layout)
-    return found
+    """The limit kernel of a program on the cpu backend: it moves the bytes of every stage and computes nothing."""
+    kernel: Kernel = _cpu("cpu").limit_kernel(program, layout)
+    return kernel
 
 
 def _cpu(module: str) -> Any:
-    """A module of the cpu backend, beyond what the protocol of backends has."""
+    """A module of the cpu backend, for functions beyond the protocol of backends."""
     return importlib.import_module(f"rulec_backends.{module}")
 
 
 def bound(
     kernel: Kernel, params: Sequence[Any], grads: Sequence[Any], states: Sequence[dict[str, Any]], rows: Rows
 ) -> Callable[[], object]:
-    """A function that runs the kernel once over these tensors."""
+    """A function for one run of the kernel over these tensors."""
     call = kernel.bind(params, states)
     return lambda: call(0, grads, rows)
 
 
 def as_storage(numbers: Array, dtype: str) -> Array:
-    """float32 numbers in a storage dtype; bfloat16, which NumPy does not have, as its bits in uint16."""
+    """float32 numbers in a storage dtype; NumPy has no bfloat16, so it is stored as its bits in uint16."""
     if dtype == "bfloat16":
         return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return numbers.astype(dtype)
 
 
 class Pool:
-    """Arrays by name, made once and used for one rule after another, so that memory is asked for only once.
+    """Arrays by name, allocated once and used for one rule after another.
 
     Contents are a tile of random numbers: parameters and gradients of both signs, states between 0.01 and 1.
     """
@@ -117,14 +117,14 @@ class Pool:
 
 
 def _tile(name: str, size: int, positive: bool) -> Array:
-    """Random numbers that are the same whenever an array of that name is filled."""
+    """Random numbers for an array of that name, the same in every call."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     drawn = rng.uniform(0.01, 1.0, size) if positive else rng.normal(size=size)
     return np.asarray(drawn, np.float32)
 
 
 def threads() -> int:
-    """How many threads a kernel runs on in this process."""
+    """The number of threads of a kernel in this process."""
     of_python, torch = _cpu("cpu.threads"), sys.modules.get("torch")
     if torch is None or of_python.asked_for():
         return int(of_python.thread_count())

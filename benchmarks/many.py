@@ -1,4 +1,4 @@
-"""`rulec bench many`: many tensors at once, where what surrounds a kernel matters as much as the kernel."""
+"""`rulec bench many`: many tensors at once, where the work around a kernel matters as much as the kernel."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, 
     if with_torch:
         contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
     times = interleaved(contenders, rounds, settled=True)
-    seconds = {name: times.median(name) for name in contenders}
+    seconds = times.medians()
     detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
     yield Row(label, "kernel, of the limit's speed", times.ratio("limit", "kernel"), OF_LIMIT, detail=detail)
     if with_torch:
@@ -64,7 +64,7 @@ def _size(kernels: Pair, count: int, elements: int, target: float, rounds: int, 
 
 
 def _overhead(label: str, count: int, added: float) -> Row:
-    """What a step adds to its kernel, against what a step and its tensors may add."""
+    """The time that a step adds to its kernel, against the allowance for a step and its tensors."""
     allowed = PER_STEP + PER_TENSOR * count
     detail = {"seconds": added, "per_tensor": added / count}
     return Row(label, "step, added to the kernel", added * 1e6, allowed * 1e6, "at most", "us", detail)
@@ -108,6 +108,6 @@ def _groups(rounds: int) -> Row:
         "one": rulec.torch.AdamW(tensors(GROUPS, GROUP_ELEMENTS)).step,
     }
     times = interleaved(contenders, rounds, settled=True)
-    detail = {name: times.median(name) for name in contenders} | {"scatter": times.quartiles("groups", "one")}
+    detail = times.medians() | {"scatter": times.quartiles("groups", "one")}
     subject, measure = f"{GROUPS} groups of one tensor of {GROUP_ELEMENTS:,}", "step, times the cost of one group"
     return Row(subject, measure, times.ratio("groups", "one"), GROUPS_COST, "at most", detail=detail)

@@ -10,7 +10,7 @@ from benchmarks.kernels import threads
 from benchmarks.peers import EVERY, makers
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
-from rulec.compare.interleave import Times, interleaved
+from rulec.compare.interleave import interleaved
 
 Shape = tuple[int, int]
 
@@ -19,8 +19,7 @@ MUON: Sequence[tuple[int, Shape]] = ((8, (1024, 1024)), (1, (1024, 4096)), (1, (
 QUICK_MUON: Sequence[tuple[int, Shape]] = ((2, (64, 64)), (1, (64, 128)))
 ROUNDS, QUICK_ROUNDS = 9, 3
 
-#: What the issue that this was built for asks of Muon: times as fast as torch's, and the share of a step outside the
-#: matrix products.
+#: The targets of Muon: times as fast as torch's, and the share of a step outside the matrix products.
 OF_TORCH, OUTSIDE = 1.0, 0.15
 
 #: Of Apollo's state at a rank of 1 % of a matrix's shorter side: (shapes, bytes for each byte of weights).
@@ -50,7 +49,7 @@ def measure(quick: bool, only: Sequence[str], advance: Callable[[], object] = la
 
 
 def parts(quick: bool, only: Sequence[str]) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     return len(_parts(quick, only, []))
 
 
@@ -62,16 +61,16 @@ def _parts(quick: bool, only: Sequence[str], notes: list[str]) -> list[Callable[
         rounds=QUICK_ROUNDS if quick else DECOMPOSE_ROUNDS,
         notes=notes,
     )
-    found: list[tuple[str, Callable[[], Iterator[Row]]]] = [
+    named_parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
         *(("muon", partial(_muon, count, shape, rounds, notes)) for count, shape in muon),
         *(("apollo", partial(_states, shape)) for shape in STATE_SHAPES),
         *((name, partial(decomposed, name)) for name in ("soap", "shampoo")),
     ]
-    return [part for name, part in found if not only or name in only]
+    return [part for name, part in named_parts if not only or name in only]
 
 
 def _muon(count: int, shape: Shape, rounds: int, notes: list[str]) -> Iterator[Row]:
-    """Our step, torch's where it has one, and of ours what is done in products of matrices."""
+    """Our step, torch's where it has one, and the matrix products of ours alone."""
     import torch
 
     contenders: dict[str, Callable[[], object]] = {
@@ -86,9 +85,9 @@ def _muon(count: int, shape: Shape, rounds: int, notes: list[str]) -> Iterator[R
     times = interleaved(contenders, rounds)
     subject = f"muon, {_named(count, shape)}"
     if "torch" in contenders:
-        detail = {**_seconds(times), "scatter": times.quartiles("torch", "step")}
+        detail = {**times.medians(), "scatter": times.quartiles("torch", "step")}
         yield Row(subject, FASTER, times.ratio("torch", "step"), OF_TORCH, detail=detail)
-    detail = {**_seconds(times), "outside the orthogonalization": 1 - times.ratio("orthogonalization", "step")}
+    detail = {**times.medians(), "outside the orthogonalization": 1 - times.ratio("orthogonalization", "step")}
     yield Row(subject, SHARE, 1 - times.ratio("products", "step"), OUTSIDE, "at most", detail=detail)
 
 
@@ -120,7 +119,7 @@ def _products(count: int, shape: Shape) -> Callable[[], object]:
 
 
 def _states(shape: Shape) -> Iterator[Row]:
-    """What Apollo keeps, with a target, and AdamW beside it."""
+    """The bytes of Apollo's state, with a target, and of AdamW's beside it."""
     rank = max(1, round(0.01 * min(shape)))
     subject = f"one of {shape[0]:,} by {shape[1]:,}"
     yield _kept("apollo", f"apollo of rank {rank}, {subject}", shape, {"rank": rank}, STATE)
@@ -140,7 +139,7 @@ def _kept(name: str, subject: str, shape: Shape, keywords: Mapping[str, Any], ta
 
 
 def _decomposed(name: str, size: tuple[int, Shape], rounds: int, notes: list[str]) -> Iterator[Row]:
-    """As many steps as there are from one decomposition to the next, ours and other libraries'."""
+    """The steps from one decomposition to the next, ours and other libraries'."""
     theirs = {kind: _repeated(make(tensors(*size))) for kind, make in makers(name).items()}
     if not theirs:
         notes.append(f"{name}: pytorch_optimizer, to compare with, is not installed")
@@ -166,7 +165,3 @@ def _our_step(name: str, params: list[Any]) -> Callable[[], object]:
 
 def _named(count: int, shape: Shape) -> str:
     return f"{count} matri{'x' if count == 1 else 'ces'} of {shape[0]:,} by {shape[1]:,}"
-
-
-def _seconds(times: Times) -> dict[str, float]:
-    return {contender: times.median(contender) for contender in times.seconds}

@@ -24,7 +24,7 @@ No results are recorded. `rulec bench --json docs/benchmarks --page docs/benchma
 this page.
 """
 
-#: What each measurement's section says before its table.
+#: Measurement -> the text before the table of its section.
 _TEXT = {
     "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
     "kernel; *times as fast* is the time of torch's step over that of the kernel.",
@@ -47,7 +47,7 @@ _TEXT = {
 
 
 def results_page(folder: Path) -> str:
-    """The page, as Markdown, of the results in a folder. RulecError where one is quick or is no result."""
+    """The page, as Markdown, of the results in a folder. RulecError for a quick result or another kind of file."""
     results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
     if not results:
         return f"{_HEAD}\n{_NONE}"
@@ -55,7 +55,7 @@ def results_page(folder: Path) -> str:
 
 
 def read(path: Path) -> Result:
-    """The result in a file, where its figures count; RulecError otherwise."""
+    """The result in a file; RulecError where it was measured with --quick, so that its figures do not count."""
     result = read_result(path)
     if result.quick:
         raise RulecError(f"{path} was measured with --quick, which is no figure to publish: measure it again without")
@@ -63,7 +63,7 @@ def read(path: Path) -> Result:
 
 
 def _missed(results: Sequence[Result]) -> str:
-    """What misses its target, of all measurements."""
+    """The rows of all measurements that miss their targets."""
     missed = [(result, row) for result in results for row in result.rows if row.met is False]
     lines = [f"- {result.name}: {row.what}: {figure(row)}, wanted {target(row)}" for result, row in missed]
     return "\n".join(["## What is missed", "", *(lines or ["Nothing: every target is met."]), ""])
@@ -104,7 +104,7 @@ def _device(gpu: Mapping[str, Any]) -> str:
 
 
 def figure(row: Row) -> str:
-    """A row's value as people read it, with its unit."""
+    """A row's value, rounded for reading, with its unit."""
     size = abs(row.value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or size == 0 else 4
     return f"{row.value:.{digits}f}" + (f" {row.unit}" if row.unit else "")

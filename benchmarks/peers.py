@@ -1,4 +1,4 @@
-"""Steps in Python that ours are compared with: of other libraries, where they are installed, and of torch's parts."""
+"""Steps in Python for comparison with ours: of other libraries, where they are installed, and of torch's functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Step = Callable[[], object]
 #: Makes a step of parameters that have gradients.
 Maker = Callable[[list[Any]], Step]
 
-#: How many steps there are from one decomposition to the next, theirs and by default ours.
+#: The number of steps from one decomposition to the next, theirs and by default ours.
 EVERY = 10
 
 #: Optimizers of other libraries by rule: module, class and keywords with which it does what the rule does.
@@ -33,19 +33,19 @@ _CLASSES: Mapping[str, tuple[tuple[str, str, Mapping[str, Any]], ...]] = {
 
 
 def makers(name: str) -> dict[str, Maker]:
-    """Every step there is to compare this rule's with, by what it is called."""
-    found: dict[str, Maker] = {}
+    """Name -> maker of a step, for every step to compare with this rule's."""
+    choices: dict[str, Maker] = {}
     for module, kind, keywords in _CLASSES.get(name, ()):
-        made = _optimizer(module, kind, keywords)
-        if made is not None:
+        maker = _optimizer(module, kind, keywords)
+        if maker is not None:
             shown = ", ".join(f"{key}={keywords[key]}" for key in ("caution", "foreach") if key in keywords)
-            found[f"{module}.{kind}" + (f"({shown})" if shown else "")] = made
+            choices[f"{module}.{kind}" + (f"({shown})" if shown else "")] = maker
     if name == "cautious_adamw":
-        found["torch's foreach functions"] = _cautious_adamw
+        choices["torch's foreach functions"] = _cautious_adamw
     if name == "clip_by_global_norm >> adamw":
         for way in ("fused", "foreach"):
-            found[f"clip_grad_norm_ and torch.optim.AdamW({way}=True)"] = _clipped_adamw({way: True})
-    return found
+            choices[f"clip_grad_norm_ and torch.optim.AdamW({way}=True)"] = _clipped_adamw({way: True})
+    return choices
 
 
 def _optimizer(module: str, kind: str, keywords: Mapping[str, Any]) -> Maker | None:
@@ -82,7 +82,7 @@ def _clipped_adamw(keywords: Mapping[str, Any]) -> Maker:
 
 
 def _cautious_adamw(params: list[Any]) -> Step:
-    """AdamW as one writes it with torch's foreach functions, and the paper's mask."""
+    """AdamW with the paper's mask, written with torch's foreach functions."""
     import torch
 
     lr, beta1, beta2, eps, decay = 1e-3, 0.9, 0.999, 1e-8, 0.01

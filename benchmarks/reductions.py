@@ -11,7 +11,7 @@ from benchmarks.peers import makers
 from benchmarks.result import Result, Row
 from benchmarks.stages import Shape, staged
 from benchmarks.tensors import have_torch, tensors
-from rulec.compare.interleave import Times, interleaved
+from rulec.compare.interleave import interleaved
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, walk
 from rulec.language.rule import Rule
@@ -20,7 +20,7 @@ from rulec.language.rule import Rule
 FULL, QUICK = (5000, 10_000), (500, 1000)
 ROUNDS, QUICK_ROUNDS = 9, 3
 
-#: What the issue that this was built for asks of some rules: of the limit's speed, and times as fast as others.
+#: The targets of some rules: of the limit's speed, and times as fast as others.
 OF_LIMIT, OF_PYTHON = 0.9, 4.0
 CLIPPED = "clip_by_global_norm >> adamw"
 JUDGED = ("lamb", "cautious_adamw", CLIPPED)
@@ -57,18 +57,18 @@ def measure(quick: bool, only: Sequence[str], advance: Callable[[], object] = la
 
 
 def parts(only: Sequence[str]) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     return len(plan(only)) + len(judged(only)) + len(against_fused(only))
 
 
 def plan(only: Sequence[str]) -> list[str]:
-    """The rules held against their limits: those of the library that reduce and have no matrix function.
+    """The rules compared with their limits: all of the library with reductions and without matrix functions.
 
-    The composition is there where AdamW or the clipping is.
+    The clipped AdamW is among them where AdamW or the clipping is.
     """
     names = [n for n in rulec.rules() if not n.startswith("transforms/") and (not only or n in only)]
-    found = [*JUDGED, *(n for n in names if n not in JUDGED and _reduces(n))]
-    return [n for n in found if n in names or (n == CLIPPED and _clips(only))]
+    reducing = [*JUDGED, *(n for n in names if n not in JUDGED and _reduces(n))]
+    return [n for n in reducing if n in names or (n == CLIPPED and _clips(only))]
 
 
 def judged(only: Sequence[str]) -> list[str]:
@@ -99,18 +99,18 @@ def _has_matrix_functions(program: Program) -> bool:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule that a row is about."""
+    """The rule of a row."""
     if name == CLIPPED:
         return rulec.load("transforms/clip_by_global_norm") >> rulec.load("adamw")
     return rulec.load(name)
 
 
 def _limit(name: str, shape: Shape, pool: Pool, rounds: int) -> Row:
-    found = staged(rule_of(name), shape, pool)
-    times = interleaved({"step": found.step, "limit": found.limit}, rounds)
-    moved = found.bytes_per_element * pool.elements
+    whole = staged(rule_of(name), shape, pool)
+    times = interleaved({"step": whole.step, "limit": whole.limit}, rounds)
+    moved = whole.bytes_per_element * pool.elements
     detail = {
-        **_seconds(times), "stages": len(found.program.stages), "bytes": moved,
+        **times.medians(), "stages": len(whole.program.stages), "bytes": moved,
         "bytes_per_second": moved / times.median("step"), "scatter": times.quartiles("limit", "step"),
     }  # fmt: skip
     target = OF_LIMIT if name in JUDGED else None
@@ -118,20 +118,20 @@ def _limit(name: str, shape: Shape, pool: Pool, rounds: int) -> Row:
 
 
 def _python(name: str, elements: int, rounds: int) -> Iterator[Row]:
-    """Ours against the fastest of what is installed, by the median of each; fused kernels are no Python."""
+    """Ours against the fastest installed Python implementation, by medians; fused kernels do not count as Python."""
     theirs = {kind: make(tensors(1, elements)) for kind, make in makers(name).items() if "fused" not in kind}
     times = interleaved({"step": _our_step(name, tensors(1, elements)), **theirs}, rounds)
     fastest = min(theirs, key=times.median)
-    detail = {**_seconds(times), "scatter": times.quartiles(fastest, "step")}
+    detail = {**times.medians(), "scatter": times.quartiles(fastest, "step")}
     yield Row(f"{name}, {fastest}", PYTHON, times.ratio(fastest, "step"), OF_PYTHON, detail=detail)
 
 
 def _fused(count: int, elements: int, target: float, rounds: int) -> Row:
-    """Where many small tensors share a cache, each side finds there what its own step left."""
+    """Ours against torch's clipping and fused step. Of many small tensors each side finds its own in the cache."""
     ((kind, make),) = ((kind, make) for kind, make in makers(CLIPPED).items() if "fused" in kind)
     contenders = {"step": _our_step(CLIPPED, tensors(count, elements)), "torch": make(tensors(count, elements))}
     times = interleaved(contenders, rounds, settled=count > 1)
-    detail = {**_seconds(times), "scatter": times.quartiles("torch", "step")}
+    detail = {**times.medians(), "scatter": times.quartiles("torch", "step")}
     subject = f"{CLIPPED}, {count} tensor{'s' * (count > 1)} of {elements:,}, {kind}"
     return Row(subject, FUSED, times.ratio("torch", "step"), target, detail=detail)
 
@@ -141,7 +141,3 @@ def _our_step(name: str, params: list[Any]) -> Callable[[], object]:
 
     step: Callable[[], object] = rulec.torch.optimizer(rule_of(name))(params).step
     return step
-
-
-def _seconds(times: Times) -> dict[str, float]:
-    return {contender: times.median(contender) for contender in times.seconds}

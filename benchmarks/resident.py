@@ -10,9 +10,9 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_growth(work: Callable[[], object]) -> int:
-    """By how many bytes the peak of resident memory rises above what is resident before `work`.
+    """The bytes by which the peak of resident memory during `work` exceeds the resident memory before it.
 
-    OSError where the system does not tell.
+    OSError where the system does not count them.
     """
     _RESET.write_text("5", encoding="ascii")  # forgets the peak so far
     before = _kilobytes("VmRSS")
@@ -21,7 +21,7 @@ def peak_growth(work: Callable[[], object]) -> int:
 
 
 def _kilobytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{field}:\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    if match is None:
         raise OSError(0, f"{_STATUS} has no {field}")
-    return int(found[1])
+    return int(match[1])

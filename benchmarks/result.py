@@ -1,4 +1,4 @@
-"""What a measurement found: rows with their targets, as JSON that can be read back."""
+"""The results of a measurement: rows with their targets, to and from JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rulec.errors import RulecError
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: a ratio, or a number with a `unit`, of what `measure` says about `subject`.
+    """One figure: the `measure` of a `subject`, a ratio or a number with a `unit`.
 
-    `sense` says on which side of `target` it should be: `at least` or `at most`. `detail` has what it was made of,
+    `sense` is the side of `target` on which it should be: `at least` or `at most`. `detail` has the numbers behind it,
     times in seconds.
     """
 
@@ -44,9 +44,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of one measurement, and the machine, versions and threads they were measured with.
+    """The rows of one measurement, and the machine, versions and threads of the run.
 
-    `quick` says that sizes were too small for the figures to count. `notes` say what was left out and why.
+    With `quick` sizes were too small for the figures to count. `notes` name all that was left out, with the reason.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """The result in a JSON file; RulecError where the file is no result."""
+    """The result in a JSON file; RulecError where the file is another."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**{k: v for k, v in row.items() if k != "met"}) for row in data.pop("rows")]

@@ -17,8 +17,8 @@ from rulec.compiler.layout import layout_for
 FULL, QUICK = 50_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 9, 3
 
-#: What the issue that this was built for asks: of the limit's speed, in float32 and in half-width storage; against
-#: torch's fused kernels, and against foreach where torch has no fused kernel.
+#: The targets: of the limit's speed, in float32 and in half-width storage; against torch's fused kernels, and against
+#: foreach where torch has no fused kernel.
 OF_LIMIT, OF_LIMIT_HALF, OF_FUSED, OF_FOREACH = 0.95, 0.9, 1.0, 4.0
 
 #: What the rows say.
@@ -89,7 +89,7 @@ def _half_width(name: str, dtype: str, states: str, pool: Pool, rounds: int) -> 
 
 
 def _contenders(kernels: Pair, pool: Pool) -> dict[str, Callable[[], object]]:
-    """The kernel and its limit over the same tensors, which the limit leaves as they are."""
+    """The kernel and its limit over the same tensors; the limit does not change them."""
     tensors, rows = pool.tensors(kernels), kernels.rows(1, (pool.elements,))
     return {"kernel": bound(kernels.kernel, *tensors, rows), "limit": bound(kernels.limit, *tensors, rows)}
 
@@ -104,20 +104,20 @@ def _limit_row(subject: str, kernels: Pair, times: Times, elements: int, measure
 
 
 def _torch_step(name: str, pool: Pool) -> tuple[str, Callable[[], object]] | str | None:
-    """torch's step for the same rule and what it is called; why it is left out; None where torch has no such rule."""
+    """torch's step for the same rule, after its name; a sentence where it cannot run; None where torch has no such."""
     rule = rulec.load(name).standalone()
-    found = entries(rule, "torch")
-    if not found:
+    sections = entries(rule, "torch")
+    if not sections:
         return None
     try:
         import torch
     except ImportError:
         return "not compared with torch, which is not installed"
-    entry: Any = found[0]
+    entry: Any = sections[0]
     kind = getattr(torch.optim, entry["class"])
-    given = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
+    fixed = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
     way = "fused" if "fused" in inspect.signature(kind).parameters else "foreach"
-    keywords = translate(hyper_defaults(rulec.compile(rule)), kind, entry, {**given, way: True}).keywords
+    keywords = translate(hyper_defaults(rulec.compile(rule)), kind, entry, {**fixed, way: True}).keywords
     tensor = torch.from_numpy(pool.array("torch p", "float32", positive=False)).requires_grad_()
     tensor.grad = torch.from_numpy(pool.array("torch g", "float32", positive=False))
     try:

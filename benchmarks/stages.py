@@ -1,4 +1,4 @@
-"""A rule's whole step on one array, and the limit for the stages that it runs."""
+"""A rule's whole step on one array, and the limit for its stages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Staged:
-    """A step, engine and all, and the kernels that move the bytes of its stages and compute nothing.
+    """A step, engine and all, and its limit: kernels that move the bytes of its stages and compute nothing.
 
-    Both run over the same parameter and states, which the limit leaves as they are.
+    Both run over the same parameter and states; the limit does not change them.
     """
 
     program: Program
@@ -34,7 +34,7 @@ class Staged:
 
     @property
     def bytes_per_element(self) -> int:
-        """What the stages read and write together."""
+        """The bytes that all stages together read and write for an element."""
         return sum(traffic(self.program, self.layout))
 
 
@@ -49,7 +49,7 @@ def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
 
 
 def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, MatrixView]:
-    """The program that the engine runs for a float32 tensor of this shape, its layout, and how it sees the tensor."""
+    """The engine's program for a float32 tensor of this shape, its layout, and its view of the tensor."""
     view = matrix_view(shape, rule.view)
     program = rulec.compile(rule, {**view.facts, "machine_eps": 2.0**-23})
     layout = layout_for(program, "float32", transposed=view.transposed and is_shaped(program))
@@ -59,7 +59,7 @@ def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, Ma
 def bound_limit(
     program: Program, layout: Layout, view: MatrixView, param: Any, grad: Any, states: Mapping[str, Any]
 ) -> Callable[[], object]:
-    """A function that runs the limit of every stage once, over these arrays and scratch of its own."""
+    """A function for one run of the limit of every stage, over these arrays and scratch of its own."""
     names = [b.name for b in kernel_buffers(program) if b.role == "state"]
     call = limit_kernel(program, layout).bind([param], [{name: states[name] for name in names}], [view])
     rows = Rows(np.zeros((1, len(program.columns))), np.zeros(1, np.int64))
@@ -74,12 +74,12 @@ def bound_limit(
 
 
 def _scratch(program: Program, layout: Layout, view: MatrixView) -> dict[str, Any]:
-    """An array for each thing that kernels are given beside parameters, gradients and states."""
+    """The arrays of kernels beside parameters, gradients and states: scratch and vectors, by name."""
     numel = view.batch * view.rows * view.cols
     buffers = [b.name for b in kernel_buffers(program) if b.role == "scratch"]
-    found = {name: np.ones(ITEM_SIZE[layout.dtype(name)] * numel, np.uint8) for name in buffers}
+    arrays = {name: np.ones(ITEM_SIZE[layout.dtype(name)] * numel, np.uint8) for name in buffers}
     item = ITEM_SIZE[layout.compute]
-    return found | {v.name: np.ones(item * _count(v, view), np.uint8) for v in program.vectors}
+    return arrays | {v.name: np.ones(item * _count(v, view), np.uint8) for v in program.vectors}
 
 
 def _count(vector: Result, view: MatrixView) -> int:

@@ -1,4 +1,4 @@
-"""`rulec bench start`: how long it takes until the first step is done, in processes of their own."""
+"""`rulec bench start`: the time from the import to the end of the first step, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ print(json.dumps({{"seconds": seconds, "modules": len(set(sys.modules) - before)
 def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
     """The measurement; `advance` is called after each of its `parts`."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    found = [_row("import rulec", "added to import numpy", _IMPORT, IMPORT, rounds)]
+    rows = [_row("import rulec", "added to import numpy", _IMPORT, IMPORT, rounds)]
     advance()
     with tempfile.TemporaryDirectory(prefix="rulec-bench-") as cache:
         for what, program in programs():
             _run(program, cache)  # fills the cache
-            found.append(_row(what, FIRST, program, FIRST_STEP, rounds, cache))
+            rows.append(_row(what, FIRST, program, FIRST_STEP, rounds, cache))
             advance()
-    found.append(_cold(1 if quick else COLD_ROUNDS))
+    rows.append(_cold(1 if quick else COLD_ROUNDS))
     advance()
-    return Result("start", found, quick, threads(), ["every figure is the median of new processes"])
+    return Result("start", rows, quick, threads(), ["every figure is the median of new processes"])
 
 
 def programs() -> list[tuple[str, str]]:
-    """The first steps measured: on arrays, and where torch is installed in torch, which is imported before."""
-    found = [("arrays", _ARRAY_STEP)]
+    """The programs of the first steps: on arrays, and where torch is installed in torch, imported before the clock."""
+    steps = [("arrays", _ARRAY_STEP)]
     if importlib.util.find_spec("torch") is not None:
-        found.append(("torch, whose own first optimizer was made before", _TORCH_STEP))
-    return found
+        steps.append(("torch, whose own first optimizer was made before", _TORCH_STEP))
+    return steps
 
 
 def parts() -> int:
-    """How many figures there are."""
+    """The number of figures."""
     return len(programs()) + 2
 
 
@@ -110,7 +110,7 @@ def _cold(rounds: int) -> Row:
 
 
 def _run(program: str, cache: str | None) -> dict[str, Any]:
-    """What a program reports that runs in a process of its own; RulecError where it fails."""
+    """The report of a program in a process of its own; RulecError where it fails."""
     environment = {**os.environ, **({"RULEC_CACHE_DIR": cache} if cache else {})}
     done = subprocess.run(
         [sys.executable, "-c", program + _REPORT], env=environment,

@@ -9,7 +9,7 @@ from benchmarks.result import Result
 from rulec.errors import RulecError
 from rulec.language.source import did_you_mean
 
-#: What there is to measure, in the order of the manual's page, with one line about each.
+#: Measurement -> one line about it, in the order of the manual's page.
 MEASUREMENTS: dict[str, str] = {
     "rules": "every elementwise rule on one large tensor, against the memory's limit and torch",
     "reductions": "every rule that reduces on one large matrix, against its stages' limit and other libraries",
@@ -33,7 +33,7 @@ class Measurement:
 
 
 def usual() -> list[str]:
-    """The names of what can be measured here: all but what needs a GPU, or JAX, where there is none."""
+    """The names of the measurements that can run here: without a GPU all but `gpu`, and without JAX all but `jax`."""
     from benchmarks.gpu import device as gpu_device
     from benchmarks.jax import measure as jax
 
@@ -45,10 +45,10 @@ def measurement(
     name: str, quick: bool, only: Sequence[str] = (), keep: Callable[[Result], object] = lambda _: None,
     tune: bool = False,
 ) -> Measurement:  # fmt: skip
-    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts those of rules to some.
+    """The measurement of that name. `quick` takes sizes too small to count, `only` restricts it to some rules.
 
-    One that may be ended before it is done gives what it has so far to `keep`, part by part. `tune` has that on a GPU
-    find block sizes and write them where the triton backend reads them, instead of measuring.
+    A measurement that may be interrupted gives its results so far to `keep`, part by part. With `tune` the measurement
+    on a GPU finds block sizes and writes the triton backend's table of them instead.
 
     RulecError for a name that is none of `MEASUREMENTS`.
     """
@@ -98,7 +98,7 @@ def measurement(
 def _restricted(
     name: str, parts: int, only: Sequence[str], run: Callable[[Callable[[], object]], Result]
 ) -> Measurement:
-    """A measurement of rules, with a note where it has none of those it is restricted to."""
+    """A measurement restricted to some rules, with a note where it measures none of them."""
 
     def noted(advance: Callable[[], object]) -> Result:
         result = run(advance)

@@ -1,1 +1,1 @@
-"""Evolution strategies: layers of a population, noise made in kernels, and how near estimates come."""
+"""Evolution strategies: layers of a population, noise made in kernels, and estimates beside the gradient."""

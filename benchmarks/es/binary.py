@@ -1,4 +1,4 @@
-"""Rows of `rulec bench es` about packed bits: their product against that of floats and against bits one by one."""
+"""Rows of `rulec bench es` about packed bits: their product against a product of floats and against bits one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAWN = "drawing the members' weights, over their product"
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows, by each backend that can run here."""
+    """The rows, for each backend that can run here."""
     yield from _against_floats(*(QUICK_SIZE if quick else SIZE), QUICK_ROUNDS if quick else ROUNDS)
     members, lines = QUICK_ONE_BY_ONE if quick else ONE_BY_ONE
     yield from _one_by_one(members, lines, (QUICK_SIZE if quick else SIZE)[1], QUICK_ROUNDS if quick else ROUNDS)
@@ -70,7 +70,7 @@ def _products(a: Any, b: Any, side: int) -> dict[str, Callable[[], object]]:
 
 
 def _backends() -> list[str]:
-    """Those with kernels for NumPy's arrays that can run here."""
+    """The backends with kernels for NumPy's arrays, as far as they can run here."""
     return [name for name in ("cpu", "c") if registry.get(name).unavailable_reason() is None]
 
 

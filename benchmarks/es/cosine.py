@@ -1,7 +1,7 @@
-"""How near estimates come to the gradient, family by family: at as many members, and at as long a forward.
+"""The cosine of estimates with the gradient, family by family: with equal members, and with equal forward time.
 
 Shared noise is fast because its directions are not independent: speed alone would flatter it. The network is a
-perceptron on the handwritten digits, first weights of a fixed seed, its gradient that of autograd on the same samples.
+perceptron on the handwritten digits with first weights of a fixed seed; the gradient is autograd's on the same samples.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """A network, what it is given, and the gradient of the mean loss there, flat."""
+    """A network, its inputs and labels, and the gradient of the mean loss, flat."""
 
     model: torch.nn.Module
     inputs: torch.Tensor
@@ -69,28 +69,28 @@ class Task:
 
 
 def parts() -> int:
-    """How many families there are."""
+    """The number of families."""
     return len(FAMILIES)
 
 
 def rows(quick: bool, advance: Callable[[], object] = lambda: None) -> Iterator[Row]:
-    """For each family its cosine with as many members as the others, and with as many as the reference's time allows.
+    """For each family two cosines: with equal members, and with the members that fit the reference's forward time.
 
-    The mean over steps, each with noise of its own, and their standard deviation in `detail`. `advance` is called
-    after each family.
+    A cosine is the mean over steps, each with noise of its own; the standard deviation is in `detail`. `advance` is
+    called after each family.
     """
     members, steps = (QUICK_MEMBERS, QUICK_STEPS) if quick else (MEMBERS, STEPS)
     at_hand = task(QUICK_SAMPLES if quick else SAMPLES)
-    for name, given in FAMILIES.items():
-        yield _row(name, EQUAL_MEMBERS, cosines(at_hand, _perturbation(given, members), steps), {"members": members})
-        afforded, detail = affordable(at_hand, given, members, QUICK_ROUNDS if quick else ROUNDS)
-        found = cosines(at_hand, _perturbation(given, afforded), steps)
-        yield _row(name, EQUAL_TIME, found, {"members": afforded, **detail})
+    for name, family in FAMILIES.items():
+        yield _row(name, EQUAL_MEMBERS, cosines(at_hand, _perturbation(family, members), steps), {"members": members})
+        afforded, detail = affordable(at_hand, family, members, QUICK_ROUNDS if quick else ROUNDS)
+        values = cosines(at_hand, _perturbation(family, afforded), steps)
+        yield _row(name, EQUAL_TIME, values, {"members": afforded, **detail})
         advance()
 
 
 def task(samples: int) -> Task:
-    """The network after some steps of gradient descent, and its gradient on that many images."""
+    """The network after some steps of gradient descent, and its gradient on `samples` images."""
     import torch
 
     from rulec.demo import digits
@@ -123,40 +123,40 @@ def _descend(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
             param.sub_(gradient, alpha=0.5)
 
 
-def _perturbation(given: Mapping[str, Any], members: int) -> Perturbation:
-    return Perturbation(**given, directions=members // 2, sigma=SIGMA, seed=0)
+def _perturbation(family: Mapping[str, Any], members: int) -> Perturbation:
+    return Perturbation(**family, directions=members // 2, sigma=SIGMA, seed=0)
 
 
 def cosines(at_hand: Task, perturbation: Perturbation, steps: int) -> list[float]:
-    """The cosine of the estimate with the gradient, step by step; parameters that are not perturbed count as 0."""
+    """The cosine of the estimate with the gradient, step by step; unperturbed parameters count as 0."""
     import torch
 
     import rulec.torch
 
     es = rulec.torch.perturb(at_hand.model, perturbation)
     labels, batch = es.member_batch(at_hand.labels), es.member_batch(at_hand.inputs)
-    found = []
+    values = []
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(es(batch), labels, reduction="none")
         es.update(loss=loss)
         params = list(at_hand.model.parameters())
         estimate = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
-        found.append(float(torch.nn.functional.cosine_similarity(estimate, at_hand.gradient, dim=0)))
+        values.append(float(torch.nn.functional.cosine_similarity(estimate, at_hand.gradient, dim=0)))
         at_hand.model.zero_grad()
-    return found
+    return values
 
 
 def affordable(
-    at_hand: Task, given: Mapping[str, Any], members: int, rounds: int = ROUNDS
+    at_hand: Task, family: Mapping[str, Any], members: int, rounds: int = ROUNDS
 ) -> tuple[int, dict[str, float]]:
-    """How many members, an even number, run in the time of the reference's forward with noise of its own.
+    """The number of members, an even one, whose forward takes the time of the reference's, both with noise drawn anew.
 
-    Time is taken for as many as the reference has and scaled: a member costs what the others do.
+    The time is measured with the reference's number of members and scaled: all members cost the same.
     """
     import rulec.torch
 
     turns = {}
-    for name, fields in (("reference", FAMILIES[REFERENCE]), ("forward", given)):
+    for name, fields in (("reference", FAMILIES[REFERENCE]), ("forward", family)):
         es = rulec.torch.perturb(at_hand.model, _perturbation(fields, members))
         turns[name] = _forward(es, es.member_batch(at_hand.inputs))
     times = by_turns(turns, rounds, SECONDS)
@@ -169,6 +169,6 @@ def _forward(es: Any, batch: torch.Tensor) -> Turn:
     return Turn(lambda: es(batch), before=es.free_memory)
 
 
-def _row(name: str, measure: str, found: list[float], detail: Mapping[str, float]) -> Row:
-    spread = statistics.stdev(found)
-    return Row(name, measure, statistics.fmean(found), detail={**detail, "spread": spread, "steps": len(found)})
+def _row(name: str, measure: str, values: list[float], detail: Mapping[str, float]) -> Row:
+    spread = statistics.stdev(values)
+    return Row(name, measure, statistics.fmean(values), detail={**detail, "spread": spread, "steps": len(values)})

@@ -1,7 +1,7 @@
-"""Noise that is made in the rule's kernel, against noise that is written as a gradient and then read by an optimizer.
+"""Noise made in the rule's kernel, against noise written as a gradient and then read by an optimizer.
 
-One tensor of float32 far larger than the caches. The gradient is written by the same generator in both, by
-`fill_noise`; what reads it is rulec's kernel for the same rule, or torch's fused optimizer where it has one.
+One tensor of float32 far larger than the caches. The same generator writes the gradient, by `fill_noise`. Its reader is
+rulec's kernel for the same rule, or torch's fused optimizer where there is one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan(only: Sequence[str] = ()) -> list[tuple[str, Values, int]]:
 
 
 def elements_of(values: str, directions: int, quick: bool) -> int:
-    """How many parameters a comparison has."""
+    """The number of parameters of a comparison."""
     whole = QUICK_ELEMENTS if quick else ELEMENTS
     return whole // 10 if (values, directions) in SLOW else whole
 
@@ -114,7 +114,7 @@ def _estimate_kernel(kernels: Pair, values: Values) -> Any:
 
 
 def torch_step(rule: str, elements: int) -> Callable[[], object] | None:
-    """torch's own fused step over as many parameters, their gradient there already; None where torch has none."""
+    """torch's fused step over that many parameters with a gradient; None where torch has none for the rule."""
     import torch
 
     from benchmarks.tensors import tensors
@@ -129,18 +129,18 @@ def torch_step(rule: str, elements: int) -> Callable[[], object] | None:
 
 
 def summed(times: Times, second: str) -> Times:
-    """The one kernel beside the two, whose times are added round by round."""
+    """The times of the one kernel, and the sums of fill and step, round by round."""
     both = [a + b for a, b in zip(times.seconds["fill"], times.seconds[second], strict=True)]
     return Times({"fused": times.seconds["fused"], "fill": times.seconds["fill"], "both": both})
 
 
 def _row(subject: str, measure: str, times: Times, bar: float, elements: int) -> Row:
-    detail = {name: times.median(name) for name in times.seconds}
+    detail = times.medians()
     scatter = {"scatter": times.quartiles("fused", "both"), "elements": elements}
     return Row(subject, measure, times.ratio("fused", "both"), bar, "at most", detail={**detail, **scatter})
 
 
 def _grown(subject: str, step: Steps) -> Row:
-    """What a step without a gradient takes of memory, after those that were timed."""
+    """The growth of memory in a step without a gradient, after the timed ones."""
     grown = peak_growth(step.fused) / step.elements
     return Row(subject, GRADIENT, grown, PER_PARAMETER, "at most", "B", {"elements": step.elements})

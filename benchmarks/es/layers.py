@@ -1,6 +1,6 @@
 """Layers of a population in one batch: their time over the plain layer's, and over one member at a time.
 
-Sizes, batch and columns are those of the table that NESgpu's readme has: https://github.com/jamesal1/NESgpu.
+Sizes, batch and columns are as in the table of NESgpu's readme: https://github.com/jamesal1/NESgpu.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEPT = "bytes kept between forward and update, the result apart"
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer and what it is given: `kernel` 0 is a linear layer, else a convolution of images of `size` squared."""
+    """A layer and the size of its inputs: with `kernel` 0 it is linear, else a convolution of square images."""
 
     inputs: int
     outputs: int
@@ -52,7 +52,7 @@ class Layer:
         return f"conv {self.inputs} to {self.outputs}, {self.kernel}x{self.kernel}, on {self.size}x{self.size}"
 
     def module(self) -> torch.nn.Module:
-        """The layer itself, as a model of one layer, without a bias."""
+        """A model of this layer alone, without a bias."""
         import torch
 
         if not self.kernel:
@@ -61,7 +61,7 @@ class Layer:
         return torch.nn.Sequential(torch.nn.Conv2d(self.inputs, self.outputs, self.kernel, padding=padding, bias=False))
 
     def batch(self, rows: int) -> torch.Tensor:
-        """Random inputs, the same whenever they are asked for."""
+        """Random inputs, the same in every call."""
         import torch
 
         shape = (rows, self.inputs, self.size, self.size) if self.kernel else (rows, self.inputs)
@@ -88,16 +88,16 @@ _LINEAR: dict[str, dict[str, Any]] = {
     for side in ("in_sparsity", "out_sparsity")
     for share in (0.5, 0.1)
 } | {f"sparse, k={k}": {"family": "sparse", "sparsity": k} for k in (1, 2)}
-_CONV = {name: given for name, given in _LINEAR.items() if "out_sparsity" in name}
+_CONV = {name: family for name, family in _LINEAR.items() if "out_sparsity" in name}
 
 
 def families(layer: Layer) -> dict[str, dict[str, Any]]:
-    """The perturbations that a layer is measured with, by name."""
+    """Name -> perturbation, for the perturbations with which a layer is measured."""
     return _COMMON | (_CONV if layer.kernel else _LINEAR)
 
 
 def plan(quick: bool) -> list[tuple[Layer, str]]:
-    """Every layer with every family of its own."""
+    """Every layer with each of its families."""
     return [(layer, name) for layer in (QUICK_LAYERS if quick else LAYERS) for name in families(layer)]
 
 
@@ -128,7 +128,7 @@ def rows(layer: Layer, name: str, quick: bool) -> Iterator[Row]:
 
 
 def _timed(subject: str, times: Times, members: int, bar: float | None) -> Iterator[Row]:
-    detail = {name: times.median(name) for name in times.seconds}
+    detail = times.medians()
     alone = times.ratio("alone", "forward") * members / SAMPLE
     scatter = {"scatter": times.quartiles("forward", "base"), "rounds": len(times.seconds["base"])}
     yield Row(subject, BASE, times.ratio("forward", "base"), bar, "at most", detail=detail | scatter)
@@ -144,7 +144,7 @@ def _judged(subject: str, times: Times, bar: float | None) -> Iterator[Row]:
 
 
 def _kept(subject: str, es: Any, batch: torch.Tensor, allowed: float | None) -> Row:
-    """What a forward leaves behind beside its result: noise that is not made again, in whatever form."""
+    """The bytes that a forward keeps beside its result: noise, in any form, for the update."""
     es.free_memory()
     kept = kept_bytes(lambda: es(batch))
     es.free_memory()
@@ -152,7 +152,7 @@ def _kept(subject: str, es: Any, batch: torch.Tensor, allowed: float | None) -> 
 
 
 def _bytes_allowed(layer: Layer, perturbation: Perturbation) -> float | None:
-    """Nothing of independent noise, of low rank the factors in float32, and a hundredth for what is counted beside."""
+    """Zero bytes for independent noise; for low rank the factors in float32, and a hundredth more for counters."""
     if perturbation.family == "independent":
         return 0.0
     if perturbation.family != "lowrank":
@@ -169,7 +169,7 @@ def _plain(model: torch.nn.Module, batch: torch.Tensor) -> None:
 
 
 def one_at_a_time(model: torch.nn.Module, batch: torch.Tensor, sigma: float, members: int) -> None:
-    """The first members of a batch one by one: the weight plus noise of torch's own, and one row."""
+    """The first members of a batch one by one, each with one row and the weights plus torch's noise."""
     import torch
     from torch.func import functional_call
 
@@ -181,7 +181,7 @@ def one_at_a_time(model: torch.nn.Module, batch: torch.Tensor, sigma: float, mem
 
 
 def kept_bytes(work: Callable[[], torch.Tensor]) -> int:
-    """By how many bytes what torch and NumPy hold has grown when `work` is done, without what it returns."""
+    """The bytes by which the memory of torch and NumPy has grown after `work`, without its result."""
     from torch.profiler import ProfilerActivity, profile
 
     tracemalloc.start()
@@ -198,5 +198,5 @@ def kept_bytes(work: Callable[[], torch.Tensor]) -> int:
 
 
 def _arrays() -> tracemalloc.DomainFilter:
-    """What NumPy allocates for arrays, and not Python for objects."""
+    """A filter for NumPy's allocations of arrays, without Python's objects."""
     return tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)

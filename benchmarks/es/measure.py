@@ -1,4 +1,4 @@
-"""`rulec bench es`: populations in one batch, noise that is never stored, and how near estimates come."""
+"""`rulec bench es`: populations in one batch, noise that is never stored, and the cosines of estimates."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NOTES = (
 
 
 def parts(quick: bool, only: Sequence[str] = ()) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     fused = len(es_fused.plan(only))
     return fused if only else fused + len(es_layers.plan(quick)) + es_spsa.parts() + es_cosine.parts() + 1
 
 
 def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object] = lambda: None) -> Result:
-    """The measurement; where it is restricted to some rules, steps of these alone. `advance` is called after parts."""
+    """The measurement; `only` restricts it to steps of some rules. `advance` is called after parts."""
     notes = list(NOTES)
     rows = list(_rows(quick, only, advance)) if have_torch(notes) else []
     return Result("es", rows, quick, threads(), notes)

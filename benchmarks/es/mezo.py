@@ -1,7 +1,7 @@
 """A step of MeZO as its paper has it (Malladi et al., arXiv 2305.17333, algorithms 1 and 2), written for this bench.
 
-The parameters are perturbed where they lie, by noise that is drawn again from its seed each time: plus epsilon, minus
-two epsilon, plus epsilon, and the update.
+The parameters are perturbed in place, each time by noise drawn again from its seed: plus epsilon, minus two epsilon,
+plus epsilon, and the update.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MeZO:
-    """Its optimizer: sgd along one direction of standard normal noise."""
+    """MeZO's optimizer: sgd along one direction of standard normal noise."""
 
     def __init__(self, params: Sequence[torch.Tensor], lr: float = 1e-3, epsilon: float = 1e-3) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Training by two forwards: what a step writes and how long it takes, against the published way."""
+"""Training by two forwards: the bytes written in a step and its time, against MeZO as published."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEPT = "bytes kept between two forwards and their update"
 
 @dataclass
 class Trained:
-    """A deep linear network and its loss, for one way of training it."""
+    """A deep linear network with its inputs, for one way of training."""
 
     model: torch.nn.Module
     inputs: torch.Tensor
@@ -45,9 +45,9 @@ class Trained:
         self.params = list(self.model.parameters())
 
     def loss(self) -> torch.Tensor:
-        """The mean square of what the network gives."""
-        found: torch.Tensor = self.model(self.inputs).square().mean()
-        return found
+        """The mean square of the network's outputs."""
+        loss: torch.Tensor = self.model(self.inputs).square().mean()
+        return loss
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class Trained:
 
 
 def trained(quick: bool) -> Trained:
-    """The network with its first weights, the same whenever it is asked for."""
+    """The network with its first weights, the same in every call."""
     import torch
 
     depth, width = (QUICK_DEPTH, QUICK_WIDTH) if quick else (DEPTH, WIDTH)
@@ -66,13 +66,13 @@ def trained(quick: bool) -> Trained:
 
 
 def mezo_step(of: Trained) -> Callable[[], None]:
-    """A step of the published way."""
+    """A step of MeZO as published."""
     theirs = MeZO(of.params)
     return lambda: theirs.step(of.loss)
 
 
 def our_step(of: Trained, values: str) -> Callable[[], None]:
-    """A step of the spsa family, updated by rulec's sgd in the kernel that makes the noise again."""
+    """A step of the spsa family; rulec's sgd draws the noise again in its kernel."""
     import rulec.torch
 
     perturbation = Perturbation("spsa", directions=1, sigma=1e-3, seed=0, values=values)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def our_step(of: Trained, values: str) -> Callable[[], None]:
 
 
 def parts() -> int:
-    """How many parts there are: what is written, and the times for each kind of values."""
+    """The number of parts: one for writes, and one for each kind of values."""
     return 1 + len(VALUES)
 
 
@@ -101,7 +101,7 @@ def rows(quick: bool, advance: Callable[[], object] = lambda: None) -> Iterator[
 
 
 def writes(quick: bool) -> Iterator[Row]:
-    """What a step writes, counted while it runs."""
+    """The rows about the bytes written in a step, counted while it runs."""
     ways: dict[str, tuple[Callable[[Trained], Callable[[], None]], float | None]] = {
         "MeZO in torch": (mezo_step, None), "spsa, normal": (lambda of: our_step(of, "normal"), SWEEPS)
     }  # fmt: skip
@@ -117,11 +117,11 @@ def _counted(name: str, of: Trained, step: Callable[[], None], bar: float | None
 
     with counted(of.params) as forward:
         _forward(of)
-    with counted(of.params) as found:
+    with counted(of.params) as written:
         step()
-    detail = {"bytes": found.watched, "all": found.all, "of_one_forward": forward.all, "parameters": of.nbytes}
-    yield Row(name, WRITTEN, found.watched / of.nbytes, bar, "at most", detail=detail)
-    yield Row(name, ALL, (found.all - 2 * forward.all) / of.nbytes, detail=detail)
+    detail = {"bytes": written.watched, "all": written.all, "of_one_forward": forward.all, "parameters": of.nbytes}
+    yield Row(name, WRITTEN, written.watched / of.nbytes, bar, "at most", detail=detail)
+    yield Row(name, ALL, (written.all - 2 * forward.all) / of.nbytes, detail=detail)
 
 
 def _forward(of: Trained) -> None:
@@ -132,7 +132,7 @@ def _forward(of: Trained) -> None:
 
 
 def _kept(quick: bool) -> Row:
-    """What two forwards leave behind: nothing of noise."""
+    """The bytes kept between two forwards and their update: no noise may be among them."""
     import rulec.torch
 
     of = trained(quick)
@@ -147,6 +147,6 @@ def _time(values: str, quick: bool) -> Row:
     theirs, ours = trained(quick), trained(quick)
     steps = {"ours": Turn(our_step(ours, values)), "mezo": Turn(mezo_step(theirs))}
     times = by_turns(steps, QUICK_ROUNDS if quick else ROUNDS, SECONDS)
-    detail = {name: times.median(name) for name in times.seconds}
+    detail = times.medians()
     scatter = {"scatter": times.quartiles("ours", "mezo"), "parameters": sum(p.numel() for p in ours.params)}
     return Row(f"spsa, {values}", TIME, times.ratio("ours", "mezo"), 1.0, "at most", detail={**detail, **scatter})

@@ -1,4 +1,4 @@
-"""Timing by turns of calls that need something done before each of them, for as long as there is time."""
+"""Timing by turns of calls with preparations before each of them, for as long as there is time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Turn:
-    """A contender: `call` is timed, `before` is done ahead of each call and is not."""
+    """A contender: `call` is timed; `before` is called ahead of it, untimed."""
 
     call: Callable[[], object]
     before: Callable[[], object] = lambda: None
@@ -29,7 +29,7 @@ def by_turns(
     each is a sample.
     """
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
     begin = clock()
     with without_collection():
         for number in range(-1, rounds):
@@ -38,8 +38,8 @@ def by_turns(
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 taken = _once(contenders[name], clock)
                 if number >= 0:
-                    found[name].append(taken)
-    return Times(found)
+                    samples[name].append(taken)
+    return Times(samples)
 
 
 def _once(turn: Turn, clock: Callable[[], float]) -> float:

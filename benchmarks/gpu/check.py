@@ -1,4 +1,4 @@
-"""Whether every rule computes on the device what the float64 reference does, in every dtype, on small tensors."""
+"""Every rule on the device against the float64 reference, in every dtype, on small tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Measured(Trial):
     difference = 0.0
 
     def _is_rounded(self, *_: Any) -> bool:
-        """No: what NumPy gives too is measured as well."""
+        """No: the difference is measured also where NumPy rounds alike."""
         return False
 
     def _compare(
@@ -67,19 +67,19 @@ class Measured(Trial):
 
 
 def usable_backends() -> tuple[list[str], list[str]]:
-    """The backends that can be checked here, and in a sentence each why the others cannot."""
-    found, reasons = [], []
+    """The backends that can be checked here, and a sentence for each of the others with the reason."""
+    usable, reasons = [], []
     for name in BACKENDS:
         try:
             registry.usable(name)
-            found.append(name)
+            usable.append(name)
         except BackendUnavailable as error:
             reasons.append(f"correctness, {name}: not run: {error}")
-    return found, reasons
+    return usable, reasons
 
 
 def parts(backends: Sequence[str], only: Sequence[str]) -> list[Part]:
-    """A part for each rule on each backend, of the whole library or of `only`, and for what else its contract says."""
+    """A part for each rule on each backend, of the whole library or of `only`; without `only` also hard test rules."""
     return [part for backend in backends for part in _parts(backend, only)]
 
 
@@ -101,27 +101,27 @@ def subject_of(bench: Bench, backend: str) -> Subject:
 def rule(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
     """A rule of the library in each dtype, stage by stage, and in float64 through the engine as well."""
     subject = subject_of(bench, backend)
-    found = loaded(name) if name in rulec.rules() else rule_of(name)
+    tested = loaded(name) if name in rulec.rules() else rule_of(name)
     for dtype in _dtypes(bench):
-        yield _guarded(bench, Checked(backend, name, dtype), partial(_by_stages, subject, found, dtype))
+        yield _guarded(bench, Checked(backend, name, dtype), partial(_by_stages, subject, tested, dtype))
 
 
 def _dtypes(bench: Bench) -> list[str]:
-    """All of them, or where it is to be quick, those that arithmetic is done in."""
+    """All dtypes, or in a quick run the dtypes of arithmetic."""
     return list(_COMPUTED if bench.quick else ITEM_SIZE)
 
 
-def _by_stages(subject: Subject, found: Rule, dtype: str) -> float:
+def _by_stages(subject: Subject, tested: Rule, dtype: str) -> float:
     """The largest difference over the steps of the conformance suite; AssertionError where one is not allowed."""
     largest = 0.0
-    for bucket in buckets_of(found, SHAPES):
+    for bucket in buckets_of(tested, SHAPES):
         layout = conformance.layout_of(bucket, dtype)
         hyper = hyper_values(bucket.rule, len(bucket.shapes))
         trial = Measured(subject, bucket.rule, bucket.program, layout, parameters(bucket.shapes, 0), hyper)
         conformance.run(trial)
         largest = max(largest, trial.difference)
     if dtype == "float64":
-        check_whole(subject, found)
+        check_whole(subject, tested)
     return largest
 
 
@@ -146,18 +146,18 @@ def _operation(subject: Subject, one: Rule, dtype: str) -> float:
 def stages(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
     """A rule made to be hard: reductions of every kind in every view, one stage after another, and odd names."""
     subject = subject_of(bench, backend)
-    (found,) = (one for one in (*hostile_rules(), *staged_rules()) if one.name == name)
+    (tested,) = (one for one in (*hostile_rules(), *staged_rules()) if one.name == name)
     checked = Checked(backend, name, "every dtype", kind="test rules")
-    yield _guarded(bench, checked, partial(_all_views, subject, found, _dtypes(bench)))
+    yield _guarded(bench, checked, partial(_all_views, subject, tested, _dtypes(bench)))
 
 
-def _all_views(subject: Subject, found: Rule, dtypes: Sequence[str]) -> float:
-    conformance.check_stages(subject, found, dtypes)
+def _all_views(subject: Subject, tested: Rule, dtypes: Sequence[str]) -> float:
+    conformance.check_stages(subject, tested, dtypes)
     return 0.0
 
 
 def _guarded(bench: Bench, checked: Checked, check: Callable[[], float]) -> Checked:
-    """What a check comes to; what leaves the device useless is raised."""
+    """The outcome of a check; an error that leaves the device useless is raised."""
     try:
         return replace(checked, difference=check())
     except BackendUnsupported as error:

@@ -1,4 +1,4 @@
-"""The processes in which parts run: what a kernel does to the device's context, it does to one of them."""
+"""Processes for the parts: a kernel that spoils its context of the device spoils one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Processes:
         self._workers: dict[int, _Worker] = {}
 
     def give(self, worker: int, part: Part) -> None:
-        """Sends the part to the process, which is started where it is not there."""
+        """Sends the part to the process, after starting it where needed."""
         if worker not in self._workers:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_begin, args=(theirs, self._bench), daemon=True)
@@ -47,7 +47,7 @@ class Processes:
             self._workers[worker].connection.send(part)
 
     def wait(self, seconds: float) -> Iterator[tuple[int, Message]]:
-        """One message from each process that has one; that it is gone, where it ended without a word."""
+        """One message from each process with one; an `Ended` for a process that died silently."""
         owners = {one.connection: worker for worker, one in self._workers.items()}
         for connection in wait(list(owners), seconds):
             worker = owners[connection]  # type: ignore[index]
@@ -67,7 +67,7 @@ class Processes:
         return f"its process was ended by signal {-code}" if code and code < 0 else f"its process ended with {code}"
 
     def end(self, worker: int) -> None:
-        """Kills the process: what hangs on the device does not answer to less."""
+        """Kills the process: one that hangs on the device answers to nothing less."""
         one = self._workers.pop(worker)
         one.process.kill()
         one.process.join(_GRACE)
@@ -86,9 +86,9 @@ class Processes:
 
 
 def _begin(connection: Connection, bench: Bench) -> None:
-    """What a process does. Whatever a library prints goes to stderr: stdout may be asked for JSON alone.
+    """The main function of a process. Prints of libraries go to stderr, because stdout may be for JSON alone.
 
-    Where a library crashes, so does the place in it.
+    Where a library crashes, the place goes to stderr too.
     """
     os.dup2(2, 1)
     faulthandler.enable()
@@ -107,12 +107,12 @@ def serve(connection: Connection, bench: Bench) -> None:
 
 
 def _work(connection: Connection, bench: Bench, part: Part) -> str | None:
-    """What went wrong with a part, in a sentence."""
+    """Sends the findings of a part; returns a sentence where it failed, else None."""
     try:
         bench.prepare()
         connection.send(Started())
-        for found in part.work(bench, *part.arguments):
-            connection.send(found)
+        for finding in part.work(bench, *part.arguments):
+            connection.send(finding)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a rule or a peer raises is that part's alone

@@ -12,12 +12,12 @@ _CYCLES = 2.0e9
 
 
 class Device(Protocol):
-    """What times work. `name` is where torch puts tensors."""
+    """A device with a clock for its work; `name` is torch's name of it."""
 
     name: str
 
     def mark(self) -> Any:
-        """A point in the device's work as it is handed over now."""
+        """A mark behind the work that was handed over so far."""
         ...
 
     def seconds(self, first: Any, last: Any) -> float:
@@ -25,15 +25,15 @@ class Device(Protocol):
         ...
 
     def hold(self, seconds: float) -> None:
-        """Keeps the device busy for about so long, so that what is handed over meanwhile runs without a gap."""
+        """Keeps the device busy for about so long: work handed over meanwhile then runs without a gap."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until all work is done; raises what the device has to say."""
+        """Waits until all work is done; raises the device's errors."""
         ...
 
     def free_bytes(self) -> int:
-        """Memory that can be had."""
+        """Bytes of free memory."""
         ...
 
     def cache_bytes(self) -> int:
@@ -78,7 +78,7 @@ class TorchDevice:
         self._torch.cuda.synchronize()
 
     def free_bytes(self) -> int:
-        """What the driver has left, once torch has given back what it keeps for later."""
+        """The driver's free memory, after torch has given back its cached blocks."""
         self.release()
         return int(self._torch.cuda.mem_get_info()[0])
 
@@ -87,14 +87,14 @@ class TorchDevice:
         return int(getattr(self.facts, "L2_cache_size", 0) or 64 * 2**20)
 
     def release(self) -> None:
-        """Of torch, and of what only cycles of references hold."""
+        """Of torch's cache, after a collection of cycles of references."""
         gc.collect()
         self._torch.cuda.empty_cache()
 
 
 @dataclass
 class Bench:
-    """What a part works with: the device, made when it is first needed, and whether sizes are to be tiny."""
+    """The tools of a part: the device, made when it is first needed, and whether sizes are to be tiny."""
 
     quick: bool = False
     _device: Device | None = field(default=None, repr=False)
@@ -124,7 +124,7 @@ class Bench:
 
 
 def missing() -> str | None:
-    """What there must be for a measurement on a GPU and is not here, in one sentence; None where all is there."""
+    """A sentence about a missing package or GPU; None where a measurement can run."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"rulec bench gpu needs {package}, which is not installed: pip install {package}"
@@ -139,13 +139,13 @@ def gpu_facts() -> dict[str, Any]:
     """The device that torch has chosen: its name, memory, last cache, architecture, and the platform's version."""
     import torch
 
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     platform = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
-        "last_level_cache_bytes": getattr(found, "L2_cache_size", None),
-        "processors": found.multi_processor_count,
-        "architecture": getattr(found, "gcnArchName", None) or f"sm_{found.major}{found.minor}",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "last_level_cache_bytes": getattr(properties, "L2_cache_size", None),
+        "processors": properties.multi_processor_count,
+        "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
         "platform": platform,
     }

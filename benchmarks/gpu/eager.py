@@ -1,7 +1,7 @@
 """Updates inside the backward pass on the GPU: the memory and time of whole steps, and products with an epilogue.
 
-The model is a stack of the layers of Llama 3.1 8B without its attention, which has no weights: what is measured are its
-products and updates. A step has one forward and one backward pass over as many tokens as a step on one GPU has.
+The model is a stack of the layers of Llama 3.1 8B. Attention is left out, since it has no weights: the figures are of
+products and updates. A step has one forward and one backward pass over the tokens of a usual step on one GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 import rulec
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part, sentence
+from benchmarks.gpu.part import Finding, Note, Part, sentence
 from benchmarks.gpu.tensors import make
 from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
@@ -30,7 +30,7 @@ WIDE, NARROW, INNER, LAYERS = 4096, 1024, 14336, 32
 #: Tokens of a step, and bytes for each parameter of one: itself, its gradient and two states of 16 bits, and more.
 TOKENS, BYTES_EACH = 1024, 10
 
-#: How many times smaller all of it is where the measurement is quick.
+#: The factor by which all sizes are smaller in a quick measurement.
 SMALLER = 64
 
 #: Matrices whose products are measured alone, and the tokens they are summed over.
@@ -58,7 +58,7 @@ _RATE = {"lr": 1e-4, "weight_decay": 0.01}
 
 
 def parts(only: Sequence[str]) -> list[Part]:
-    """Steps in each way, and the products alone; about AdamW."""
+    """Steps of AdamW in each way, and the products alone."""
     if only and "adamw" not in only:
         return []
     products = [Part(f"product of {h} by {w} with adamw in its epilogue", product, (h, w)) for h, w in SHAPES]
@@ -68,32 +68,32 @@ def parts(only: Sequence[str]) -> list[Part]:
 # Steps of a model
 
 
-def steps(bench: Bench) -> Iterator[Found]:
+def steps(bench: Bench) -> Iterator[Finding]:
     """The peak of memory and the time of a step, in each way; by itself, one after the other, from the same start."""
     tokens, layers = (16, 1) if bench.quick else (TOKENS, _layers(bench))
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     for way in WAYS:
         try:
-            found[way] = _measured(bench, way, tokens, layers)
+            measured[way] = _measured(bench, way, tokens, layers)
         except Exception as error:  # noqa: BLE001 - the other ways are measured all the same
             yield Note(f"{way}: steps of {layers} layers of Llama 8B: not run: {sentence(error)}")
         bench.device.release()
     subject = f"adamw in bfloat16, {layers} layers of Llama 8B, {tokens} tokens"
-    for way in (way for way in WAYS if way in found and way != FUSED and FUSED in found):
-        detail = {"ours": found[way], "theirs": found[FUSED]}
-        peak, taken = (found[way][key] / found[FUSED][key] for key in ("peak", "step"))
+    for way in (way for way in WAYS if way in measured and way != FUSED and FUSED in measured):
+        detail = {"ours": measured[way], "theirs": measured[FUSED]}
+        peak, taken = (measured[way][key] / measured[FUSED][key] for key in ("peak", "step"))
         yield Row(f"{subject}: {way}", f"{PEAK} {FUSED}", peak, 1.0, "at most", detail=detail)
         yield Row(f"{subject}: {way}", f"{TIME} {FUSED}", taken, None, "at most", detail=detail)
 
 
 def _layers(bench: Bench) -> int:
-    """As many layers as there is memory for."""
+    """The number of layers for which there is memory."""
     each = 2 * WIDE * WIDE + 2 * NARROW * WIDE + 3 * INNER * WIDE
     return max(1, min(LAYERS, int(0.9 * bench.device.free_bytes() / (BYTES_EACH * each))))
 
 
 def _measured(bench: Bench, way: str, tokens: int, layers: int) -> dict[str, float]:
-    """The seconds of a step, and bytes: at most, before it, and of parameters."""
+    """The seconds of a step, and its bytes: at the peak, before the step, and of the parameters."""
     smaller = SMALLER if bench.quick else 1
     model = stack(bench, layers, smaller)
     step = _step_of(model, way, make(bench, (tokens, WIDE // smaller), "bfloat16"))
@@ -117,7 +117,7 @@ def stack(bench: Bench, layers: int, smaller: int = 1) -> Any:
     wide, narrow, inner = WIDE // smaller, NARROW // smaller, INNER // smaller
 
     class Layer(nn.Module):
-        """The weights of one layer; values stand for what attention makes of them."""
+        """The weights of one layer; the product of keys and values stands for attention."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -152,8 +152,8 @@ def _step_of(model: Any, way: str, inputs: Any) -> Step:
         plain = kind(model.parameters(), **_RATE, **({"fused": True} if way == FUSED else {}))
         return lambda: (plain.zero_grad(), loss().backward(), plain.step())
     epilogue: Any = {EAGER: False, EPILOGUE: "kernel", TILES: "tiles"}[way]
-    given: dict[str, Any] = {**_RATE, "epilogue": epilogue}
-    eager = rulec.torch.EagerUpdate(model, "adamw", **given)
+    keywords: dict[str, Any] = {**_RATE, "epilogue": epilogue}
+    eager = rulec.torch.EagerUpdate(model, "adamw", **keywords)
 
     def step() -> None:
         with eager.backward():
@@ -164,7 +164,7 @@ def _step_of(model: Any, way: str, inputs: Any) -> Step:
 
 
 def _memory(bench: Bench, peak: bool = False) -> int:
-    """Bytes of tensors now, or at most since `_reset`; 0 on a device that does not count them."""
+    """Bytes of tensors now, or their peak since `_reset`; 1 on a device that does not count them."""
     import torch
 
     if bench.device.name != "cuda":
@@ -182,7 +182,7 @@ def _reset(bench: Bench) -> None:
 # Products alone
 
 
-def product(bench: Bench, height: int, width: int) -> Iterator[Found]:
+def product(bench: Bench, height: int, width: int) -> Iterator[Finding]:
     """A product with its update in one kernel, beside torch's product and the step after it, and tile by tile."""
     if bench.quick:
         height, width = height // SMALLER, width // SMALLER
@@ -191,7 +191,7 @@ def product(bench: Bench, height: int, width: int) -> Iterator[Found]:
         times = timed(bench.device, matrix.contenders(), QUICK_ROUNDS if bench.quick else ROUNDS, 1.5)
         subject = f"adamw in bfloat16, ({height}, {width}) from {tokens} tokens"
         flops = 2e-12 * height * width * tokens
-        seconds = {name: times.median(name) for name in times.seconds}
+        seconds = times.medians()
         detail = {**seconds, "teraflops": {name: flops / taken for name, taken in seconds.items()}}
         ways = [name for name in (KERNEL, BY_TILES) if name in seconds]
         yield Row(subject, f"{FLOPS} {ways[0]}", flops / seconds[ways[0]], unit="TFLOP/s", detail=detail)
@@ -201,7 +201,7 @@ def product(bench: Bench, height: int, width: int) -> Iterator[Found]:
 
 
 class Matrix:
-    """A parameter with its states, the factors of its gradient, and what updates it."""
+    """A parameter with its states, the factors of its gradient, and its kernels."""
 
     def __init__(self, bench: Bench, height: int, width: int, tokens: int) -> None:
         program = rulec.compile(rulec.load("adamw"))
@@ -221,20 +221,20 @@ class Matrix:
         return [self._param, *self._states.values()]
 
     def contenders(self) -> dict[str, Sequence[Step]]:
-        """Ways to update the parameter; all of them write the same one."""
+        """Ways to update the parameter; all of them write the same memory."""
         from rulec.torch.eager.epilogue_tiles import TiledCall
 
-        found: dict[str, Sequence[Step]] = {ALONE: [self._alone()], BOTH: [self._both()]}
-        found[BY_TILES] = [self._called(TiledCall(self._kernel, [self._param], [self._states], "bfloat16"))]
+        ways: dict[str, Sequence[Step]] = {ALONE: [self._alone()], BOTH: [self._both()]}
+        ways[BY_TILES] = [self._called(TiledCall(self._kernel, [self._param], [self._states], "bfloat16"))]
         if hasattr(self._backend, "build_epilogue"):
             source = self._backend.emit_epilogue(self._program, self._layout, "bfloat16")
             kernel = self._backend.build_epilogue(self._program, self._layout, "bfloat16", source)
-            found[KERNEL] = [self._called(kernel.bind([self._param], [self._states]))]
+            ways[KERNEL] = [self._called(kernel.bind([self._param], [self._states]))]
             kind = importlib.import_module("rulec_backends.triton.product").Tile
             for numbers in CANDIDATES:
                 tiles = (kind(*numbers),)
-                found[f"{KERNEL} {numbers}"] = [self._called(kernel.bind([self._param], [self._states], tiles=tiles))]
-        return found
+                ways[f"{KERNEL} {numbers}"] = [self._called(kernel.bind([self._param], [self._states], tiles=tiles))]
+        return ways
 
     def _alone(self) -> Step:
         outputs, inputs = self._product.outputs.t(), self._product.inputs

@@ -1,7 +1,7 @@
 """Noise as a gradient on the GPU: made in the rule's kernel, against filled into a gradient for torch's fused step.
 
-One tensor of 50 million parameters. Both make the same noise by the same backend; what differs is a gradient that is
-written and read again.
+One tensor of 50 million parameters. The same backend makes the same noise in both; one of them writes and reads a
+gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 import rulec
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part, sentence
+from benchmarks.gpu.part import Finding, Note, Part, sentence
 from benchmarks.gpu.tensors import make
 from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
@@ -43,13 +43,13 @@ RATE = f"{FUSED}: values of noise in a second"
 
 
 def parts(only: Sequence[str]) -> list[Part]:
-    """A part for each kind of values; about AdamW."""
+    """A part for each kind of values, for AdamW."""
     if only and "adamw" not in only:
         return []
     return [Part(f"{values} noise in the kernel of adamw", noise, (values,)) for values in VALUES]
 
 
-def noise(bench: Bench, values: Values) -> Iterator[Found]:
+def noise(bench: Bench, values: Values) -> Iterator[Finding]:
     """Steps by noise of some directions, on every backend that can make it here."""
     for backend in ON_HOST if bench.device.name == "cpu" else BACKENDS:
         for directions in DIRECTIONS:
@@ -65,7 +65,7 @@ def _measured(bench: Bench, backend: str, values: Values, directions: int) -> It
     contenders: dict[str, Sequence[Step]] = {FUSED: [step.fused], FILL: [step.fill], BOTH: [step.both]}
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, SECONDS)
     subject = f"adamw, {backend}, {values}, {directions} direction{'s' * (directions > 1)}"
-    seconds = {name: times.median(name) for name in times.seconds}
+    seconds = times.medians()
     detail = {**seconds, "elements": step.elements, "scatter": times.quartiles(FUSED, BOTH)}
     most = ONE if directions == 1 and values != "normal" else MANY
     yield Row(subject, SHARE, times.ratio(FUSED, BOTH), most, "at most", detail=detail)

@@ -1,4 +1,4 @@
-"""What a step costs the host for a thousand tensors, step by step and in a CUDA graph, and many groups at once."""
+"""The host's time for a step of a thousand tensors, step by step and in a CUDA graph, and for many groups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from itertools import cycle
 from typing import Any
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Part
+from benchmarks.gpu.part import Finding, Part
 from benchmarks.gpu.peers import FUSED
-from benchmarks.gpu.rules import seconds
 from benchmarks.gpu.tensors import Size, make, parameters
 from benchmarks.gpu.time import Step, host_times, timed
 from benchmarks.result import Row
@@ -53,7 +52,7 @@ def _rounds(bench: Bench) -> int:
 
 
 def host(bench: Bench) -> Iterator[Row]:
-    """Ours and torch's fused step, with the gradients where they were, and with ones that are new each time."""
+    """Ours and torch's fused step, with gradients at the same addresses in every step, and at new ones."""
     size = _tensors(bench)
     for moving in (False, True):
         ours, theirs = parameters(bench, size), parameters(bench, size)
@@ -61,13 +60,13 @@ def host(bench: Bench) -> Iterator[Row]:
         before = _new_gradients(bench, size, [*ours, *theirs]) if moving else None
         times = host_times(bench.device, contenders, _rounds(bench), before=before)
         subject = f"adamw, {size.name}" + (", new gradients each step" if moving else "")
-        yield Row(subject, HOST, 1e6 * times.median("step"), PER_STEP, "at most", "us", seconds(times))
+        yield Row(subject, HOST, 1e6 * times.median("step"), PER_STEP, "at most", "us", times.medians())
 
 
 def _new_gradients(bench: Bench, size: Size, params: Sequence[Any]) -> Step:
-    """Gives parameters gradients at other addresses than those before, by turns from two sets."""
-    made = [[make(bench, shape) for shape in size.shapes] * (len(params) // len(size.shapes)) for _ in range(2)]
-    turns = cycle(made)
+    """A function that moves the gradients of parameters to other addresses, by turns from two sets."""
+    sets = [[make(bench, shape) for shape in size.shapes] * (len(params) // len(size.shapes)) for _ in range(2)]
+    turns = cycle(sets)
 
     def change() -> None:
         for param, grad in zip(params, next(turns), strict=True):
@@ -83,8 +82,8 @@ def _ours(params: list[Any], **keywords: Any) -> Step:
     return step
 
 
-def captured(bench: Bench) -> Iterator[Found]:
-    """A captured step: what a replay costs, and that it does what the same steps do uncaptured, whatever the rate."""
+def captured(bench: Bench) -> Iterator[Finding]:
+    """A captured step: the time of a replay, and the difference from uncaptured steps at changing learning rates."""
     import torch
 
     size = _tensors(bench)
@@ -137,7 +136,7 @@ def _replay_as_twins(graph: Any, lr: Any, params: Sequence[Any], twins: list[Any
 
 
 def _difference(params: Sequence[Any], twins: Sequence[Any]) -> float:
-    """The largest, relative to the largest number."""
+    """The largest difference of parameters, relative to the largest number."""
     far = [float((p.detach() - t.detach()).abs().max()) for p, t in zip(params, twins, strict=True)]
     if not all(map(math.isfinite, far)):
         raise RulecError("parameters are infinite or no numbers after steps in a graph")
@@ -145,7 +144,7 @@ def _difference(params: Sequence[Any], twins: Sequence[Any]) -> float:
 
 
 def _replays(bench: Bench, subject: str, graph: Any, lr: Any, size: Size) -> Iterator[Row]:
-    """The host's time for a replay, alone and with a new rate, and the device's, beside torch's captured fused step."""
+    """The time of a replay, alone and with a new rate, on host and device, beside torch's captured fused step."""
     rates = cycle(RATES[:3])
 
     def changing() -> None:
@@ -156,9 +155,9 @@ def _replays(bench: Bench, subject: str, graph: Any, lr: Any, size: Size) -> Ite
     other = capture(theirs)
     contenders: Mapping[str, Step] = {"step": graph.replay, "with a new rate": changing, "torch": other.replay}
     times = host_times(bench.device, contenders, _rounds(bench))
-    yield Row(subject, REPLAYED, 1e6 * times.median("step"), CAPTURED, "at most", "us", seconds(times))
+    yield Row(subject, REPLAYED, 1e6 * times.median("step"), CAPTURED, "at most", "us", times.medians())
     on_device = timed(bench.device, {"step": [graph.replay], "torch": [other.replay]}, _rounds(bench))
-    detail = {**seconds(on_device), "scatter": on_device.quartiles("torch", "step")}
+    detail = {**on_device.medians(), "scatter": on_device.quartiles("torch", "step")}
     yield Row(subject, "times as fast as torch's captured fused step", on_device.ratio("torch", "step"), detail=detail)
 
 
@@ -173,5 +172,5 @@ def groups(bench: Bench) -> Iterator[Row]:
     on_host = host_times(bench.device, contenders, _rounds(bench))
     subject = f"{count} groups of one tensor of {ELEMENTS}"
     for where, times in (("device", on_device), ("host", on_host)):
-        detail = {**seconds(times), "scatter": times.quartiles("groups", "one")}
+        detail = {**times.medians(), "scatter": times.quartiles("groups", "one")}
         yield Row(subject, f"{where} time, times that of one group", times.ratio("groups", "one"), detail=detail)

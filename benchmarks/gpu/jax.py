@@ -1,6 +1,6 @@
 """Steps in JAX on one large array on the GPU: `rulec.jax.step` beside a copy and optax, under jit with donated arrays.
 
-The memory that JAX takes for itself is asked for as it is needed: torch is in the same process.
+JAX allocates memory only as it is needed: torch is in the same process.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part
-from benchmarks.gpu.rules import OF_COPY, QUICK_ROUNDS, SHARE, STAGES, bytes_moved, seconds
+from benchmarks.gpu.part import Finding, Note, Part
+from benchmarks.gpu.rules import OF_COPY, QUICK_ROUNDS, SHARE, STAGES, bytes_moved
 from benchmarks.gpu.tensors import FULL, QUICK
 from benchmarks.jax.steps import Step, called, ours, theirs
 from benchmarks.result import Row
@@ -35,14 +35,14 @@ def parts(only: Sequence[str]) -> list[Part]:
 
 
 def missing(only: Sequence[str]) -> list[str]:
-    """What is said where JAX is not installed."""
+    """A note where JAX or optax is not installed."""
     return [] if parts(only) or (only and not {*only} & {*RULES}) else ["jax and optax, to step in, are not installed"]
 
 
-def rule(bench: Bench, name: str) -> Iterator[Found]:
+def rule(bench: Bench, name: str) -> Iterator[Finding]:
     """A rule's steps, and optax's, by the host's clock from a device at rest to one at rest, as JAX offers no events.
 
-    A rule that reduces is compared with what its stages move, and not judged by it.
+    A rule with reductions is compared with a copy of its stages' bytes, without a target.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -56,7 +56,7 @@ def rule(bench: Bench, name: str) -> Iterator[Found]:
     flat = name != "lamb"
     moved = bytes_moved(name, (elements,) if flat else _shape(elements))
     share = times.ratio("copy", "step") * moved / (8 * elements)
-    each = {what: taken / TOGETHER for what, taken in seconds(times).items()}
+    each = {what: taken / TOGETHER for what, taken in times.medians().items()}
     detail = {**each, "bytes": moved, "scatter": times.quartiles("copy", "step")}
     subject = f"{name}, float32, in JAX"
     yield Row(subject, SHARE if flat else STAGES, share, OF_COPY if flat else None, detail=detail)

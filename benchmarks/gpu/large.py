@@ -1,11 +1,11 @@
-"""Whether a tensor of more elements than 32 bits count is updated as small ones are, at its ends and in its middle."""
+"""The update of a tensor with more than 2**31 elements, compared with small ones at its ends and in its middle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part
+from benchmarks.gpu.part import Finding, Note, Part
 from benchmarks.gpu.rules import parameter, step_of
 from benchmarks.gpu.tensors import QUICK
 from benchmarks.result import Row
@@ -23,7 +23,7 @@ def parts(only: Sequence[str]) -> list[Part]:
     return [] if only and "adamw" not in only else [Part("adamw's result at 2**31 + 17", large)]
 
 
-def large(bench: Bench) -> Iterator[Found]:
+def large(bench: Bench) -> Iterator[Finding]:
     """Steps of the tensor, and of copies of pieces of it: their bits must be the same."""
     import torch
 

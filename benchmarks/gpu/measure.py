@@ -30,7 +30,7 @@ BUDGET = 500.0
 #: Processes that check rules at once, and memory of the machine for each.
 MOST_WORKERS, WORKER_BYTES = 16, 6 * 2**30
 
-#: Packages that steps are compared with.
+#: Packages with peers, whose versions are recorded.
 PEERS = ("heavyball", "torch-optimi", "apex", "bitsandbytes")
 
 Advance = Callable[[], object]
@@ -38,7 +38,7 @@ Keep = Callable[[Result], object]
 
 
 def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
-    """What is measured, in the order in which it matters; rules are checked on `backends`."""
+    """The sections of the measurement, the most important first; rules are checked on `backends`."""
     return [
         Section("correctness", gpu_check.parts(backends, only), 210.0, together=True),
         Section("compiling", gpu_rules.warm_parts(only), 60.0, together=True),
@@ -56,23 +56,22 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
 
 
 def parts(only: Sequence[str], tune: bool = False) -> int:
-    """How often `measure` calls `advance`, where every backend is there."""
+    """The number of calls of `advance` in `measure`, where every backend is there."""
     planned = tuning() if tune else sections(only, gpu_check.BACKENDS)
     return sum(len(section.parts) for section in planned)
 
 
 def tuning() -> list[Section]:
-    """What `tune` does instead."""
+    """The sections of `--tune`."""
     return [Section("block sizes", gpu_tune.parts(), BUDGET)]
 
 
 def measure(
     quick: bool, only: Sequence[str], advance: Advance = lambda: None, keep: Keep = lambda _: None, tune: bool = False
 ) -> Result:
-    """The measurement; `keep` is given what was found so far after every part, and `advance` called.
+    """The measurement; after every part `keep` takes the result so far, and `advance` is called.
 
-    With `tune`, block sizes are found and written instead, but for those that are `quick`. RulecError where there is
-    no GPU.
+    With `tune` block sizes are measured instead, and unless `quick` written. RulecError where there is no GPU.
     """
     begin = time.monotonic()
     reason = missing()
@@ -104,7 +103,7 @@ def measure(
 
 
 def _seconds_of(run: Run, crew: Processes, section: Section) -> float:
-    """Runs a section; where something is timed, nobody else is on the device. What it took."""
+    """Runs a section, a timed one with the device to itself, and returns its seconds."""
     begin = time.monotonic()
     if not section.together:
         crew.close(first=1)
@@ -120,7 +119,7 @@ def _save_blocks(findings: Findings, device: str) -> None:
 
 
 def workers() -> int:
-    """How many processes check rules at once."""
+    """The number of processes that check rules at once."""
     return max(1, min(MOST_WORKERS, cores() - 1, (memory() or WORKER_BYTES) // WORKER_BYTES))
 
 
@@ -130,6 +129,6 @@ def _left_out(only: Sequence[str]) -> list[str]:
 
 
 def _machine() -> dict[str, Any]:
-    """The machine with its GPU and what steps are compared with."""
-    found = facts()
-    return {**found, "gpu": gpu_facts(), "versions": {**found["versions"], **{p: version(p) for p in PEERS}}}
+    """The facts of the machine, its GPU, and the versions of peers."""
+    machine = facts()
+    return {**machine, "gpu": gpu_facts(), "versions": {**machine["versions"], **{p: version(p) for p in PEERS}}}

@@ -1,4 +1,4 @@
-"""What a measurement on a GPU is made of: parts with a limit on their time, and what they find."""
+"""The parts of a measurement on a GPU, each with a limit on its time, and their findings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rulec.errors import RulecError
 
 @dataclass(frozen=True)
 class Note:
-    """Something to be said about the measurement that is no figure."""
+    """A remark about the measurement, beside its figures."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How a rule did against the float64 reference; `kind` says what sort of rules it is counted among.
+    """The comparison of a rule with the float64 reference; `kind` is the group of rules in which it counts.
 
-    `difference` is the largest there was after one step, relative to the largest number of its tensor. `fault` says in
-    a sentence what is wrong, `refused` why the backend does not run the rule.
+    `difference` is the largest after one step, relative to the largest number of its tensor. `fault` is a sentence
+    about a wrong result, `refused` one about the backend's reason not to run the rule.
     """
 
     backend: str
@@ -34,19 +34,19 @@ class Checked:
     kind: str = "rules"
 
 
-Found: TypeAlias = Row | Note | Checked
+Finding: TypeAlias = Row | Note | Checked
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of work for one process: `work(bench, *arguments)` yields what it finds as it finds it.
+    """A piece of work for one process: `work(bench, *arguments)` yields its findings one by one.
 
     `work` is a function of a module, so that it can be named to another process. The part is ended after `seconds`,
     and not begun with less than `least` left.
     """
 
     name: str
-    work: Callable[..., Iterator[Found]]
+    work: Callable[..., Iterator[Finding]]
     arguments: tuple[Any, ...] = ()
     seconds: float = 60.0
     least: float = 3.0
@@ -54,9 +54,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts that share a limit on their time, in the order in which they matter.
+    """Parts with a common limit on their time, the most important first.
 
-    `together` says that several may run at once: they time nothing.
+    With `together` several may run at once: such parts time nothing.
     """
 
     name: str
@@ -67,20 +67,20 @@ class Section:
 
 @dataclass
 class Findings:
-    """What was found so far; the notes have what failed and what was not run."""
+    """The findings so far; the notes name parts that failed or did not run."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
 
-    def add(self, found: Found) -> None:
-        """Takes what a part found."""
-        if isinstance(found, Row):
-            self.rows.append(found)
-        elif isinstance(found, Note):
-            self.say(found.text)
+    def add(self, finding: Finding) -> None:
+        """Adds a finding of a part."""
+        if isinstance(finding, Row):
+            self.rows.append(finding)
+        elif isinstance(finding, Note):
+            self.say(finding.text)
         else:
-            self.checked.append(found)
+            self.checked.append(finding)
 
     def say(self, note: str) -> None:
         """Adds a note, unless it is there already."""
@@ -88,11 +88,14 @@ class Findings:
             self.notes.append(note)
 
     def correctness(self) -> list[Row]:
-        """A row for each backend, dtype and kind: how many agree with the reference, of those that were compared."""
-        found: dict[tuple[str, str, str], list[Checked]] = {}
+        """A row for each backend, dtype and kind: how many of the compared rules agree with the reference."""
+        groups: dict[tuple[str, str, str], list[Checked]] = {}
         for one in self.checked:
-            found.setdefault((one.backend, one.kind, one.dtype), []).append(one)
-        return [_agreement(f"{backend}, {dtype}", kind, all_) for (backend, kind, dtype), all_ in sorted(found.items())]
+            groups.setdefault((one.backend, one.kind, one.dtype), []).append(one)
+        return [
+            _agreement(f"{backend}, {dtype}", kind, checked)
+            for (backend, kind, dtype), checked in sorted(groups.items())
+        ]
 
 
 def _agreement(subject: str, kind: str, checked: Sequence[Checked]) -> Row:
@@ -107,7 +110,7 @@ def _agreement(subject: str, kind: str, checked: Sequence[Checked]) -> Row:
 
 
 def sentence(error: BaseException) -> str:
-    """An error in one line: what a rule or a peer raised, by its kind where it is not ours."""
+    """An error of a rule or a peer in one line, after the name of its class where it is not ours."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0][:400] if lines else "no message"
     return text if isinstance(error, RulecError | AssertionError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""What steps on a GPU are compared with: torch's ways to run a rule, and other libraries where they are installed."""
+"""The peers of steps on a GPU: torch's ways to run a rule, and other libraries where they are installed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
 
 @dataclass(frozen=True)
 class Peer:
-    """An optimizer of another library that does what a rule does, and what it is called in a row.
+    """An optimizer of another library for the same rule; `name` is for rows.
 
-    Where `compiled`, its step is given to torch's compiler. `target` is how many times as fast as this one ours should
-    be.
+    With `compiled` its step goes through torch's compiler. `target` is the wanted speed of ours in times of this one's.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Peer:
 
     @property
     def package(self) -> str:
-        """What must be installed."""
+        """The package that must be installed."""
         return self.module.partition(".")[0]
 
     @property
@@ -46,7 +45,7 @@ class Peer:
 
     @property
     def missing(self) -> str | None:
-        """That it is not installed, in a sentence; None where it is."""
+        """A sentence where the package is not installed; None where it is."""
         if importlib.util.find_spec(self.package) is not None:
             return None
         return f"{self.package}, to compare with, is not installed"
@@ -65,8 +64,8 @@ def _compiled(step: Step) -> Step:
     import torch
 
     torch.compiler.reset()
-    found: Step = torch.compile(step, fullgraph=False)
-    return found
+    compiled: Step = torch.compile(step, fullgraph=False)
+    return compiled
 
 
 FUSED = Peer("torch's fused step", "torch.optim", "AdamW", {**_ADAMW, "fused": True}, target=1.0)
@@ -98,8 +97,7 @@ PEERS: Mapping[str, tuple[Peer, ...]] = {
 
 def peer_of(rule: str, name: str) -> Peer:
     """The peer of that name."""
-    (found,) = (peer for peer in PEERS[rule] if peer.name == name)
-    return found
+    return next(peer for peer in PEERS[rule] if peer.name == name)
 
 
 @dataclass(frozen=True)
@@ -118,19 +116,19 @@ def torch_steps(name: str) -> list[TorchStep]:
     if name not in rulec.rules():
         return []
     rule = rulec.load(name).standalone()
-    found = entries(rule, "torch")[:1]
-    kinds = [getattr(torch.optim, entry["class"], None) for entry in found]
+    sections = entries(rule, "torch")[:1]
+    kinds = [getattr(torch.optim, entry["class"], None) for entry in sections]
     return [
         _torch_step(rule, kind, entry, way)
-        for kind, entry in zip(kinds, found, strict=True)
+        for kind, entry in zip(kinds, sections, strict=True)
         for way in ("fused", "foreach")
         if kind is not None and way in inspect.signature(kind).parameters
     ]
 
 
 def _torch_step(rule: Any, kind: Any, entry: Mapping[str, Any], way: str) -> TorchStep:
-    given = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
-    keywords = translate(hyper_defaults(rulec.compile(rule)), kind, entry, {**given, way: True}).keywords
+    fixed = {k: v for k, v in entry.get("when", {}).items() if v != "nonzero"}
+    keywords = translate(hyper_defaults(rulec.compile(rule)), kind, entry, {**fixed, way: True}).keywords
     return TorchStep(way, f"torch.optim.{entry['class']}({way}=True)", functools.partial(_step_of, kind, keywords))
 
 

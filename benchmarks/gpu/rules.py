@@ -1,4 +1,4 @@
-"""Every rule on one large tensor, as a share of the copy bandwidth that is measured by turns with it."""
+"""Every rule on one large tensor, as a share of the copy bandwidth, measured by turns with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import rulec
 from benchmarks import reductions, rules
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part, sentence
+from benchmarks.gpu.part import Finding, Note, Part, sentence
 from benchmarks.gpu.peers import TorchStep, torch_steps
 from benchmarks.gpu.tensors import FULL, QUICK, Shape, copying, make
 from benchmarks.gpu.time import Step, timed
@@ -24,11 +24,10 @@ from rulec.testing.numerics import EPS
 
 ROUNDS, QUICK_ROUNDS = 30, 3
 
-#: What the issue that this was built for asks: of the copy bandwidth, and times as fast as foreach where torch has no
-#: fused kernel on the device.
+#: The targets: of the copy bandwidth, and times as fast as foreach where torch has no fused kernel on the device.
 OF_COPY, OF_FOREACH = 0.95, 3.0
 
-#: Rules that are also measured with all they store in bfloat16, and on another backend than the device's own.
+#: Rules that are also measured with all arrays in bfloat16, and on another backend than the device's own.
 OTHERWISE = ("adamw", "sgd", "lion")
 
 #: What the rows say.
@@ -52,7 +51,7 @@ def reducing(only: Sequence[str]) -> list[str]:
 
 
 def warm_parts(only: Sequence[str]) -> list[Part]:
-    """One small step of each rule that is timed, so that its kernels are compiled by many processes at once."""
+    """One small step of each timed rule: many processes compile the kernels at once."""
     return [Part(f"compiling {name}", warm, (name,)) for name in (*elementwise(only), *reducing(only))]
 
 
@@ -70,24 +69,24 @@ def reducing_parts(only: Sequence[str]) -> list[Part]:
 
 
 def other_parts(only: Sequence[str]) -> list[Part]:
-    """A few rules where everything is stored in 16 bits, and on the cupy backend."""
+    """A few rules with all arrays in 16 bits, and on the cupy backend."""
     names = [name for name in OTHERWISE if name in elementwise(only)]
-    found = [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
+    extra = [Part(f"{name} at 100 Mi in bfloat16", rule, (name, True, "bfloat16")) for name in names]
     if importlib.util.find_spec("cupy") is not None:
-        found += [Part(f"{name} at 100 Mi on cupy", rule, (name, True, "float32", "cupy")) for name in names]
-    return found
+        extra += [Part(f"{name} at 100 Mi on cupy", rule, (name, True, "float32", "cupy")) for name in names]
+    return extra
 
 
 def copy_bandwidth(bench: Bench) -> Iterator[Row]:
-    """What a copy of 100 Mi float32 reads and writes in a second."""
+    """The bytes that a copy of 100 Mi float32 numbers reads and writes in a second."""
     elements = QUICK if bench.quick else FULL
     times = timed(bench.device, {"copy": [copying(bench, elements)]}, QUICK_ROUNDS if bench.quick else ROUNDS)
     seconds = times.median("copy")
     yield Row(f"{elements:,} float32", COPY, 8e-9 * elements / seconds, unit="GB/s", detail={"copy": seconds})
 
 
-def warm(bench: Bench, name: str) -> Iterator[Found]:
-    """One step, which compiles."""
+def warm(bench: Bench, name: str) -> Iterator[Finding]:
+    """One step, for its compilation."""
     param = parameter(bench, (256, 256))
     step_of(name, [param])()
     bench.device.synchronize()
@@ -96,10 +95,10 @@ def warm(bench: Bench, name: str) -> Iterator[Found]:
 
 def rule(
     bench: Bench, name: str, flat: bool, dtype: str = "float32", backend: str | None = None
-) -> Iterator[Found]:  # fmt: skip
+) -> Iterator[Finding]:  # fmt: skip
     """A rule's step beside a copy and torch's own steps, on a vector where `flat`, else on a matrix.
 
-    What is not float32 on the device's own backend has no target.
+    Only float32 on the device's own backend has a target.
     """
     elements = QUICK if bench.quick else FULL
     side = int(elements**0.5)
@@ -110,22 +109,22 @@ def rule(
     subject, judged = ", ".join(filter(None, (name, dtype, backend))), dtype == "float32" and backend is None
     theirs = {}
     for one in torch_steps(name):
-        made = _usable(one, param)
-        if isinstance(made, str):
-            yield Note(f"{name} in {dtype}: {one.name} does not run here: {made}")
+        torch_step = _usable(one, param)
+        if isinstance(torch_step, str):
+            yield Note(f"{name} in {dtype}: {one.name} does not run here: {torch_step}")
         else:
-            theirs[one.way], contenders[one.way] = one, [made]
+            theirs[one.way], contenders[one.way] = one, [torch_step]
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, _TIMING)
     yield _share(subject, times, bytes_moved(name, shape, dtype), 8 * elements, flat, judged)
     for way, one in theirs.items():
         target = OF_FOREACH if judged and way == "foreach" and "fused" not in theirs else None
-        detail = {**seconds(times), "scatter": times.quartiles(way, "step")}
+        detail = {**times.medians(), "scatter": times.quartiles(way, "step")}
         yield Row(subject, f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
 
 
 def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judged: bool) -> Row:
     detail = {
-        **seconds(times), "bytes": moved, "bytes_per_second": moved / times.median("step"),
+        **times.medians(), "bytes": moved, "bytes_per_second": moved / times.median("step"),
         "copy_bytes_per_second": copied / times.median("copy"), "scatter": times.quartiles("copy", "step"),
     }  # fmt: skip
     share = times.ratio("copy", "step") * moved / copied
@@ -134,7 +133,7 @@ def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, judg
 
 @functools.cache
 def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
-    """What the stages of a rule read and write for a tensor of this shape, all of it stored in this dtype."""
+    """The bytes that the stages of a rule read and write for a tensor of this shape, all arrays in this dtype."""
     rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
     program = rulec.compile(rule, {**view.facts, "machine_eps": EPS[dtype]})
     return sum(traffic(*kernel_for(program, dtype))) * prod(shape)
@@ -148,7 +147,7 @@ def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:
 
 
 def step_of(name: str, params: list[Any], **keywords: Any) -> Step:
-    """Our step of a rule, by its name in the library or of those that are composed for the benchmarks."""
+    """Our step of a rule, by its name in the library or among the rules composed for the benchmarks."""
     import rulec.torch
 
     known = name if name in rulec.rules() else rule_of(name)
@@ -157,15 +156,10 @@ def step_of(name: str, params: list[Any], **keywords: Any) -> Step:
 
 
 def _usable(one: TorchStep, param: Any) -> Step | str:
-    """torch's step, or why it does not run on this device."""
+    """torch's step, or a sentence where it does not run on this device."""
     try:
         step = one.make([param])
         step()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return sentence(error)
     return step
-
-
-def seconds(times: Times) -> dict[str, float]:
-    """The median of each contender."""
-    return {name: times.median(name) for name in times.seconds}

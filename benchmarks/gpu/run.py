@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from benchmarks.gpu.part import Findings, Found, Part, Section
+from benchmarks.gpu.part import Finding, Findings, Part, Section
 
 #: Seconds that a process may take to start, beyond the time of its part.
 START = 60.0
@@ -15,7 +15,7 @@ START = 60.0
 
 @dataclass(frozen=True)
 class Started:
-    """A process has begun its part: its imports, and what the device needs, are done."""
+    """A process has begun its part: imports and the preparation of the device are done."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Ended:
     usable: bool = True
 
 
-Message: TypeAlias = Started | Ended | Found
+Message: TypeAlias = Started | Ended | Finding
 
 
 class Crew(Protocol):
-    """Processes that work on parts, by number from 0 to `size` - 1; one that ended is begun again when it is needed."""
+    """Processes that work on parts, by number from 0 to `size` - 1; an ended one is started again when needed."""
 
     size: int
 
@@ -42,7 +42,7 @@ class Crew(Protocol):
         ...
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Message]]:
-        """What workers say, as soon as one says something; nothing after that many seconds."""
+        """The messages of workers, as soon as there is one; none after `seconds`."""
         ...
 
     def end(self, worker: int) -> None:
@@ -52,7 +52,7 @@ class Crew(Protocol):
 
 @dataclass
 class _Job:
-    """A part under way. `until` is when it is ended: by its own limit, or by that of what it belongs to."""
+    """A part under way. `until` is the time at which it is ended: by its own limit or by its section's."""
 
     part: Part
     until: float
@@ -71,7 +71,7 @@ class Run:
         self._deadline = clock() + seconds
 
     def section(self, section: Section) -> None:
-        """A section; what fails, and what no time is left for, is noted."""
+        """Runs a section; notes parts that fail, and parts for which no time is left."""
         deadline = min(self._deadline, self._clock() + section.seconds)
         free = list(range(self._crew.size if section.together else 1))
         waiting, jobs = deque(section.parts), dict[int, _Job]()
@@ -96,7 +96,7 @@ class Run:
         return _Job(part, min(deadline, self._clock() + START + part.seconds))
 
     def _listen(self, jobs: dict[int, _Job], deadline: float) -> list[int]:
-        """Waits for what workers say, or for the first to be overdue; the workers that are free again."""
+        """The workers that are free again, after the next messages or the end of the first overdue part."""
         soonest = min(job.until for job in jobs.values())
         freed = []
         for worker, message in self._crew.wait(max(0.0, soonest - self._clock())):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Part
-from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, ROUNDS, parameter, seconds, step_of
+from benchmarks.gpu.part import Finding, Part
+from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, ROUNDS, parameter, step_of
 from benchmarks.gpu.tensors import QUICK, copying
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
@@ -16,27 +16,27 @@ from benchmarks.result import Row
 #: 400 MB of float32 parameters.
 ELEMENTS = 100_000_000
 
-#: How many times as fast as each ours should be.
+#: The wanted speed of ours, in times of each.
 FUSED, PLAIN = 1.7, 2.2
 
 _LR, _BETA1, _BETA2, _EPS = 1e-3, 0.9, 0.999, 1e-8
 
 
 def parts(only: Sequence[str]) -> list[Part]:
-    """The comparison, where it is about a rule that is asked for."""
+    """The comparison, unless `only` names other rules."""
     if (only and "adam" not in only) or missing():
         return []
     return [Part("adam against CuPy", against_cupy)]
 
 
 def missing() -> str | None:
-    """That CuPy is not installed, in a sentence; None where it is."""
+    """A sentence where CuPy is not installed; None where it is."""
     if importlib.util.find_spec("cupy") is not None:
         return None
     return "cupy, to compare its broadcasts with, is not installed"
 
 
-def against_cupy(bench: Bench) -> Iterator[Found]:
+def against_cupy(bench: Bench) -> Iterator[Finding]:
     """Our step beside CuPy's two ways, over the same parameter and gradient."""
     elements = QUICK if bench.quick else ELEMENTS
     param = parameter(bench, (elements,))
@@ -47,7 +47,7 @@ def against_cupy(bench: Bench) -> Iterator[Found]:
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS)
     subject = f"adam, one tensor of {elements:,} elements"
     for way, called, target in (("fused", "four fused broadcasts", FUSED), ("plain", "plain operators", PLAIN)):
-        detail = {**seconds(times), "scatter": times.quartiles(way, "step")}
+        detail = {**times.medians(), "scatter": times.quartiles(way, "step")}
         yield Row(subject, f"{AS_FAST} CuPy's {called}", times.ratio(way, "step"), target, detail=detail)
 
 

@@ -1,4 +1,4 @@
-"""AdamW and a few others at the sizes of models, each beside one peer at a time, so that the memory is theirs alone."""
+"""AdamW and a few others at the sizes of models, each beside one peer at a time, to leave all memory to the two."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note, Part
+from benchmarks.gpu.part import Finding, Note, Part
 from benchmarks.gpu.peers import PEERS, Peer, peer_of
-from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, SHARE, bytes_moved, seconds, step_of
+from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, SHARE, bytes_moved, step_of
 from benchmarks.gpu.tensors import BYTES_EACH, FULL, MANY, QUICK, SIZES, Size, copying, in_sets, parameters, sizes
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
@@ -21,12 +21,12 @@ _OTHERS_AT = SIZES[:3]
 
 
 def fused_parts(only: Sequence[str]) -> list[Part]:
-    """AdamW against torch's fused step at every size: what there are targets for."""
+    """AdamW against torch's fused step at every size; these have targets."""
     return [part for part in _parts(only) if part.arguments[2] == "torch's fused step"]
 
 
 def peer_parts(only: Sequence[str]) -> list[Part]:
-    """All other peers; those that take long to compile last, and of these the many tensors, which take longest."""
+    """All other peers: slow compilers last, and of these the many tensors at the very end, since they take longest."""
     rest = [part for part in _parts(only) if part.arguments[2] != "torch's fused step"]
     return sorted(rest, key=_compiling)
 
@@ -38,11 +38,11 @@ def _compiling(part: Part) -> tuple[bool, bool]:
 
 
 def _parts(only: Sequence[str]) -> list[Part]:
-    found = []
+    chosen = []
     for rule, peers in PEERS.items():
         for size in SIZES if rule == "adamw" else _OTHERS_AT:
-            found += [_part(size, rule, p) for p in peers if not p.missing and (not only or rule in only)]
-    return found
+            chosen += [_part(size, rule, p) for p in peers if not p.missing and (not only or rule in only)]
+    return chosen
 
 
 def _part(size: str, rule: str, peer: Peer) -> Part:
@@ -53,12 +53,12 @@ def _part(size: str, rule: str, peer: Peer) -> Part:
 
 
 def not_installed(only: Sequence[str]) -> list[str]:
-    """What is said of peers that are not there."""
+    """A note for each peer that is not installed."""
     peers = [peer for rule, peers in PEERS.items() for peer in peers if not only or rule in only]
     return list(dict.fromkeys(peer.missing for peer in peers if peer.missing))
 
 
-def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Found]:
+def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Finding]:
     """Our step beside a peer's and a copy; each has states of its own, over the same parameters and gradients."""
     chosen = sizes(bench).get(size)
     if chosen is None:
@@ -74,7 +74,7 @@ def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Found]:
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, 6.0)
     if any(param.grad is None for param in params):
         raise RulecError(f"{peer} took gradients away, after which a step has nothing to do")
-    detail = {**seconds(times), "sets": len(contenders["step"]), "scatter": times.quartiles("peer", "step")}
+    detail = {**times.medians(), "sets": len(contenders["step"]), "scatter": times.quartiles("peer", "step")}
     subject = f"{rule}, {tensors.name}"
     yield Row(subject, f"{AS_FAST} {peer}", times.ratio("peer", "step"), theirs.target, detail=detail)
     if theirs.target is not None:
@@ -89,16 +89,17 @@ def _copied(bench: Bench) -> int:
 def _contenders(
     bench: Bench, tensors: Size, rule: str, peer: Peer
 ) -> tuple[dict[str, Sequence[Step]], list[Any]]:  # fmt: skip
-    """Several sets where one fits the cache; one alone where the peer compiles, which it does for each set anew.
+    """The steps of all contenders, and all parameters.
 
-    With all their parameters.
+    There are several sets of parameters where one fits the cache; one set where the peer compiles, for it would compile
+    each set anew.
     """
     params: list[Any] = []
 
     def one_set() -> list[Step]:
-        made = parameters(bench, tensors)
-        params.extend(made)
-        return [step_of(rule, made), peer.step(made)]
+        one_params = parameters(bench, tensors)
+        params.extend(one_params)
+        return [step_of(rule, one_params), peer.step(one_params)]
 
     ours, theirs = in_sets(bench, one_set, 2**40 if peer.slow else 16 * tensors.elements)
     return {"step": ours, "peer": theirs, "copy": [copying(bench, _copied(bench))]}, params

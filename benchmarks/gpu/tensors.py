@@ -1,4 +1,4 @@
-"""Tensors on a device to take steps with: their shapes, and several sets of them."""
+"""Tensors on a device for steps: their shapes, and several sets of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USED, BYTES_EACH = 0.8, 36
 
 @dataclass(frozen=True)
 class Size:
-    """Tensors of one dtype, and what they are called together."""
+    """Tensors of one dtype, with a name for all of them."""
 
     name: str
     shapes: Sequence[Shape]
@@ -30,7 +30,7 @@ class Size:
 
     @property
     def elements(self) -> int:
-        """Of all tensors together."""
+        """The elements of all tensors together."""
         return sum(prod(shape) for shape in self.shapes)
 
 
@@ -43,22 +43,22 @@ def make(bench: Bench, shape: Shape, dtype: str = "float32", spread: float = 1.0
 
 def parameters(bench: Bench, size: Size) -> list[Any]:
     """Parameters with gradients."""
-    found = [make(bench, shape, size.dtype).requires_grad_() for shape in size.shapes]
-    for param in found:
+    params = [make(bench, shape, size.dtype).requires_grad_() for shape in size.shapes]
+    for param in params:
         param.grad = make(bench, tuple(param.shape), size.dtype)
-    return found
+    return params
 
 
 def copying(bench: Bench, elements: int) -> Step:
-    """Copies that many float32 numbers from one tensor to another: what the memory's speed is judged by."""
+    """A copy of `elements` float32 numbers from one tensor to another, as a measure of the memory's speed."""
     source, target = make(bench, (elements,)), make(bench, (elements,))
     return lambda: target.copy_(source)
 
 
 def in_sets(bench: Bench, steps: Callable[[], Sequence[Step]], bytes_each: int) -> list[list[Step]]:
-    """Steps of some contenders over inputs of their own, made so often that no cache holds what comes again.
+    """Steps of some contenders, each over several sets of inputs, so many that no cache holds one when it recurs.
 
-    `steps` makes one set for all contenders, of at least `bytes_each`; what comes back has every contender's steps.
+    `steps` makes one set for all contenders, of at least `bytes_each`; the result has the steps of each contender.
     """
     count = sets_past(bench.device.cache_bytes(), bytes_each)
     return [list(of_one) for of_one in zip(*(steps() for _ in range(count)), strict=True)]
@@ -85,18 +85,18 @@ SIZES = ("100 Mi", MANY, "GPT-2 XL", "Llama 7B", "2**31 + 17")
 
 
 def sizes(bench: Bench) -> dict[str, Callable[[], Size]]:
-    """The sizes that AdamW is measured at, each made when it is its turn: one depends on the memory that is free."""
+    """Name -> maker of a size for AdamW; a size is made at its turn, because one depends on the free memory."""
     if bench.quick:
         few = [lambda: Size("one tensor of 64 Ki elements", [(QUICK,)])]
         return dict(zip(SIZES, [*few, lambda: Size("10 tensors of 1000 elements", [(1000,)] * 10)], strict=False))
-    found: list[Callable[[], Size]] = [
+    makers: list[Callable[[], Size]] = [
         lambda: Size("one tensor of 100 Mi elements", [(FULL,)]),
         lambda: Size("1000 tensors of 1000 elements", [(1000,)] * 1000),
         lambda: Size("the tensors of GPT-2 XL", gpt2_xl()),
         lambda: fitting_llama(bench.device.free_bytes()),
         lambda: Size("one tensor of 2**31 + 17 elements", [(2**31 + 17,)]),
     ]
-    return dict(zip(SIZES, found, strict=True))
+    return dict(zip(SIZES, makers, strict=True))
 
 
 def fitting_llama(free: int) -> Size:

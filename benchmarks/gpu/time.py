@@ -1,4 +1,4 @@
-"""Timing on a device, by turns: what the device does between two events, and what the host does for a step."""
+"""Timing on a device, by turns: the device's time between two events, and the host's time for a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOLD, _LONGEST_HOLD = 1.5, 0.03
 
 
 def sets_past(cache: int, of_one: int) -> int:
-    """How many sets of inputs, of that many bytes each, it takes so that none is found in the cache again."""
+    """The number of sets of inputs, of `of_one` bytes each, so that none is still in the cache when it recurs."""
     return max(1, min(SETS, -(-PAST_CACHE * cache // max(1, of_one))))
 
 
@@ -38,7 +38,7 @@ def timed(
     `FEWEST` are.
     """
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
     with without_collection():
         holds = {name: _warm(device, contenders[name], clock) for name in names}
         begin = clock()
@@ -51,8 +51,8 @@ def timed(
                 marks[name] = _sample(device, step, holds[name])
             device.synchronize()
             for name, pair in marks.items():
-                found[name].append(device.seconds(*pair))
-    return Times(found)
+                samples[name].append(device.seconds(*pair))
+    return Times(samples)
 
 
 def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
@@ -63,7 +63,7 @@ def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
 
 
 def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> float:
-    """Calls every set twice; how long the device is to be held for one call."""
+    """The seconds for which the device is held before one call; calls every set twice."""
     for step in (*steps, *steps):
         step()
     samples = []
@@ -80,20 +80,20 @@ def host_times(
     device: Device, contenders: Mapping[str, Step], rounds: int, calls: int = 5, before: Step | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:  # fmt: skip
-    """What the host takes for a call of each contender, by turns: a few calls on a device that has nothing to do.
+    """The host's time for a call of each contender, by turns: a few calls on an idle device.
 
     `before` is called before each call, untimed.
     """
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
     with without_collection():
         for number in range(-2, rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 sample = _host_sample(device, contenders[name], calls, before, clock)
                 if number >= 0:
-                    found[name].append(sample)
+                    samples[name].append(sample)
             gc.collect(0)
-    return Times(found)
+    return Times(samples)
 
 
 def _host_sample(

@@ -1,4 +1,4 @@
-"""`rulec bench gpu --tune`: block sizes for the triton backend, by the bytes that an element's update moves."""
+"""`rulec bench gpu --tune`: block sizes for the triton backend, by the bytes of an element's update."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.gpu.tensors import FULL, QUICK
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
 
-#: Rules whose updates move more and more for an element, and the dtype that all of it is stored in.
+#: Rules in the order of the bytes of an element's update, each with the dtype of all its arrays.
 TRIED = (
     ("sgd", "bfloat16"), ("adamw", "bfloat16"), ("sgd", "float32"), ("lion", "float32"), ("adamw", "float32"),
     ("amsgrad", "float32"), ("adan", "float32"),
 )  # fmt: skip
 
-#: Blocks that are tried: elements, and the threads that share them.
+#: Blocks to try: elements, and the threads that share them.
 BLOCKS = (
     (512, 64), (1024, 64), (1024, 128), (2048, 64), (2048, 128), (2048, 256), (4096, 128), (4096, 256), (4096, 512),
     (8192, 256),
@@ -36,7 +36,7 @@ MEASURE = "the best block, times as fast as the default"
 
 
 def parts() -> list[Part]:
-    """A part for each rule, in which all blocks are tried."""
+    """A part for each rule; it tries all blocks."""
     return [Part(f"blocks for {rule} in {dtype}", blocks, (rule, dtype), 90.0, 10.0) for rule, dtype in TRIED]
 
 
@@ -55,7 +55,7 @@ def blocks(bench: Bench, rule: str, dtype: str) -> Iterator[Row]:
     best = max(contenders, key=lambda name: times.ratio("default", name))
     gain = times.ratio("default", best)
     chosen = default if gain < GAIN else _block(best)
-    seconds = {name: times.median(name) for name in contenders}
+    seconds = times.medians()
     detail = {"bytes": moved, "block": list(chosen), "default": list(default), "seconds": seconds}
     yield Row(f"{rule}, {dtype}, {moved} bytes an element", MEASURE, gain, detail=detail)
 
@@ -63,7 +63,7 @@ def blocks(bench: Bench, rule: str, dtype: str) -> Iterator[Row]:
 def _bound(
     rule: str, param: Any, dtype: Any, block: tuple[int, int] | None, contenders: dict[str, Sequence[Step]], name: str
 ) -> tuple[int, tuple[int, int]]:
-    """Adds the step with this block, or with the table's own; the bytes for an element, and the block that it has."""
+    """Adds the step with this block, or with the table's; returns the bytes of an element's update, and the block."""
     with _blocks_of(block) as seen:
         step = step_of(rule, [param], state_dtype=dtype)
         step()
@@ -73,14 +73,14 @@ def _bound(
 
 @contextmanager
 def _blocks_of(block: tuple[int, int] | None) -> Iterator[list[tuple[int, tuple[int, int]]]]:
-    """Kernels that are bound within have this block; what they move for an element, and their blocks, are listed."""
+    """Within, kernels are bound with this block; the list has the bytes of each one's update, and its block."""
     work, kinds = (importlib.import_module(f"rulec_backends.triton.{name}") for name in ("work", "blocks"))
     plain, seen = work.block_for, list[tuple[int, tuple[int, int]]]()
 
     def block_for(moved: int, device: str) -> Any:
-        found = plain(moved, device) if block is None else kinds.Block(*block)
-        seen.append((moved, (found.elements, found.threads)))
-        return found
+        chosen = plain(moved, device) if block is None else kinds.Block(*block)
+        seen.append((moved, (chosen.elements, chosen.threads)))
+        return chosen
 
     work.block_for = block_for  # type: ignore[attr-defined]
     try:
@@ -94,20 +94,19 @@ def _name(block: tuple[int, int]) -> str:
 
 
 def _block(name: str) -> tuple[int, int]:
-    (found,) = (block for block in BLOCKS if _name(block) == name)
-    return found
+    return next(block for block in BLOCKS if _name(block) == name)
 
 
 def table(rows: Sequence[Row]) -> dict[int, tuple[int, int]]:
-    """Blocks by the most bytes that an element's update may move, from what was measured; the last without an end."""
-    found = {int(row.detail["bytes"]): tuple(row.detail["block"]) for row in rows if row.measure == MEASURE}
-    if not found:
+    """Largest bytes of an element's update -> block, from measured rows; the last entry has no limit."""
+    measured = {int(row.detail["bytes"]): tuple(row.detail["block"]) for row in rows if row.measure == MEASURE}
+    if not measured:
         return {}
-    most = max(found)
-    return {_ENDLESS if moved == most else moved: (block[0], block[1]) for moved, block in sorted(found.items())}
+    most = max(measured)
+    return {_ENDLESS if moved == most else moved: (block[0], block[1]) for moved, block in sorted(measured.items())}
 
 
 def save(device: str, chosen: Mapping[int, tuple[int, int]]) -> None:
-    """Writes the table where the triton backend reads that of this GPU."""
+    """Writes the table of this GPU for the triton backend."""
     kinds = importlib.import_module("rulec_backends.triton.blocks")
     kinds.save(device, {most: kinds.Block(*block) for most, block in chosen.items()})

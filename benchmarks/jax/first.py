@@ -1,4 +1,4 @@
-"""What the first call of a step in JAX costs, traced and compiled, in processes of its own."""
+"""The time of the first call of a step in JAX, traced and compiled, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK_LEAVES = 3
 #: Times optax's speed.
 TARGET = 1.0
 
-#: What is imported, and what was compiled, before the clock begins; each program sets `seconds`.
+#: Imports and compilation before the clock begins.
 _BEFORE = """
 import sys, time
 import jax, jax.numpy as jnp, optax, rulec.jax
@@ -26,18 +26,18 @@ jax.block_until_ready(jax.jit(lambda p: jax.tree.map(lambda x: x * 2, p))(params
 """
 
 _OPTAX = """
-made = optax.adamw(1e-3)
-state = made.init(params)
+optimizer = optax.adamw(1e-3)
+state = optimizer.init(params)
 """
 
 _OURS = """
-made = rulec.jax.adamw(1e-3)
-state = made.init(params)
+optimizer = rulec.jax.adamw(1e-3)
+state = optimizer.init(params)
 """
 
 _JITTED = """
 def update(params, state, grads):
-    changes, state = made.update(grads, state, params)
+    changes, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, changes), state
 step = jax.jit(update, donate_argnums=(0, 1))
 begin = time.perf_counter()
@@ -56,18 +56,18 @@ PROGRAMS = {"rulec.jax.step": _STEP, "rulec.jax.adamw under jit": _OURS + _JITTE
 
 
 def rows(quick: bool, rounds: int) -> list[Row]:
-    """How many times as fast as optax's the first calls of ours are; by turns, in new processes."""
+    """The speed of our first calls, in times of optax's; by turns, in new processes."""
     leaves = QUICK_LEAVES if quick else LEAVES
     before = _BEFORE.format(leaves=leaves, elements=ELEMENTS)
     seconds: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     for _ in range(rounds):
         for name, program in PROGRAMS.items():
             seconds[name].append(_seconds(before + program))
-    found = {name: statistics.median(each) for name, each in seconds.items()}
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
     return [
         Row(
             f"adamw, {leaves} leaves of {ELEMENTS:,}", f"first call of {name}, times as fast as optax's",
-            found["optax"] / found[name], TARGET, detail={"seconds": found[name], "optax": found["optax"]},
+            medians["optax"] / medians[name], TARGET, detail={"seconds": medians[name], "optax": medians["optax"]},
         )
         for name in PROGRAMS if name != "optax"
     ]  # fmt: skip

@@ -28,7 +28,7 @@ PACKED, ALONE = "step with packed states, times as fast as optax", "step by XLA 
 
 
 def missing() -> str | None:
-    """What there must be for this measurement and is not here, in one sentence; None where all is there."""
+    """A sentence about a missing package that this measurement needs; None where all are installed."""
     for package in ("jax", "optax"):
         if importlib.util.find_spec(package) is None:
             return f"rulec bench jax needs {package}, which is not installed: pip install {package}"
@@ -36,14 +36,14 @@ def missing() -> str | None:
 
 
 def plan(only: Sequence[str]) -> list[str]:
-    """The rules that optax has too, or those of `only`: elementwise ones first, then those that reduce."""
+    """The rules that optax has too, restricted to `only`: elementwise rules first, then rules with reductions."""
     names = [n for n in rulec.rules() if not n.startswith("transforms/") and (not only or n in only)]
-    found = [name for name in names if entries(rulec.load(name), "optax")]
-    return sorted(found, key=lambda name: not rulec.compile(rulec.load(name)).elementwise)
+    shared = [name for name in names if entries(rulec.load(name), "optax")]
+    return sorted(shared, key=lambda name: not rulec.compile(rulec.load(name)).elementwise)
 
 
 def parts(only: Sequence[str]) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     return len(plan(only)) + (len(MANY) + 1 if _adamw(only) else 0)
 
 
@@ -70,7 +70,7 @@ def measure(quick: bool, only: Sequence[str], advance: Callable[[], object] = la
 
 
 def _rule(name: str, elements: int, rounds: int, notes: list[str]) -> Iterator[Row]:
-    """A rule on one large leaf: the step as users have it, and for AdamW by XLA alone."""
+    """A rule on one large leaf: the step by default, and for AdamW by XLA alone."""
     grads = tree(1, elements, "gradient")
     try:
         contenders: dict[str, Step] = {"optax": theirs(name, grads, tree(1, elements, "parameter"))}
@@ -86,7 +86,7 @@ def _rule(name: str, elements: int, rounds: int, notes: list[str]) -> Iterator[R
 
 
 def _many(leaves: int, elements: int, rounds: int) -> Iterator[Row]:
-    """AdamW on many leaves, with packed states and without; each finds its own arrays in the cache as in training."""
+    """AdamW on many leaves, with packed states and without; the arrays of each are in the cache, as in training."""
     grads = tree(leaves, elements, "gradient")
     contenders = {
         "optax": theirs("adamw", grads, tree(leaves, elements, "parameter")),
@@ -102,7 +102,7 @@ def _rows(
     settled: bool = False,
 ) -> Iterator[Row]:  # fmt: skip
     times = interleaved(contenders, rounds, settled=settled)
-    seconds = {name: times.median(name) for name in contenders}
+    seconds = times.medians()
     for name, (measure, target) in measures.items():
         if name in contenders:
             detail = {**seconds, "scatter": times.quartiles("optax", name)}

@@ -1,4 +1,4 @@
-"""Steps in JAX that are compared: ours, and optax's update and its addition in one jit. Both reuse what they are given.
+"""Steps in JAX for comparison: ours, and optax's update and addition in one jit. Both reuse donated memory.
 
 Each contender has parameters and a state of its own; the gradients are shared.
 """
@@ -23,7 +23,7 @@ Step = Callable[[], object]
 
 
 def array(elements: int, seed: str) -> Any:
-    """A float32 array of normal random numbers, which repeat."""
+    """A float32 array of normal random numbers, repeated from a tile."""
     import jax.numpy as jnp
 
     tile = np.random.default_rng(zlib.crc32(seed.encode())).normal(size=min(_TILE, elements)).astype(np.float32)
@@ -31,14 +31,14 @@ def array(elements: int, seed: str) -> Any:
 
 
 def tree(leaves: int, elements: int, seed: str) -> dict[str, Any]:
-    """So many arrays by name."""
+    """A tree of `leaves` arrays by name."""
     return {f"layer{i}": array(elements, f"{seed} {i}") for i in range(leaves)}
 
 
 def ours(
     rule: str, grads: Any, params: Any, *, packed: bool = False, together: int = 1, **keywords: Any
 ) -> Step:  # fmt: skip
-    """A step of `rulec.jax.step` at default hyper-parameters, or several `together`; `packed` is whether states are."""
+    """`together` steps of `rulec.jax.step` at default hyper-parameters, with packed states where `packed`."""
     import jax
 
     import rulec.jax
@@ -55,17 +55,17 @@ def ours(
 
 
 def theirs(rule: str, grads: Any, params: Any, together: int = 1) -> Step:
-    """The same rule by optax, its update and `apply_updates` in one jit, parameters and state donated."""
+    """The same steps by optax: update and `apply_updates` in one jit, parameters and state donated."""
     import jax
     import optax
 
-    made = transformation(rule)
+    optimizer = transformation(rule)
 
     def update(params: Any, state: Any, grads: Any) -> Any:
-        changes, state = made.update(grads, state, params)
+        changes, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, changes), state
 
-    held = [params, jax.jit(made.init)(params)]
+    held = [params, jax.jit(optimizer.init)(params)]
     jitted = jax.jit(update, donate_argnums=(0, 1))
 
     def step() -> None:
@@ -84,7 +84,7 @@ def transformation(rule: str) -> Any:
 
 
 def called(rule: str) -> str:
-    """What optax calls a rule."""
+    """The name of optax's function for a rule."""
     names = entries(rulec.load(rule), "optax")[0]["function"]
     return str(names if isinstance(names, str) else names[0])
 
@@ -92,5 +92,5 @@ def called(rule: str) -> str:
 def _entry(rule: str) -> tuple[Mapping[str, Any], Callable[..., Any]]:
     import optax
 
-    found = functools.reduce(getattr, called(rule).split("."), optax)
-    return entries(rulec.load(rule), "optax")[0], found
+    function = functools.reduce(getattr, called(rule).split("."), optax)
+    return entries(rulec.load(rule), "optax")[0], function

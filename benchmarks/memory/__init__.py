@@ -1,1 +1,1 @@
-"""What a step allocates, and what training keeps."""
+"""The allocations of a step, and the memory of training."""

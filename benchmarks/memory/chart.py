@@ -1,4 +1,4 @@
-"""The picture of what training keeps in memory: bars of weights, state, gradients and temporaries."""
+"""The picture of the memory of training: bars of weights, state, gradients and temporaries."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ Bars = Mapping[str, Mapping[tuple[str, str], Mapping[str, int]]]
 
 def bars_of(result: Result) -> dict[str, dict[tuple[str, str], Mapping[str, int]]]:
     """The bytes by kind, without activations, of every model, rule and way in a result."""
-    found: dict[str, dict[tuple[str, str], Mapping[str, int]]] = {}
+    bars: dict[str, dict[tuple[str, str], Mapping[str, int]]] = {}
     for row in result.rows:
         if row.measure == WEIGHTS:
             model, rule, way = row.subject.rsplit(", ", 2)
-            found.setdefault(model, {})[rule, way] = row.detail["beside_activations"]
-    return found
+            bars.setdefault(model, {})[rule, way] = row.detail["beside_activations"]
+    return bars
 
 
 def draw(result: Result, path: Path) -> None:
-    """Writes a PNG with a panel for each model; RulecError where matplotlib or what is to be drawn is missing, and
-    where the file cannot be written."""
+    """Writes a PNG with a panel for each model.
+
+    RulecError where there is nothing to draw, where matplotlib is missing, and where the file cannot be written.
+    """
     bars = bars_of(result)
     if not bars:
         raise RulecError("there is nothing to draw: --chart is of the training steps of rulec bench memory, with torch")
@@ -43,8 +45,8 @@ def draw(result: Result, path: Path) -> None:
         raise RulecError("a chart needs matplotlib: pip install 'rulec[demo]'") from None
     figure = Figure(figsize=(4.2 * len(bars), 4.4), layout="constrained")
     panels = figure.subplots(1, len(bars), sharey=True, squeeze=False)[0]
-    for axes, (model, found) in zip(panels, bars.items(), strict=True):
-        _panel(axes, found)
+    for axes, (model, by_way) in zip(panels, bars.items(), strict=True):
+        _panel(axes, by_way)
         axes.set_title(model, fontsize=10)
     panels[0].set_ylabel("most at once without activations, in weights")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -56,10 +58,10 @@ def draw(result: Result, path: Path) -> None:
         raise RulecError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _panel(axes: Any, found: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+def _panel(axes: Any, by_way: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     """The bars of one model: a group for each rule, with a bar for each way."""
-    rules = [rule for rule in RULES if any(rule == r for r, _ in found)]
-    places, names, bars = _places(rules, found)
+    rules = [rule for rule in RULES if any(rule == r for r, _ in by_way)]
+    places, names, bars = _places(rules, by_way)
     bottom = [0.0] * len(bars)
     for kind in _STACKED:
         heights = [bar[kind] / bar["weights"] for bar in bars]
@@ -73,13 +75,13 @@ def _panel(axes: Any, found: Mapping[tuple[str, str], Mapping[str, int]]) -> Non
 
 
 def _places(
-    rules: Sequence[str], found: Mapping[tuple[str, str], Mapping[str, int]]
+    rules: Sequence[str], by_way: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[list[float], list[str], list[Mapping[str, int]]]:
-    """Where bars stand, what is written below them, and what they show."""
+    """The places of the bars, the labels below them, and their bytes by kind."""
     places, names, bars = [], [], []
     for number, rule in enumerate(rules):
-        for place, way in enumerate(way for way in WAYS if (rule, way) in found):
+        for place, way in enumerate(way for way in WAYS if (rule, way) in by_way):
             places.append(number * (len(WAYS) + 0.7) + place)
             names.append(f"{rule} {way}")
-            bars.append(found[rule, way])
+            bars.append(by_way[rule, way])
     return places, names, bars

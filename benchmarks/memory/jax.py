@@ -1,4 +1,4 @@
-"""What a training step in JAX keeps in memory, by XLA's own analysis of the compiled step, from shapes alone."""
+"""The memory of a training step in JAX, by XLA's own analysis of the compiled step, from shapes alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PEAK = "most at once, times the weights"
 
 @dataclass(frozen=True)
 class Model:
-    """A model in JAX: its parameters and batch by their shapes, and what accounts for a step of it.
+    """A model in JAX, by the shapes of its parameters and batch.
 
-    `eager` and `deferred` take a rule and hyper-parameters, and give the bytes of a step. `stacked` says that one array
-    has the weights of all layers.
+    `eager` and `deferred` take a rule and hyper-parameters, and give the bytes of a step. With `stacked` one array has
+    the weights of all layers.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Model:
 
 
 def missing() -> str | None:
-    """What there must be for this part and is not here; None where all is there."""
+    """A note about jax where it is not installed; None where it is."""
     return None if importlib.util.find_spec("jax") else "rulec.jax is left out: jax is not installed"
 
 
 def models(quick: bool) -> list[Callable[[], Model]]:
-    """What makes the models; quick ones are a few layers of them."""
+    """The makers of the models; quick ones have a few layers."""
     layers, width = (3, 64) if quick else (LAYERS, WIDTH)
     small = replace(SMALL, layers=2, width=64, inner=128, vocabulary=256, heads=2, groups=2) if quick else SMALL
     llama = replace(LLAMA, layers=2, width=128, inner=256, vocabulary=512, heads=4, groups=4, head=32)
@@ -51,7 +51,7 @@ def models(quick: bool) -> list[Callable[[], Model]]:
 
 
 def parts(only: Sequence[str] = ()) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     return 0 if missing() else len(models(True)) * len(chosen_rules(only))
 
 
@@ -61,15 +61,15 @@ def measure(quick: bool, only: Sequence[str], advance: Callable[[], object], not
     if reason is not None:
         notes.append(reason)
         return []
-    found: list[Row] = []
+    rows: list[Row] = []
     for make in models(quick):
         model = make()
         for rule in chosen_rules(only):
-            found += _rows(model, rule)
+            rows += _rows(model, rule)
             advance()
-    if found:
+    if rows:
         notes.append(NOTE)
-    return found
+    return rows
 
 
 NOTE = (
@@ -88,10 +88,10 @@ def _rows(model: Model, rule: str) -> Iterator[Row]:
     for way, bytes_of in (("deferred", model.deferred), ("eager", model.eager)):
         if model.stacked and way == "deferred" and rule == "apollo":
             continue  # a stack would be one tensor, with another state
-        found = bytes_of(chosen, **RULES[rule])
-        detail: Mapping[str, Any] = found.as_dict()
+        needed = bytes_of(chosen, **RULES[rule])
+        detail: Mapping[str, Any] = needed.as_dict()
         judged = rule == "apollo" and way == "eager" and model.name.startswith("Llama")
-        value, target = found.peak / found.weights, APOLLO if judged else None
+        value, target = needed.peak / needed.weights, APOLLO if judged else None
         yield Row(f"JAX: {model.name}, {rule}, {way}", PEAK, value, target, "at most", "", detail)
 
 
@@ -141,7 +141,7 @@ def _scanned_linears(layers: int, width: int) -> Model:
     import jax.numpy as jnp
 
     functions = {
-        "layer": lambda own, x: jnp.tanh(x @ own),
+        "layer": lambda weights, x: jnp.tanh(x @ weights),
         "head": lambda rest, x, batch: jnp.mean((x @ rest) ** 2),
         "embed": lambda rest, batch: batch,
     }
@@ -158,23 +158,23 @@ def _norm(x: Any, scale: Any) -> Any:
     return (y * jax.lax.rsqrt((y**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
 
 
-def _attention(own: Mapping[str, Any], x: Any, shape: Shape) -> Any:
+def _attention(weights: Mapping[str, Any], x: Any, shape: Shape) -> Any:
     import jax
 
     query, key, value = (
-        (x @ own[name]).reshape(*x.shape[:2], -1, shape.head) for name in ("query", "key", "value")
+        (x @ weights[name]).reshape(*x.shape[:2], -1, shape.head) for name in ("query", "key", "value")
     )  # fmt: skip
-    made = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    return made.reshape(*x.shape[:2], -1) @ own["out"]
+    attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    return attended.reshape(*x.shape[:2], -1) @ weights["out"]
 
 
-def _layer(own: Mapping[str, Any], x: Any, shape: Shape) -> Any:
-    """A layer of Llama's without positions, which have no weights there."""
+def _layer(weights: Mapping[str, Any], x: Any, shape: Shape) -> Any:
+    """A layer of Llama's without positions: they have no weights."""
     import jax
 
-    x = x + _attention(own, _norm(x, own["before"]), shape)
-    y = _norm(x, own["between"])
-    return x + (jax.nn.silu(y @ own["gate"]) * (y @ own["up"])) @ own["down"]
+    x = x + _attention(weights, _norm(x, weights["before"]), shape)
+    y = _norm(x, weights["between"])
+    return x + (jax.nn.silu(y @ weights["gate"]) * (y @ weights["up"])) @ weights["down"]
 
 
 def _cross_entropy(scores: Any, tokens: Any) -> Any:
@@ -198,8 +198,8 @@ def _layer_shapes(shape: Shape, dtype: str, *lead: int) -> dict[str, Any]:
 def _tied(shape: Shape) -> Model:
     def loss(params: Any, tokens: Any) -> Any:
         x = params["embedding"][tokens]
-        for own in params["layers"]:
-            x = _layer(own, x, shape)
+        for weights in params["layers"]:
+            x = _layer(weights, x, shape)
         return _cross_entropy(_norm(x, params["norm"]) @ params["embedding"].T, tokens)
 
     params = {
@@ -212,7 +212,7 @@ def _tied(shape: Shape) -> Model:
 
 def _llama(shape: Shape) -> Model:
     functions = {
-        "layer": lambda own, x: _layer(own, x, shape),
+        "layer": lambda weights, x: _layer(weights, x, shape),
         "head": lambda rest, x, tokens: _cross_entropy(_norm(x, rest["norm"]) @ rest["head"], tokens),
         "embed": lambda rest, tokens: rest["embedding"][tokens],
     }

@@ -1,4 +1,4 @@
-"""`rulec bench memory`: what an optimizer's step allocates, and what a whole training step keeps, by kind."""
+"""`rulec bench memory`: the allocations of an optimizer's step, and the memory of a training step, by kind."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ KEPT = 8.01
 
 ALLOCATED = "bytes a step allocates for each parameter"
 
-#: How many lines of progress the part about a step alone has.
+#: The lines of progress of the part about a step alone.
 _PARTS = 4
 
 
 def parts(only: Sequence[str] = ()) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     alone = _PARTS if not only or RULE in only else 0
     return alone + memory_steps.parts(only) + memory_jax.parts(only)
 
 
 def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object] = lambda: None) -> Result:
-    """The measurement: a step of AdamW alone, in float32, then training steps of several models and rules, or of those
-    in `only`. `advance` is called after each part."""
+    """The measurement: a step of AdamW alone, in float32, then training steps of several models and rules.
+
+    `only` restricts it to some rules, and `advance` is called after each part.
+    """
     notes: list[str] = []
     rows = _alone(LARGE // 10 if quick else LARGE, advance, notes) if not only or RULE in only else []
     rows += memory_steps.measure(quick, only, advance, notes)
@@ -51,7 +53,7 @@ def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object]
 
 
 def _alone(large: int, advance: Callable[[], object], notes: list[str]) -> list[Row]:
-    """What a step allocates beside parameters, gradients and state."""
+    """The rows about a step's allocations beside parameters, gradients and state."""
     rows = [_arrays_step(large)]
     advance()
     rows.append(_arrays_state(large))
@@ -76,7 +78,7 @@ def _growth(cost: Callable[[int], float], large: int) -> tuple[float, dict[str, 
 
 
 def _arrays_step(large: int) -> Row:
-    """The peak of Python's and NumPy's allocations in a step that is not the first, above what was held before it."""
+    """The peak of Python's and NumPy's allocations in the third step, above their level before it."""
 
     def cost(elements: int) -> float:
         optimizer, grads = _optimizer(elements)
@@ -97,7 +99,7 @@ def _arrays_step(large: int) -> Row:
 
 
 def _arrays_state(large: int) -> Row:
-    """What an optimizer keeps: for AdamW two states of four bytes."""
+    """The bytes of an optimizer's state: for AdamW two numbers of four bytes for each parameter."""
 
     def cost(elements: int) -> float:
         tracemalloc.start()
@@ -115,7 +117,7 @@ def _arrays_state(large: int) -> Row:
 
 
 def _resident(large: int, notes: list[str]) -> list[Row]:
-    """The growth of the process's peak memory in a step: what no allocator tells of is in it too."""
+    """The growth of the process's peak memory in a step: it includes memory that no allocator counts."""
 
     def cost(elements: int) -> float:
         optimizer, grads = _optimizer(elements)
@@ -133,7 +135,7 @@ def _resident(large: int, notes: list[str]) -> list[Row]:
 
 
 def _torch(large: int, notes: list[str]) -> list[Row]:
-    """What torch's allocator gives out during a step, by torch's own profiler, beside torch's own optimizers."""
+    """The bytes from torch's allocator during a step, by torch's profiler, beside those of torch's optimizers."""
     if importlib.util.find_spec("torch") is None:
         notes.append("rulec.torch is left out: torch is not installed")
         return []
@@ -153,7 +155,7 @@ def _torch(large: int, notes: list[str]) -> list[Row]:
 
 
 def _torch_bytes(make: Callable[[list[Any]], Any], elements: int) -> float:
-    """Bytes that torch allocates in a step that is not the first."""
+    """The bytes that torch allocates in the third step."""
     import torch
 
     tensor = torch.ones(elements, requires_grad=True)

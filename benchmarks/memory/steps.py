@@ -1,4 +1,4 @@
-"""What a training step in torch keeps in memory: of three models, gradients kept until the step or used at once."""
+"""The memory of a training step in torch: for three models, with gradients kept until the step or used at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rulec.memory.shape import LLAMA, SMALL, Shape
 if TYPE_CHECKING:
     from rulec.torch.account.step import Training, Way
 
-#: The rules, with the hyper-parameters that they are accounted with.
+#: Rule -> its hyper-parameters here.
 RULES: Mapping[str, Mapping[str, Any]] = {"sgd": {}, "lion": {}, "adamw": {}, "apollo": {}}
 WAYS: tuple[Way, ...] = ("deferred", "eager", "epilogue")
 
@@ -34,7 +34,7 @@ LAYERS, WIDTH, BATCH, ROUNDS = 24, 1024, 256, 15
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is accounted for: its name, its inputs, Apollo's rank, and the dtype of weights and state."""
+    """A model: its name, its inputs, Apollo's rank, and the dtype of weights and state."""
 
     name: str
     make: Callable[..., Any]
@@ -44,12 +44,12 @@ class Model:
 
 
 def missing() -> str | None:
-    """What there must be for this part and is not here; None where all is there."""
+    """A note about torch where it is not installed; None where it is."""
     return None if importlib.util.find_spec("torch") else "rulec.torch is left out: torch is not installed"
 
 
 def models(quick: bool) -> list[Model]:
-    """The three models; quick ones are a few layers of them."""
+    """The three models; quick ones have a few layers."""
     from rulec.torch.account.models import Linears, Transformer
     from rulec.torch.account.step import rows, tokens
 
@@ -67,32 +67,32 @@ def models(quick: bool) -> list[Model]:
 
 
 def chosen_rules(only: Sequence[str]) -> list[str]:
-    """The rules that are accounted for, or those of them in `only`."""
+    """The measured rules, restricted to `only`."""
     return [rule for rule in RULES if not only or rule in only]
 
 
 def parts(only: Sequence[str] = ()) -> int:
-    """How often `measure` calls `advance`."""
+    """The number of calls of `advance` in `measure`."""
     return 0 if missing() else 4 * len(chosen_rules(only))
 
 
 def measure(quick: bool, only: Sequence[str], advance: Callable[[], object], notes: list[str]) -> list[Row]:
-    """The rows of all models, rules and ways, and of the time that a step takes."""
+    """The rows of all models, rules and ways, and of the time of a step."""
     reason = missing()
     if reason is not None:
         notes.append(reason)
         return []
-    found: list[Row] = []
+    rows: list[Row] = []
     every = models(quick)
     for model in every:
         for rule in chosen_rules(only):
-            found += _rows(model, rule)
+            rows += _rows(model, rule)
             advance()
     for rule in chosen_rules(only):
-        found += times(every[0], rule, 2 if quick else ROUNDS)
+        rows += times(every[0], rule, 2 if quick else ROUNDS)
         advance()
-    notes += NOTES if found else []
-    return found
+    notes += NOTES if rows else []
+    return rows
 
 
 NOTES = [
@@ -117,9 +117,9 @@ def _rows(model: Model, rule: str) -> Iterator[Row]:
     from rulec.torch.account.step import account
 
     chosen = training(model, rule)
-    found: dict[Way, Account] = {way: account(chosen, way) for way in WAYS}
-    deferred = found["deferred"]
-    for way, one in found.items():
+    accounts: dict[Way, Account] = {way: account(chosen, way) for way in WAYS}
+    deferred = accounts["deferred"]
+    for way, one in accounts.items():
         subject, detail = f"{model.name}, {rule}, {way}", one.data()
         judged = rule == "apollo" and way == "eager" and model.name.startswith("Llama")
         weights = one.beside["weights"]
@@ -132,17 +132,17 @@ def _rows(model: Model, rule: str) -> Iterator[Row]:
 
 
 def times(model: Model, rule: str, rounds: int) -> Iterator[Row]:
-    """How long an eager step takes, of real tensors, timed by turns with the deferred one."""
+    """The time of an eager step on real tensors, by turns with the deferred one."""
     from rulec.torch.account.step import stepping
     from rulec.torch.tensors import DTYPES
 
     chosen = training(model, rule)
     contenders: dict[str, Callable[[], object]] = {}
     for way in WAYS:
-        made = model.make(dtype=DTYPES[model.dtype], device="cpu")
-        contenders[way] = stepping(made, chosen, way)[1]
+        module = model.make(dtype=DTYPES[model.dtype], device="cpu")
+        contenders[way] = stepping(module, chosen, way)[1]
     taken = interleaved(contenders, rounds)
     for way in WAYS[1:]:
-        detail = {**{name: taken.median(name) for name in contenders}, "scatter": taken.quartiles(way, "deferred")}
+        detail = {**taken.medians(), "scatter": taken.quartiles(way, "deferred")}
         ratio = taken.ratio(way, "deferred")
         yield Row(f"{model.name}, {rule}, {way}", TIME, ratio, SLOWER, "at most", "", detail)

@@ -23,6 +23,10 @@ class Times:
         """The median time of one call."""
         return statistics.median(self.seconds[name])
 
+    def medians(self) -> dict[str, float]:
+        """Contender -> the median time of one call."""
+        return {name: self.median(name) for name in self.seconds}
+
     def ratio(self, above: str, below: str) -> float:
         """The median over the rounds of one contender's time over another's.
 

@@ -23,7 +23,7 @@ from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
 from benchmarks.gpu import tensors as gpu_tensors
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.part import Found, Note
+from benchmarks.gpu.part import Finding, Note
 from benchmarks.gpu.tensors import Size, fitting_llama, gpt2_xl, llama_7b
 from benchmarks.result import Row
 from rulec.compare.interleave import Times
@@ -38,7 +38,7 @@ def bench() -> Bench:
     return Bench(True, HostDevice())
 
 
-def rows(found: Iterator[Found]) -> dict[str, Row]:
+def rows(found: Iterator[Finding]) -> dict[str, Row]:
     """The rows by what they say; nothing else may be found."""
     listed = list(found)
     assert [one for one in listed if not isinstance(one, Row)] == []
