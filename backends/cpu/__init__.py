@@ -1,9 +1,9 @@
-"""The cpu backend: one kernel runs all tensors of a bucket in one call, over their memory as it lies.
+"""The cpu backend: one kernel runs all tensors of a bucket in one call, in their own memory.
 
-A kernel reads addresses from a table (buffers x tensors), takes chunks of elements from a list, and updates each
-element in one pass: every parameter, gradient and state is read once and what changes is written once. Chunks start at
-each tensor's own start and have one length, so the bits of a result depend neither on the other tensors nor on threads.
-A program of several stages makes as many passes; each leaves partial reductions, one for each chunk.
+A kernel reads addresses from a table (buffers x tensors) and takes chunks of elements from a list. It updates each
+element in one pass: it reads every parameter, gradient and state once, and writes each new value once. Chunks begin at
+the start of each tensor and have one length, so the bits of a result depend neither on other tensors nor on threads.
+A program of several stages makes several passes; each writes partial reductions, one for each chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CpuBackend:
     name = "cpu"
 
     def unavailable_reason(self) -> str | None:
-        """None: where Numba is not installed, the one line that says so."""
+        """None with Numba on this machine; else the missing package, in one line."""
         missing = [package for package in ("numba", "llvmlite") if importlib.util.find_spec(package) is None]
         return f"{missing[0]} is not installed: pip install numba" if missing else None
 
@@ -56,13 +56,13 @@ class CpuBackend:
         return CpuKernel(program, layout, _machine(program.name, source))
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
-        """The source of the kernel whose gradient is noise: see `rulec.backend.noise`."""
+        """The source of a kernel with noise for its gradient: see `rulec.backend.noise`."""
         from .noise_source import estimate_source
 
         return estimate_source(program, layout, values)
 
     def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> NoiseKernel:
-        """The kernel of such a source: from the cache, or compiled into it."""
+        """The kernel of a source text of `emit_estimate`: from the cache, or compiled into it."""
         from ..noise import NoiseKernel
 
         return NoiseKernel(CpuKernel(program, layout, _machine(f"{program.name}_{values}", source)))
@@ -87,9 +87,9 @@ class CpuBackend:
 
 
 def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
-    """A kernel that moves the same bytes as the program's own and computes nothing: the yardstick of `rulec bench`.
+    """A kernel that moves the same bytes as the program's kernel and computes nothing: the yardstick of `rulec bench`.
 
-    Every number stays as it was; what stages reduce to means nothing.
+    All numbers in memory stay the same; reductions have no meaning.
     """
     from .limit import limit_source
 
@@ -107,7 +107,7 @@ def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
 
 @functools.lru_cache(maxsize=1024)
 def _machine(name: str, source: str, entry: str = ENTRY) -> Machine:
-    """The machine code of a source, loaded: from the cache where it is whole, else compiled under its lock."""
+    """The loaded machine code of a source: from the cache where the file is whole, else compiled under its lock."""
     return cache.kernel(
         "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{_file_name(name)}.py", source),
         lambda path: _compile(path, source, entry), lambda content, _: Machine(content, entry),
@@ -122,7 +122,7 @@ def _file_name(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.lower())[:60] or "kernel"
 
 
-#: The modules that define the words of a source and make machine code of them; what others say is in the source.
+#: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
     "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "noise_words",
     "noise_record", "normal", "philox",
@@ -131,7 +131,7 @@ _WORDS = (
 
 @functools.cache
 def _facts() -> tuple[str, ...]:
-    """What machine code depends on beside the source: the compilers, the words' definitions, the processor."""
+    """The facts that machine code depends on beside the source: the compilers, definitions of words, the processor."""
     files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
     words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
@@ -139,7 +139,7 @@ def _facts() -> tuple[str, ...]:
 
 
 class CpuKernel:
-    """Compiled code for one program and layout; `flat` where it takes elements alike in every stage."""
+    """Compiled code for one program and layout; `flat` where no stage sees rows and columns."""
 
     def __init__(self, program: Program, layout: Layout, machine: Machine, flat: bool = False) -> None:
         self.program, self.layout, self.machine, self.flat = program, layout, machine, flat
@@ -147,14 +147,14 @@ class CpuKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> ElementwiseCall | StagedCall:
-        """A call over these tensors, whose addresses are read now.
+        """A call over these tensors. Their addresses are read now.
 
-        Parameters and states are NumPy arrays or PyTorch tensors, contiguous, of the layout's dtypes; none may overlap
-        another, nor a gradient, nor what comes with a call.
+        Parameters and states are NumPy arrays or PyTorch tensors, contiguous, of the layout's dtypes. None may overlap
+        another one, or an array of a call.
         """
         if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
             return ElementwiseCall(self.machine, self.program, params, states)
-        # Imported by who needs it: most programs are elementwise, and a process should start soon.
+        # Imported only here: most programs are elementwise, and a process should start fast.
         from .staged import StagedCall
 
         return StagedCall(self.machine, self.program, self.layout, params, states, views, self.flat)

@@ -19,10 +19,10 @@ from .binary_source import ARRANGE, DRAW_TABLE, MULTIPLY, SUM_TABLE, draw_source
 from .machine import Machine
 from .threads import Job
 
-#: How many words of bits are added up in a span.
+#: The words of bits in a span of a sum.
 _PART = 8
 
-#: Below so many instructions, waking threads costs more than they save.
+#: With fewer instructions than this, waking threads costs more than they save.
 _FEW = 1 << 16
 
 Array = np.ndarray[Any, Any]
@@ -55,13 +55,13 @@ class CpuBinary(PackedBits):
 
 
 def _table(names: Sequence[str], arrays: Mapping[str, Array], told: Mapping[str, int]) -> Array:
-    """What a job points to: nothing where it is told nothing."""
+    """The table of a job: addresses and sizes by name, 0 for any name without one."""
     known = {**told, **{name: array_address(array) for name, array in arrays.items()}}
     return np.array([known.get(name, 0) for name in names], np.int64)
 
 
 def _run(name: str, stage: int, spans: int, table: Array, work: int) -> None:
-    """Runs a stage; `work` is about how many instructions it has."""
+    """Runs a stage; `work` is an estimate of its instructions."""
     job = Job()
     job[cpu_threads.SPANS], job[cpu_threads.POINTERS], job[cpu_threads.STAGE] = spans, array_address(table), stage
     machine = _machine(name)

@@ -1,4 +1,4 @@
-"""How a product of packed bits is cut into spans, and where the words of a convolution's kernel lie."""
+"""The spans of a product of packed bits, and the places of a convolution kernel's words."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import numpy as np
 
 from rulec.backend.binary import Counts, Window
 
-#: What a kernel is told: addresses, then sizes.
+#: The table of a kernel: addresses, then sizes.
 TABLE = (
     "inputs", "weights", "lines", "results", "kinds", "kind_of", "first",
     "samples", "places", "outputs", "input_words", "positions", "blocks", "block", "parts", "part",
 )  # fmt: skip
 
-#: The words of arranged weights that a pass over a block of outputs should find in a cache that is near.
+#: The words of arranged weights in a pass over a block of outputs, for a near cache.
 _CACHED = 1 << 14
 
-#: A block has at least so many outputs, and a multiple of them: some vectors of the widest kind.
+#: The outputs of a block are a multiple of this: some vectors of the widest kind.
 _LEAST = 64
 
-#: About how many words are multiplied in a span.
+#: The approximate number of words in a span.
 _SPAN = 1 << 18
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the kernel is told beside the arrays.
+    """The tables and sizes of a product, beside its arrays.
 
-    Positions of the results whose kernels have the same places inside the inputs are of one kind. `tables` are: a line
-    for each kind, which says how many words are inside, how many bits, then how far each is from the first in the
-    inputs, and which it is of the weights; the kind of each position; and where each position's kernel begins.
-    `sizes` are those of the kernel's own table, `lines` and `spans` how many spans its two stages have.
+    Two positions of the results are of one kind if the same places of their kernels are inside the inputs. The first of
+    `tables` has a line for each kind: the number of words inside, the number of bits, the distance of each word from
+    the first in the inputs, and its place in the weights. The second has the kind of each position, the third the place
+    of each position's first word. `sizes` are for the kernel's table. `lines` and `spans` are the numbers of spans of
+    its two stages.
     """
 
     tables: tuple[Counts, Counts, Counts]
@@ -43,7 +44,7 @@ class Plan:
     @classmethod
     @functools.lru_cache(maxsize=256)
     def of(cls, window: Window) -> Plan:
-        """That of a convolution."""
+        """The plan of a convolution."""
         places = window.kernel[0] * window.kernel[1] * window.words
         positions = window.out[0] * window.out[1]
         block = min(window.outputs, max(_LEAST, _CACHED // places // _LEAST * _LEAST))
@@ -70,6 +71,6 @@ def _tables(window: Window, places: int) -> tuple[Counts, Counts, Counts]:
 
 
 def _offsets(window: Window) -> Counts:
-    """How far each word of a kernel is from its first, in the inputs."""
+    """The distance of each word of a kernel from its first, in the inputs."""
     at = np.arange(window.kernel[0])[:, None] * window.size[1] + np.arange(window.kernel[1])
     return np.asarray((at[..., None] * window.words + np.arange(window.words)).reshape(-1))

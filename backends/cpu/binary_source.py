@@ -1,6 +1,6 @@
 """The sources of binary layers' kernels: products of packed bits, drawing them, and their weighted sums.
 
-Each is of all members of a population, in one job, that points to a table of addresses and sizes.
+One job of a kernel serves all members of a population. It points to a table of addresses and sizes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .threads import POINTERS, STAGE
 #: The stages of a product: weights are arranged by lines of equal places, then multiplied.
 ARRANGE, MULTIPLY = range(2)
 
-#: Lines that are taken in one pass over the results.
+#: Lines joined in one pass over the results.
 TOGETHER = 4
 
-#: The tables of drawing and of sums: addresses, then sizes. A draw's begins with what a record of noise has.
+#: The tables of drawing and of sums: addresses, then sizes. A draw's begins like a record of noise.
 _POSITION = {KEY: "seed", KEY + 1: "layer", HIGH: "high", STEP: "step"}
 DRAW_TABLE = (
     *(_POSITION.get(i, f"unused_{i}") for i in range(max(_POSITION) + 1)),
@@ -28,7 +28,7 @@ DRAW_TABLE = (
 )  # fmt: skip
 SUM_TABLE = ("inputs", "weights", "sums", "members", "total", "part")
 
-#: Elements whose words are made together.
+#: Elements with words made together.
 _MADE = 4 * BLOCKS
 
 
@@ -49,7 +49,7 @@ def sum_source() -> str:
 
 
 def _source(title: str, table: Sequence[str], functions: Sequence[str]) -> str:
-    """The kernel whose stages are these functions of a span."""
+    """The source of a kernel; each of these functions of a span is one stage."""
     named = "\n    ".join(f"{name} = word(table, {index})" for index, name in enumerate(table))
     texts = [f"@compiled\n{text}".replace("<names>", named) for text in functions]
     names = [re.findall(r"^def (\w+)", text)[0] for text in functions]
@@ -59,7 +59,7 @@ def _source(title: str, table: Sequence[str], functions: Sequence[str]) -> str:
 
 
 def _group(count: int) -> str:
-    """The statements that take so many places, from `place` on, into a row of results."""
+    """The statements that join `count` places, from `place` on, to a row of results."""
     lines = [f"x{i} = word(own, word(kind, 2 + place + {i}))" for i in range(count)]
     lines += [f"w{i} = of + 8 * outputs * word(kind, 2 + places + place + {i})" for i in range(count)]
     differing = " + ".join(f"popcount(x{i} ^ load_bits_float64(w{i}, j, 0))" for i in range(count))

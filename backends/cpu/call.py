@@ -1,4 +1,4 @@
-"""A kernel of one elementwise stage bound to tensors: the way of most steps, with nothing that they do not need."""
+"""A kernel of one elementwise stage bound to tensors: the fast way of most steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The cpu kernel as a custom call of XLA, through the C interface that XLA has for foreign functions.
+"""The cpu kernel as a custom call of XLA, through XLA's C interface for foreign functions.
 
-A call does one stage of a program, and updates all tensors of a bucket where they lie. Nothing of Python runs in it:
-machine code reads the addresses from the frame that XLA hands over, and asks XLA's own pool of threads to share the
-work, so that there is never a second set of threads. Whoever comes late finds nothing left to do, and nobody waits for
-a thread that has not begun: so no pool is too small, and none is ever stuck.
+A call runs one stage of a program, and updates all tensors of a bucket in place, without Python. Machine code reads the
+addresses from XLA's call frame, and shares the work with XLA's own pool of threads: there is no second set of threads.
+A late thread finds no work left, and no thread waits for another that has not begun. So no pool is too small, and none
+is ever stuck.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .machine import Machine
 from .print import kernel_source
 from .threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 
-#: Positions in a job behind those that kernels know: how many have not left it, and the arguments of calls into XLA.
+#: Positions in a job after those of all kernels: the number of threads still in it, and arguments of calls into XLA.
 _LEFT, _ARGUMENTS, _JOB_WORDS = 24, 32, 40
 
-#: Positions in a plan, which goes on with its spans, its chunks, the places of its arrays, the rows of its tensors, and
-#: for each reduction to a number for each tensor what it does and the bits of what it begins with.
+#: Positions in the head of a plan. After the head come its spans, its chunks, the places of its arrays, the rows of its
+#: tensors, and for each reduction to one number per tensor its code and the bits of its first value.
 _THREADS, _STAGE_NUMBER, _SPANS, _CHUNKS, _CHUNK_WORDS, _TENSORS, _LINES, _TOTALS, _HEAD = range(9)
 
-#: Reductions as plans have them.
+#: The codes of reductions in plans.
 _SUM, _MIN = (REDUCTIONS[op].code for op in (Op.SUM, Op.MIN))
 
-#: The interface as it was when this was written. XLA tells whether it still understands it.
+#: The version of the interface. XLA checks that it still understands it.
 MAJOR, MINOR = 0, 3
 
-#: Where things lie in the structures of `xla/ffi/api/c_api.h`, in 64-bit words.
+#: Positions in the structures of `xla/ffi/api/c_api.h`, in 64-bit words.
 _EXTENSION, _API, _CONTEXT, _STAGE, _OPERANDS, _RESULTS = 1, 2, 3, 4, 9, 14  # of a call frame
 _METADATA, _VERSION, _EXECUTE, _DATA = 3, 3, 3, 3
 _DESTROY, _SCHEDULE, _POOL_SIZE = 8, 17, 18  # of the table of functions
@@ -188,24 +188,24 @@ def enter(frame, job, task):
 
 
 def ffi_source(program: Program, layout: Layout) -> str:
-    """The source of a program's kernel with its door to XLA."""
+    """The source of a program's kernel with its entry for XLA."""
     text = kernel_source(program, layout)
     names = "from rulec_backends.cpu.ffi_words import allocate, invoke, pause, put, real, release\n"
     return text.replace("\n\n\n@compiled", f"\n{names}\n\n@compiled", 1).rstrip("\n") + "\n" + _SOURCE
 
 
-#: An array of a tensor: which operand it lies in, or -1 - i for result i, and how many bytes from its beginning.
+#: The place of an array: the index of an operand, or -1 - i for result i, and the distance in bytes from its beginning.
 Place = tuple[int, int]
 
-#: The place of what a stage does not use.
+#: The place of an unused array.
 _NOWHERE = (0, 0)
 
 
 class FfiKernel:
-    """Machine code for one program and layout that XLA can call, stage by stage.
+    """Machine code for one program and layout, as a handler for XLA, stage by stage.
 
-    `address` is that of an XLA_FFI_Handler, valid as long as this object lives; `target` a name that no other kernel
-    has, on any machine.
+    `address` is the address of an XLA_FFI_Handler, valid as long as this object lives. `target` is a name unique to the
+    kernel on all machines.
     """
 
     def __init__(self, program: Program, layout: Layout, source: str, machine: Machine) -> None:
@@ -215,16 +215,16 @@ class FfiKernel:
         self.target = f"rulec_{hashlib.sha256(source.encode()).hexdigest()[:32]}"
 
     def stage(self, index: int, sizes: Sequence[int], views: Sequence[MatrixView] = ()) -> FfiStage:
-        """A stage over tensors of so many elements, seen as these matrices where the program sees any."""
+        """A stage over tensors of these sizes in elements, with `views` where the program sees matrices."""
         return FfiStage(self, index, sizes, views)
 
 
 class FfiStage:
-    """What a call of one stage over some tensors takes beside the plan and the scalar table, and gives beside scratch.
+    """The operands and results of one stage over some tensors, beside the plan, the scalar table and scratch.
 
-    `given` are the buffers and vectors that it reads or stores, of each tensor; `stored` those that it stores. `totals`
-    are the reductions of which one number for each tensor remains: the second result, float64, has a line of each.
-    `slots` are the others: for each tensor a result float64, of which `LineSlots` says the shape, and the rest.
+    `arrays` are the buffers and vectors read or stored, for each tensor; `stored` the buffers stored. `totals` are the
+    reductions to one number per tensor: the second result, float64, has a line for each. `slots` are the other
+    reductions: a float64 result for each tensor, described by `LineSlots`.
     """
 
     def __init__(self, kernel: FfiKernel, index: int, sizes: Sequence[int], views: Sequence[MatrixView]) -> None:
@@ -235,7 +235,7 @@ class FfiStage:
         loaded = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
         self.stored = [s.buffer for s in stage.stores]
         buffers = [b.name for b in kernel_buffers(program) if b.name in {*loaded, *self.stored}]
-        self.given = [*buffers, *stage.reads]
+        self.arrays = [*buffers, *stage.reads]
         self.slots = {name: slots for name, slots in self._work.slots.items() if isinstance(slots, LineSlots)}
         self._ops = {r.name: r.value.op for r in stage.reduces if r.name not in self.slots}
         self.totals = [*self._ops]
@@ -254,18 +254,21 @@ class FfiStage:
         return len(self._work.chunks.table)
 
     def plan(self, places: Mapping[str, Sequence[Place]], rows: Sequence[int]) -> np.ndarray[Any, Any]:
-        """What a call must know beside addresses and scalars, as one vector of int64.
+        """The plan of a call, as one vector of int64.
 
-        `places` says where what is `given` lies, and the `slots`, of each tensor; `rows` is each one's row of scalars.
+        `places` has the place of each tensor's array by name, for `arrays` and `slots`; `rows` is each tensor's row of
+        the scalar table.
         """
         work, tensors = self._work, self._tensors
-        own = {name: [(-1, 8 * (self._addresses + i * self._chunks))] * tensors for i, name in enumerate(self.totals)}
-        lines = [{**places, **own}.get(name, [_NOWHERE] * tensors) for name in self._lines]
+        total_places = {
+            name: [(-1, 8 * (self._addresses + i * self._chunks))] * tensors for i, name in enumerate(self.totals)
+        }
+        lines = [{**places, **total_places}.get(name, [_NOWHERE] * tensors) for name in self._lines]
         head = [
             cpu_threads.asked_for(), self._index, len(work.spans), *work.chunks.table.shape, tensors, len(lines),
             len(self.totals),
         ]  # fmt: skip
-        # Every other stage goes backwards: it begins with what the one before it has left in the cache.
+        # Every other stage goes backwards: it begins with the elements that the stage before it left in the cache.
         spans = work.spans[:: -1 if self._index % 2 else 1]
         ops = [(REDUCTIONS[op].code, np.float64(REDUCTIONS[op].nothing).view(np.int64)) for op in self._ops.values()]
         parts = [head, spans, work.chunks.table, lines, rows, ops]

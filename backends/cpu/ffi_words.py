@@ -1,4 +1,4 @@
-"""The words, beside those of kernels, in which a kernel's door to XLA is written: memory, C functions, threads."""
+"""Further words for a kernel's entry for XLA: memory, C functions, threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .words import made_once
 
 
 def _put() -> Any:
-    """`put(at, i, n)`: entry i of a table of int64 or float64 becomes n, of the table's type."""
+    """`put(at, i, n)`: writes n, int64 or float64 as the table, into entry i of a table."""
     from numba import types
 
     def generate(builder: Any, _: Any, values: Any) -> None:
@@ -23,7 +23,7 @@ def _put() -> Any:
 
 
 def _invoke() -> Any:
-    """`invoke(function, argument)`: calls the C function at an address with one pointer; the pointer it returns."""
+    """`invoke(function, argument)`: calls the C function at an address with one pointer, and returns its pointer."""
     from llvmlite import ir
     from numba import types
 
@@ -47,10 +47,10 @@ def _of_c(name: str, arity: int) -> Any:
         known = builder.module.globals.get(name)
         return builder.call(known or ir.Function(builder.module, kind, name), list(values)[:arity])
 
-    return intrinsic(1, lambda given: types.int64, generate)
+    return intrinsic(1, lambda argument: types.int64, generate)
 
 
-#: How each word is made: `from rulec_backends.cpu.ffi_words import put`.
+#: The makers of words, for `from rulec_backends.cpu.ffi_words import put`.
 WORDS: Mapping[str, Callable[[], Any]] = {
     "put": _put, "real": WORDS_OF_KERNELS["number"], "invoke": _invoke, "allocate": partial(_of_c, "malloc", 1),
     "release": partial(_of_c, "free", 1),

@@ -1,8 +1,8 @@
-"""LLVM values that read like numbers, so that the functions of `cpu_math` are written as formulas.
+"""LLVM values with the operators of numbers, for formulas such as those of `cpu.math`.
 
-A `Real`, `Whole` or `Truth` stands for one scalar instruction's result inside a loop that LLVM will vectorise: none of
-them branches, so neither does what is written with them. Nothing here is allowed to reassociate or contract: a fused
-multiply-add happens exactly where `fma` is written, so the vector body and the scalar tail of a loop give equal bits.
+A `Real`, `Whole` or `Truth` stands for the result of one scalar instruction inside a loop for LLVM's vectoriser. No
+operation branches, so no formula does. No operation may reassociate or contract: a fused multiply-add happens exactly
+where `fma` is written, and the vector body and the scalar tail of a loop give equal bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Format:
 
     @property
     def lift(self) -> int:
-        """2**lift makes every subnormal number normal; a multiple of three, so that cube roots scale back exactly."""
+        """The exponent of a factor 2**lift for making subnormal numbers normal.
+
+        It is a multiple of three: cube roots scale back exactly.
+        """
         return 24 if self.bits == 32 else 54
 
 
@@ -48,7 +51,7 @@ DOUBLE = Format("float64", 64, 52, 1023)
 
 @functools.cache
 def scales_in_one() -> bool:
-    """Whether one instruction multiplies a vector by powers of two here, and LLVM knows of it (tried with 22)."""
+    """Whether the processor multiplies a vector by powers of two in one instruction that LLVM (tried: 22) knows."""
     import llvmlite.binding as llvm
 
     return bool(llvm.llvm_version_info[0] >= 22 and llvm.get_host_cpu_features().get("avx512f"))
@@ -70,11 +73,11 @@ class Unit:
         self.function = ir.Function
 
     def real(self, value: Real | float) -> Real:
-        """A number as a value of this unit's format, rounded to it; a value as it is."""
+        """A number rounded to a value of this unit's format; a value unchanged."""
         return value if isinstance(value, Real) else Real(self, self.constant(self.real_type, float(value)))
 
     def whole(self, value: Whole | int) -> Whole:
-        """An integer as a value of the format's width, wrapped to it; a value as it is."""
+        """An integer wrapped to a value of the format's width; a value unchanged."""
         if isinstance(value, Whole):
             return value
         return Whole(self, self.constant(self.whole_type, value % (1 << self.form.bits)))
@@ -101,7 +104,7 @@ class Unit:
 
 
 def _real(instruction: str, swapped: bool = False) -> Callable[[Real, Real | float], Real]:
-    """The operator of an IEEE operation, rounded once; `swapped` where the number on the left is Python's."""
+    """The operator of an IEEE operation, rounded once; `swapped` for a Python number on the left."""
 
     def operator(self: Real, other: Real | float) -> Real:
         a, b = self.value, self.unit.real(other).value
@@ -111,7 +114,7 @@ def _real(instruction: str, swapped: bool = False) -> Callable[[Real, Real | flo
 
 
 def _compared(operator: str) -> Callable[[Real, Real | float], Truth]:
-    """A comparison: with a NaN no one but `!=` holds, for it differs from everything."""
+    """A comparison. With a NaN only `!=` holds."""
     order = "fcmp_unordered" if operator == "!=" else "fcmp_ordered"
 
     def compared(self: Real, other: Real | float) -> Truth:
@@ -159,7 +162,7 @@ class Real:
 
 
 class Whole:
-    """An integer as wide as the format, of two's complement; arithmetic wraps, and shifts fill up with zeros."""
+    """An integer as wide as the format, in two's complement. Arithmetic wraps, and shifts fill with zeros."""
 
     def __init__(self, unit: Unit, value: Any) -> None:
         self.unit = unit
@@ -227,7 +230,7 @@ def with_sign_of(magnitude: Real, sign: Real) -> Real:
 
 
 def polynomial(x: Real, coefficients: tuple[float, ...]) -> Real:
-    """`c[0] + c[1]*x + c[2]*x**2 + ...`: Horner's scheme in x**2, on pairs of terms, so that half as many fma wait."""
+    """`c[0] + c[1]*x + c[2]*x**2 + ...`: Horner's scheme in x**2, on pairs of terms, with half the chain of fma."""
     square = x * x
     pairs = [
         fma(x, coefficients[i + 1], coefficients[i]) if i + 1 < len(coefficients) else x.unit.real(coefficients[i])

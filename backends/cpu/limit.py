@@ -1,8 +1,8 @@
-"""Prints kernels that move what a program's kernel moves and compute nothing: the most that memory allows.
+"""Prints kernels that move the same bytes as a program's kernel and compute nothing: the limit set by memory.
 
-They store what they loaded, so that kernels timed beside them meet the same numbers. A mask that is always zero, which
-LLVM cannot know, mixes every load into every store, so that none of them is left out; what a stage only reads is mixed
-into a zero in the slot of a reduction. Values of rows and columns are few beside elements, and left out.
+They store the loaded numbers, so kernels timed beside them get the same ones. LLVM must not remove a load: a mask,
+always zero but unknown to LLVM, mixes every load into every store. In a stage without stores it mixes the loads into a
+zero in the slot of a reduction. Values of rows and columns are few beside elements, and left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MASK = "mask = tensor >> 62"
 
 
 def limit_source(program: Program, layout: Layout) -> str:
-    """The source of a program's limit kernel, whose chunks are elements alike in every stage."""
+    """The source of a program's limit kernel, with chunks of elements in every stage."""
     title = f"{program.name}: the memory traffic of its cpu kernel for {layout.text()}, alone"
     if program.elementwise:
         write = StageWriter(program, layout, program.stages[0])

@@ -1,7 +1,7 @@
 """From a printed kernel to machine code and back: compiling with Numba, and loading an object file with LLVM alone.
 
-What is cached is a plain object file, not a pickle: loading one needs llvmlite and not Numba, takes a few milliseconds,
-and runs nothing but the kernel.
+The cache has plain object files, not pickles. Loading one needs llvmlite but not Numba, takes a few milliseconds, and
+runs no other code than the kernel.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 
 from rulec.errors import InternalError
 
-#: What an object file has for its users: the kernel, or what XLA calls.
+#: The entry of an object file: the kernel, or the handler for XLA.
 ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
 
 _NEWEST_LLVM = 22
 
 
 def architecture() -> str:
-    """The processor and what it can do, as LLVM names them: machine code for one may not run on another."""
+    """The processor and its features, in LLVM's names: machine code for one may not run on another."""
     import llvmlite.binding as llvm
 
     return f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
 def compile_text(source: str, path: Path, entry: str = ENTRY) -> str:
-    """Optimised LLVM assembly of a printed kernel that lies at `path`.
+    """Optimised LLVM assembly of a kernel printed to `path`.
 
-    It has `ENTRY(job)` as a C function, or of a source that has a door to XLA `FFI_ENTRY(frame)`.
+    It has the C function `ENTRY(job)`, or, for a source with an entry for XLA, `FFI_ENTRY(frame)`.
     """
     from numba import int64
     from numba.core.errors import NumbaError
@@ -53,9 +53,9 @@ def compile_text(source: str, path: Path, entry: str = ENTRY) -> str:
 def _wide_vectors() -> Iterator[None]:
     """Inside, LLVM counts a loop's lanes by its narrowest numbers instead of its widest.
 
-    The sums of a kernel are float64; everything else would be done in vectors of half the width because of them. The
-    option is LLVM's own and there is one for the process, so Numba's compilers wait meanwhile; llvmlite's LLVM is used
-    by nobody else. An LLVM that does not know an option ends the process: newer ones than were tried are not asked.
+    The sums of a kernel are float64; without this, all other values would have vectors of half the width. The option
+    is global to the process, so Numba's compilers wait; only Numba uses llvmlite's LLVM. An LLVM ends the process at an
+    unknown option, so untested newer versions do not get it.
     """
     import llvmlite.binding as llvm
     from numba.core.compiler_lock import global_compiler_lock
@@ -72,7 +72,7 @@ def _wide_vectors() -> Iterator[None]:
 
 
 def _entry(native: str) -> str:
-    """Numba's own functions take the place of their result and of an exception first; a kernel has neither."""
+    """The C function of a kernel. Numba's function has two more parameters, both unused: a result and an exception."""
     return (
         f"define void @{ENTRY}(i64 %job) {{\n  %none = alloca ptr\n"
         f'  %status = call i32 @"{native}"(ptr %none, ptr null, i64 %job)\n  ret void\n}}\n'
@@ -80,7 +80,7 @@ def _entry(native: str) -> str:
 
 
 def _ffi_entry(native: str) -> str:
-    """What XLA calls with a frame, and with a job on those of its threads that help; it returns that all went well."""
+    """The handler for XLA: one function for a call frame, and one for a job on a helping thread. It returns success."""
     call = f'call i32 @"{native}"(ptr %none, ptr null, i64'
     return (
         f"define ptr @{FFI_ENTRY}(ptr %frame) {{\n  %none = alloca ptr\n  %at = ptrtoint ptr %frame to i64\n"
@@ -108,7 +108,7 @@ def emit_assembly(text: str) -> str:
 
 
 def _checked(llvm: Any, text: str) -> Any:
-    """The parsed module. LLVM ends the process over a missing symbol, so they are looked for here."""
+    """The parsed module. InternalError for a missing symbol, as LLVM would end the process."""
     module = llvm.parse_assembly(text)
     module.verify()
     for function in module.functions:
@@ -127,9 +127,9 @@ def _target_machine(llvm: Any) -> Any:
 
 
 class Machine:
-    """A loaded kernel: `address` of its C function, valid as long as this object lives.
+    """A loaded kernel: `address` is of its C function, valid as long as this object lives.
 
-    That is `void (int64_t job)`, and `run(job)` calls it without Python's global lock; or what XLA calls.
+    The function is `void (int64_t job)`, and `run(job)` calls it without Python's global lock; or it is XLA's handler.
     """
 
     def __init__(self, object_file: bytes, entry: str = ENTRY) -> None:
@@ -142,5 +142,5 @@ class Machine:
         if not self.address:
             raise InternalError("the cpu kernel's object file has no entry")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self.address)
-        # A thread that comes late to a job may call this when all else has forgotten the kernel.
+        # A late thread of a job may call this after all other references to the kernel are gone.
         self.run.engine = self._engine  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Elementary functions without branches, so that a loop that calls them vectorises: float32 and float64.
+"""Elementary functions without branches, for loops in vectors: float32 and float64.
 
-Every function takes any float (zero, subnormal, infinite, NaN) and returns what IEEE 754 and C99 Annex F say; the
+Every function takes any float (zero, subnormal, infinite, NaN), with the result of IEEE 754 and C99 Annex F. The
 greatest error is stated in ulps of the result, and tests/backends/test_cpu_math.py measures it.
 """
 
@@ -22,7 +22,7 @@ def _table(x: Real) -> Table:
 def _real_of(count: Whole) -> Real:
     """A small integer (two's complement, far below 2**fraction) as a real, without a conversion instruction.
 
-    Adding it to the bits of 1.5*2**fraction adds it to that number; AVX2 converts no 64-bit integers.
+    Adding it to the bits of 1.5*2**fraction adds it to this number. AVX2 cannot convert 64-bit integers.
     """
     form = count.unit.form
     magic = 1.5 * 2.0**form.fraction
@@ -50,7 +50,7 @@ def _between(x: Real, low: float, high: float) -> Real:
 
 
 def _reduced(x: Real) -> tuple[Whole, Real]:
-    """(n, r) with `x = n*log(2) + r` and |r| hardly above log(2)/2, for x where exp neither over- nor underflows."""
+    """(n, r) with `x = n*log(2) + r` and |r| hardly above log(2)/2, for an x without over- or underflow of exp."""
     form, table = x.unit.form, _table(x)
     magic = 1.5 * 2.0**form.fraction  # added to it, a small number is rounded to an integer, in the lowest bits
     shifted = fma(x, _LOG2_E, magic)
@@ -247,7 +247,7 @@ def power(x: Real, y: Real) -> Real:
 
 
 def _with_sign_of_power(x: Real, y: Real, result: Real) -> Real:
-    """|x|**y as x**y: negative for odd exponents, NaN for those that are not integers, but for infinities and zeros."""
+    """x**y from |x|**y: negative for an odd exponent; NaN for a finite negative base and an exponent of no integer."""
     form = x.unit.form
     integral = rint(y).equals(y)
     odd = integral & ~rint(y * 0.5).equals(y * 0.5)
@@ -259,8 +259,8 @@ def _with_sign_of_power(x: Real, y: Real, result: Real) -> Real:
 def _log_in_two(x: Real) -> tuple[Real, Real]:
     """log(x) as an unevaluated sum high + low; x positive and finite.
 
-    Its relative error is 2**-64 in float64 and 2**-30 in float32: a power turns it into an absolute one, multiplied by
-    the logarithm of the result, which is at most 745 and 104.
+    Its relative error is 2**-64 in float64 and 2**-30 in float32. A power turns it into an absolute error, multiplied
+    by the logarithm of the result: at most 745 and 104.
     """
     table = _table(x)
     exponent, mantissa = _split(x)

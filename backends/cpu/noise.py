@@ -1,4 +1,4 @@
-"""Noise on the CPU: written into arrays, or used as a gradient that is never written."""
+"""Noise on the CPU, written into arrays."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .threads import POLICY, Job
 def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:
     """Writes elements `offset` and on of the noise into a NumPy array or a PyTorch tensor.
 
-    It must be dense in memory, in the order of which its elements are counted; TensorError where it is not, or is of
+    The array must be dense; its elements count in the order of memory. TensorError for an array with gaps, or of
     another dtype than float32, float64, bfloat16 and float16.
     """
     _run(_kernel(noise, out), out, records([noise], offset, "float64")[None])
 
 
 def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
-    """Writes the noise of one direction into each line of a matrix, as `fill_noise` would: of `pairs[i]` into line i.
+    """Writes the noise of direction `pairs[i]` into line i of a contiguous matrix, as `fill_noise` would.
 
-    `noise` has one weight, which is every line's. The matrix is contiguous.
+    `noise` has one weight, used for every line.
     """
     _run(_kernel(noise, out), out, _records(noise, pairs, offset))
 
@@ -41,9 +41,9 @@ def fill_lines(out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) ->
 def fill_words(
     out: Any, *, seed: int, layer: int, step: int, pairs: Sequence[int], purpose: int = 0, offset: int = 0
 ) -> None:  # fmt: skip
-    """Writes random words into a contiguous matrix of uint32 (torch: or int32): of direction `pairs[i]` into line i.
+    """Writes the random words of direction `pairs[i]` into line i of a contiguous matrix of uint32 (torch: or int32).
 
-    Each element has a word of its own, the first that of element `offset`.
+    The first word of a line belongs to element `offset`.
     """
     if _dtype(out) not in ("uint32", "int32"):
         raise TensorError(f"random words are written into arrays of uint32, not of {_dtype(out)}")
@@ -52,15 +52,15 @@ def fill_words(
 
 
 def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
-    """A record for each direction and that direction, alike but for its number."""
+    """A line for each direction: a record, and the direction, which differs only in its number."""
     one = records([noise], offset, "float64")[: len(RECORD) + 2]
-    found = np.repeat(one[None], len(pairs), axis=0)
-    found[:, len(RECORD)] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
-    return found
+    lines = np.repeat(one[None], len(pairs), axis=0)
+    lines[:, len(RECORD)] = np.asarray(pairs, np.int64) & 0xFFFFFFFF
+    return lines
 
 
 def _kernel(noise: Noise, out: Any) -> Machine:
-    """What fills such an array."""
+    """The kernel that fills an array with noise."""
     dtype = _dtype(out)
     if dtype not in ITEM_SIZE:
         raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
@@ -116,7 +116,7 @@ def _check_memory(array: Any) -> None:
         writable, dense = array.flags.writeable, array.flags.forc
     else:
         writable = array.device.type == "cpu"
-        # In whatever order its dimensions lie in memory.
+        # Any order of its dimensions in memory will do.
         order = sorted(range(array.dim()), key=array.stride, reverse=True)
         dense = array.permute(order).is_contiguous()
     if not writable:

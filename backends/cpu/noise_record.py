@@ -1,4 +1,4 @@
-"""Noise as the cpu backend's kernels read it: the words of a record, and how many are made together."""
+"""Noise for the cpu backend's kernels: the words of a record, and the sizes of tiles and batches of words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ DIRECTIONS, COUNT, HIGH, STEP, OFFSET = (
 )
 KEY = RECORD.index("seed")  # the first of two words
 
-#: Elements of a tile, the part of a gradient that there is at once: with the words it is made of it fits in the
-#: nearest cache, and leaves room there.
+#: Elements of a tile, the part of a gradient in memory at a time: with its random words it fits in the nearest cache,
+#: and leaves room there.
 TILE = 2048
 
-#: Words that are made together, and the elements that they serve.
+#: Words made together, and the elements that they serve, by kind of values.
 BATCH_WORDS = 32
 BATCH = {"raw": 32, "normal": 32, "rademacher": 1024, "popcount": 128}

@@ -1,4 +1,4 @@
-"""Prints kernels that make noise: those that write it as a gradient, and those that use it as one, tile by tile."""
+"""Prints kernels with a gradient of noise, made tile by tile."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .philox import BLOCKS
 from .source import chunks_source, loop
 from .stage import StageWriter
 
-#: The numbers by which LLVM is told apart what does not overlap. A rule's parameter has the first, its gradient the
-#: second; sums are a table of their own where the gradient has another dtype.
+#: The numbers of memory that does not overlap, for LLVM. A rule's parameter has the first, its gradient the second; the
+#: sums have the third where the gradient has another dtype.
 _GRADIENT, _SUMS = 1, 2
 
 _LOCALS = {"noise", "offset", "gradient", "min", "max"}
 
 
 def estimate_source(program: Program, layout: Layout, values: Values) -> str:
-    """The source of a rule's kernel whose gradient is noise; BackendUnsupported as `require_estimate` says."""
+    """The source of a rule's kernel with noise for its gradient; BackendUnsupported as in `require_estimate`."""
     require_estimate("cpu", program, values)
     return noisy_source(program, layout, values)
 
 
 def noisy_source(program: Program, layout: Layout, values: str) -> str:
-    """The same, also of `raw` noise: the random words of its first direction, as they are."""
+    """The source of such a kernel, also for `raw` noise: the random words of its first direction."""
     write = _TileWriter(program, layout, program.stages[0], NOISE_NAMES | _LOCALS)
     body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
     lines = [
@@ -45,7 +45,7 @@ def noisy_source(program: Program, layout: Layout, values: str) -> str:
 
 
 class _TileWriter(StageWriter):
-    """A stage whose gradient is a tile in the stack."""
+    """A stage with its gradient in a tile in the stack."""
 
     def _address(self, name: str) -> str:
         return f"room({TILE * ITEM_SIZE[self.layout.dtype('g')]})" if name == "g" else super()._address(name)
@@ -55,7 +55,7 @@ class _TileWriter(StageWriter):
 
 
 def _tile_lines(batch: int, make: str, body: Sequence[str]) -> list[str]:
-    """The loop over tiles, in which `first` and `last` count elements of the noise, and over a tile's elements."""
+    """The loops over tiles and over a tile's elements; `first` and `last` count elements of the noise."""
     return [
         "noise = word(pointers, tensors + tensor)",
         f"offset = word(noise, {OFFSET})",
@@ -66,7 +66,7 @@ def _tile_lines(batch: int, make: str, body: Sequence[str]) -> list[str]:
 
 
 def _words() -> str:
-    """The function that writes a tile of raw words, in the place of a gradient."""
+    """The function that writes a tile of raw words in place of a gradient."""
     return "\n".join([
         "@compiled",
         "def gradient(noise, first, count, gradient_at):",

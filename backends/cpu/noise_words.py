@@ -1,7 +1,7 @@
-"""The words, beside those of kernels, in which noise is made: random words, and sums of the values they stand for.
+"""Further words for kernels of noise: random words, and sums of their values.
 
-Sums and words lie in tables of a function's own, in the stack. Values of bits and bytes are made by vectors of one
-width, which LLVM cuts to the processor's; normal ones by scalar instructions, which it joins to vectors.
+Sums and random words lie in tables in the function's stack. Values of bits and bytes are in vectors of one width; LLVM
+cuts them to the processor's. Normal numbers come from scalar instructions; LLVM joins them to vectors.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .words import _intrinsic as intrinsic
 from .words import _pointer as pointer
 from .words import made_once
 
-#: Elements that one use of a word adds to, by values.
+#: The elements that one call of `add_<values>` adds to.
 ADDED = {"rademacher": 32, "popcount": 32, "normal": 2}
 
 
 def _room() -> Any:
-    """`room(n)`: the address of n bytes of the stack, as long as the function runs; n is a literal."""
+    """`room(n)`: the address of n bytes of the stack, valid until the function returns; n is a literal."""
     from llvmlite import ir
     from numba import types
 
-    def generate(builder: Any, given: Any, _: Any) -> Any:
-        # Not in a loop, which would take more of the stack in each turn.
+    def generate(builder: Any, kinds: Any, _: Any) -> Any:
+        # Outside of loops: inside one, each turn would take more of the stack.
         with builder.goto_entry_block():
-            found = builder.alloca(ir.ArrayType(ir.IntType(8), given[0].literal_value))
-            found.align = 64
-        return builder.ptrtoint(found, ir.IntType(64))
+            memory = builder.alloca(ir.ArrayType(ir.IntType(8), kinds[0].literal_value))
+            memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
 
     return intrinsic(1, lambda count: types.int64 if isinstance(count, types.IntegerLiteral) else None, generate)
 
@@ -49,20 +49,20 @@ def _make_words() -> Any:
         low = builder.and_(block, ir.Constant(whole, 0xFFFFFFFF))
         high = builder.add(_entry(builder, noise, HIGH), builder.lshr(block, ir.Constant(whole, 32)))
         counter = builder.add(spread(builder, low, BLOCKS), lanes), high, pair, _entry(builder, noise, STEP)
-        made = generated(builder, counter, [_entry(builder, noise, KEY + i) for i in range(2)])
-        builder.store(made, pointer(builder, at, ir.Constant(whole, 0), made.type), align=8)
+        generated_words = generated(builder, counter, [_entry(builder, noise, KEY + i) for i in range(2)])
+        builder.store(generated_words, pointer(builder, at, ir.Constant(whole, 0), generated_words.type), align=8)
 
     return intrinsic(4, lambda at, noise, pair, block: types.void, generate)
 
 
 def _entry(builder: Any, record: Any, index: int) -> Any:
-    """A word of a record, which nothing changes while a kernel runs: LLVM may read it once for a whole loop."""
+    """A word of a record. It is constant during a kernel, so LLVM may read it once for a whole loop."""
     from llvmlite import ir
 
     whole = ir.IntType(64)
-    found = builder.load(pointer(builder, record, ir.Constant(whole, index), whole))
-    found.set_metadata("invariant.load", builder.module.add_metadata([]))
-    return found
+    value = builder.load(pointer(builder, record, ir.Constant(whole, index), whole))
+    value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return value
 
 
 def _add(generate: Any) -> Any:
@@ -76,7 +76,7 @@ def _add(generate: Any) -> Any:
 
 
 def _rademacher(builder: Any, _: Any, values: Any) -> None:
-    """32 elements of one word: by the weight, or minus it where a bit is set."""
+    """Adds to 32 elements, one for each bit of a word: the weight, or minus the weight where the bit is set."""
     from llvmlite import ir
 
     sums, index, words, weight = values
@@ -88,16 +88,16 @@ def _rademacher(builder: Any, _: Any, values: Any) -> None:
 
 
 def _popcount(builder: Any, _: Any, values: Any) -> None:
-    """32 elements of one byte each: by the weight times its set bits less 4, which is exact of a short weight."""
+    """Adds to 32 elements, one for each byte: the weight times (set bits - 4), exact for a short weight."""
     from llvmlite import ir
 
     sums, index, words, weight = values
     octets = ir.VectorType(ir.IntType(8), 32)
-    found = builder.load(pointer(builder, words, index, octets), align=8)
+    loaded = builder.load(pointer(builder, words, index, octets), align=8)
     count = builder.module.globals.get("llvm.ctpop.v32i8")
     count = count or ir.Function(builder.module, ir.FunctionType(octets, [octets]), "llvm.ctpop.v32i8")
-    whole = builder.sext(builder.sub(builder.call(count, [found]), constant(octets, 4)), _wide(ir.IntType(32)))
-    # Exact, so that it is the same where one instruction multiplies and adds.
+    whole = builder.sext(builder.sub(builder.call(count, [loaded]), constant(octets, 4)), _wide(ir.IntType(32)))
+    # The product is exact, so a fused multiply-add gives the same bits.
     product = builder.fmul(builder.sitofp(whole, _wide(weight.type)), spread(builder, weight, 32), flags=("contract",))
     where = pointer(builder, sums, index, product.type)
     builder.store(builder.fadd(builder.load(where, align=64), product, flags=("contract",)), where, align=64)
@@ -109,12 +109,12 @@ def _wide(element: Any) -> Any:
     return ir.VectorType(element, 32)
 
 
-def _normal(builder: Any, given: Any, values: Any) -> None:
-    """Two elements of two words, each by a product that is added to it before it is rounded."""
+def _normal(builder: Any, kinds: Any, values: Any) -> None:
+    """Adds to two elements from two words, each by a fused multiply-add."""
     from llvmlite import ir
 
     sums, index, words, weight = values
-    unit = Unit(builder, SINGLE if given[3].bitwidth == 32 else DOUBLE)
+    unit = Unit(builder, SINGLE if kinds[3].bitwidth == 32 else DOUBLE)
     first = builder.shl(index, ir.Constant(ir.IntType(64), 1))
     places = first, builder.or_(first, ir.Constant(ir.IntType(64), 1))
     pair = normal_pair(unit, *(builder.load(pointer(builder, words, i, ir.IntType(32))) for i in places))
@@ -123,7 +123,7 @@ def _normal(builder: Any, given: Any, values: Any) -> None:
         builder.store(fma(value, Real(unit, weight), Real(unit, builder.load(where))).value, where)
 
 
-#: How each word is made: `from rulec_backends.cpu.noise_words import room`.
+#: The makers of words, for `from rulec_backends.cpu.noise_words import room`.
 WORDS: Mapping[str, Callable[[], Any]] = {
     "room": _room, "make_words": _make_words, "add_rademacher": partial(_add, _rademacher),
     "add_popcount": partial(_add, _popcount), "add_normal": partial(_add, _normal),

@@ -10,9 +10,9 @@ from .tables import TABLES
 
 
 def normal_pair(unit: Unit, first: Any, second: Any) -> tuple[Real, Real]:
-    """The two numbers that two words, LLVM integers of 32 bits, stand for: as `rulec.arrays.random.normal` says.
+    """The two normal numbers of two words, LLVM integers of 32 bits, as in `rulec.arrays.random.normal`.
 
-    Each is off by at most 4 ulp.
+    The error of each is at most 4 ulp.
     """
     radius = sqrt(log(_uniform(unit, first)) * -2.0)
     cosine, sine = turned(_uniform(unit, second))
@@ -50,5 +50,5 @@ def _is_odd(count: Whole) -> Truth:
 
 
 def _negated(value: Real, quarter: Whole) -> Real:
-    """The value; its negative where bit 1 of `quarter` is set."""
+    """The value, or its negative where bit 1 of `quarter` is set."""
     return (value.bits() ^ ((quarter & 2) << (value.unit.form.bits - 2))).as_real()

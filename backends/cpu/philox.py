@@ -1,6 +1,6 @@
-"""Philox4x32-10 on vectors of blocks, as LLVM instructions: the rounds are those of `rulec.arrays.random`.
+"""Philox4x32-10 on vectors of blocks, as LLVM instructions, with the rounds of `rulec.arrays.random`.
 
-A word is kept in the lower half of 64 bits, where every processor's vectors multiply it by another to all of 64 bits.
+A word is in the lower half of 64 bits: vectors of all processors multiply two such words to 64 bits.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from rulec.arrays.random import rounds
 
 from .lanes import DOUBLE, Unit, Whole
 
-#: Blocks that are made together: their number fills one register of 512 bits, or two of 256.
+#: Blocks made together: they fill one register of 512 bits, or two of 256.
 BLOCKS = 8
 
 
 class Word(Whole):
-    """A word of each block: an LLVM vector of 64-bit integers, or one integer while all are alike."""
+    """A word of each block: an LLVM vector of 64-bit integers, or one integer while all words are equal."""
 
     def instruction(self, name: str, other: Whole | int) -> Word:
         a, b = self.value, other.value if isinstance(other, Whole) else constant(self.value.type, other)
@@ -33,7 +33,7 @@ class Word(Whole):
 
 
 def constant(kind: Any, number: float) -> Any:
-    """A number of an LLVM type, in each lane where that is a vector."""
+    """A number of an LLVM type; for a vector type, the same in each lane."""
     from llvmlite import ir
 
     if isinstance(kind, ir.VectorType):
@@ -42,7 +42,7 @@ def constant(kind: Any, number: float) -> Any:
 
 
 def spread(builder: Any, value: Any, count: int) -> Any:
-    """A vector with this value in each of so many lanes."""
+    """A vector with this value in each of `count` lanes."""
     from llvmlite import ir
 
     one = builder.insert_element(ir.Constant(ir.VectorType(value.type, count), ir.Undefined), value, _lane(0))
@@ -56,9 +56,9 @@ def _lane(index: int) -> Any:
 
 
 def generated(builder: Any, counter: Sequence[Any], key: Sequence[Any]) -> Any:
-    """Four words of each block, block by block, as one vector of 64-bit integers that have two words each.
+    """Four words of each block, block by block, as one vector of 64-bit integers with two words each.
 
-    `counter` and `key` are LLVM values of 64 bits below 2**32: integers but for the counter's first, a vector.
+    `counter` and `key` are LLVM values of 64 bits below 2**32. The first of `counter` is a vector, all others integers.
     """
     from llvmlite import ir
 

@@ -1,7 +1,7 @@
-"""Prints a program as a kernel of the cpu backend: Python that Numba compiles, one line for each named value.
+"""Prints a program as a kernel of the cpu backend: Python code for Numba, one line for each named value.
 
 A program of one elementwise stage is a function of a range of elements. Any other has a function for each stage, of one
-chunk: of elements alike, or, where rows and columns matter, of some rows and columns of a tensor's matrices.
+chunk: a range of elements, or some rows and columns of a tensor's matrices where the stage sees them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..comment import docstring, left_by
 from .source import elements_source, loop, stages_source
 from .stage import StageWriter
 
-#: Reductions in one function, at most: Numba looks through all lines of a function for each variable that is changed.
+#: Reductions in one function, at most: Numba searches all lines of a function for each changed variable.
 MOST_REDUCED = 32
 
-#: The line that reads the range of elements of a chunk; and the lines that read its matrices, rows and columns.
+#: The line that reads a chunk's range of elements, and the lines that read its matrices, rows and columns.
 ELEMENTS = "start, stop = word(place, 1), word(place, 2)"
 _SHAPE = [
     f"{a}, {b} = word(place, {CHUNK_COLUMNS.index(a)}), word(place, {CHUNK_COLUMNS.index(b)})"
@@ -30,7 +30,7 @@ _SHAPE = [
 
 
 def kernel_source(program: Program, layout: Layout) -> str:
-    """The source of a program's kernel; BackendUnsupported for an operation that no word is for."""
+    """The source of a program's kernel; BackendUnsupported for an operation without a word."""
     row_bytes = 8 * len(program.columns)
     title = f"{program.name}: the cpu kernel for {layout.text()}"
     if program.elementwise:
@@ -42,13 +42,13 @@ def kernel_source(program: Program, layout: Layout) -> str:
 
 
 def _parts_lines(program: Program, layout: Layout, stage: Stage) -> list[list[str]]:
-    """The bodies of the functions that run a stage on one chunk, one after the other; none where it does nothing."""
+    """The bodies of a stage's functions on one chunk, in the order of their calls; none for an empty stage."""
     shaped = is_shaped(program, stage, layout)
     return [_stage_lines(StageWriter(program, layout, part), shaped) for part in _parts(stage)]
 
 
 def _parts(stage: Stage) -> list[Stage]:
-    """A stage as passes of a few reductions each, stores in the last: what others read must not be overwritten."""
+    """A stage as passes of a few reductions each. The stores come in the last, after all reads."""
     if not stage.roots:
         return []
     cuts = range(0, max(len(stage.reduces), 1), MOST_REDUCED)
@@ -57,10 +57,10 @@ def _parts(stage: Stage) -> list[Stage]:
 
 
 def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
-    """The body of the function that runs a stage, or a part of one, on one chunk."""
-    given = [*(_SHAPE if shaped else [ELEMENTS]), *write.address_lines(), *write.scalar_lines()]
+    """The body of the function of a stage, or of a part of a stage, on one chunk."""
+    before = [*(_SHAPE if shaped else [ELEMENTS]), *write.address_lines(), *write.scalar_lines()]
     lines = written(write.nest.levels(shaped), _Loops(write, shaped))
-    return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *given, *lines]
+    return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *before, *lines]
 
 
 class _Loops:
@@ -71,7 +71,7 @@ class _Loops:
         self.has_columns = write.nest.sees(COL)
 
     def enter(self, level: Level) -> list[str]:
-        """Values of a row or a matrix, emptied slots of its columns, and what a loop keeps in variables."""
+        """Values of a row or a matrix, first values for slots of its columns, and the variables of reductions."""
         emptied = self.write.empty_lines(level.empties)
         return [
             *["back = (line - matrix) * width"] * (level.place == ROW and self.has_columns),
@@ -91,11 +91,11 @@ class _Loops:
         return loop("i", "start", "stop", body)
 
     def leave(self, level: Level) -> list[str]:
-        """What a row, or a chunk, is reduced to."""
+        """The stores of the reductions of a row or a chunk."""
         return self.write.end_lines(level.totals, "line" if level.place == ROW else "chunk")
 
     def element(self) -> list[str]:
-        """What is done with one element."""
+        """The statements for one element."""
         write = self.write
         return [
             *["j = i - back"] * self.has_columns, *write.load_lines(), *write.vector_lines(ELEMENT, COL),

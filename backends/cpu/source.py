@@ -1,4 +1,4 @@
-"""The source text around printed stages: the loop over chunks, the words it imports, and how lines are indented."""
+"""The source text around printed stages: the loop over chunks, imports of words, and indentation."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ tensors, row_index, rows = word(job, {TENSORS}), word(job, {ROW_INDEX}), word(jo
 
 _STAGE = f"stage, pointers = word(job, {STAGE}), word(job, {POINTERS})"
 
-#: What is done with a chunk of elements alike.
+#: The statements for a chunk of elements.
 _ELEMENTS = f"""\
 tensor = word(chunks, 3 * chunk)
 row = rows + word(row_index, tensor) * <row bytes>
 start, stop = word(chunks, 3 * chunk + 1), word(chunks, 3 * chunk + 2)
 elements(word(job, {POINTERS}), tensors, tensor, row, start, stop)"""
 
-#: The same with a chunk of any stage, before the stage is chosen.
+#: The first statements for a chunk of any stage, before the choice of the stage.
 _CHUNK = """\
 place = chunks + chunk * <chunk bytes>
 tensor = word(place, 0)
@@ -45,25 +45,25 @@ row = rows + word(row_index, tensor) * <row bytes>"""
 
 
 def spans_kernel(what: str, before: Sequence[str], body: Sequence[str]) -> str:
-    """The entry of a kernel that takes spans: lines before its loop, and what it does with one."""
+    """The entry of a kernel over spans: the lines before its loop, and the statements for one span."""
     inside = "\n".join(_indented(_indented(body)))
     text = _KERNEL.replace("<what>", what).replace("<before>", "\n".join(_indented(before)))
     return text.replace("<body>", inside)
 
 
 def _chunks_kernel(before: Sequence[str], body: Sequence[str]) -> str:
-    """The same, where spans are of chunks."""
+    """The entry of a kernel over spans of chunks."""
     chunks = loop("chunk", "word(spans, 2 * span)", "word(spans, 2 * span + 1)", body)
     return spans_kernel("spans of chunks", [*_TABLES.splitlines(), *before], chunks)
 
 
 def elements_source(title: str, before: Sequence[str], body: Sequence[str], row_bytes: int) -> str:
-    """The source of a kernel with one stage of elements: lines before the loop over them, and in it."""
+    """The source of a kernel with one stage of elements: the lines before the loop over elements, and its body."""
     return chunks_source(title, [], [*before, *loop("i", "start", "stop", body)], row_bytes)
 
 
 def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], row_bytes: int) -> str:
-    """The source of a kernel with these functions, whose lines take elements start to stop of one tensor."""
+    """The source of a kernel with these functions; `lines` work on elements `start` to `stop` of one tensor."""
     elements = [
         "@compiled",
         "def elements(pointers, tensors, tensor, row, start, stop):",
@@ -75,7 +75,7 @@ def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], ro
 
 
 def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_bytes: int, row_bytes: int) -> str:
-    """The source of a kernel with the bodies of these stages' functions; a stage without one does nothing."""
+    """The source of a kernel with the bodies of these stages' functions; an empty stage has none."""
     functions, calls = [], []
     for index, parts in enumerate(stages):
         calls += [f"if stage == {index}:"] * bool(parts)
@@ -91,7 +91,7 @@ def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_b
 
 
 def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
-    """The lines of a loop over whole numbers; none where nothing is done in it."""
+    """The lines of a loop over whole numbers; none for an empty body."""
     if not body:
         return []
     return [f"for {name} in range({start}, {stop}):", *_indented(body)]
@@ -102,7 +102,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 
 def kernel_text(title: str, text: str) -> str:
-    """A file of this text, with the words that it imports."""
+    """A file of this text, after the imports of its words."""
     return f'"""{title}. Printed by rulec."""\n\n{_imports(text)}\n\n\n{text}'
 
 

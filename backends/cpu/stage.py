@@ -1,4 +1,4 @@
-"""Prints one stage of a program: the names of what it reads and writes, and the words that load and store them."""
+"""Prints one stage of a program: the names of its arrays and values, and the words that load and store them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OPS: OpTable = {
     Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
 }  # fmt: skip
 
-#: Exponents with a word of their own: faster than `power`, and as accurate. Small whole ones are products already.
+#: Words for single exponents: faster than `power`, and as accurate. Small whole exponents are products already.
 _POWERS = {-1.0: "inverse", -2.0: "inverse_square", 0.5: "root", -0.5: "inverse_root"}
 
-#: The word that takes one more number into a reduction, and what reducing nothing gives.
+#: The word that joins one more number to a reduction, and the reduction of no numbers.
 _REDUCTIONS = {Op.SUM: ("accumulate", "0.0"), Op.MIN: ("lowest", "inf"), Op.MAX: ("highest", "-inf")}
 
-#: Where among its like the value of a row, column or matrix is, in the loops of a stage that sees matrices.
+#: The index of a value of elements, rows, columns or matrices, in the loops of a stage that sees matrices.
 INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
 
 _LOCALS = {
@@ -43,8 +43,8 @@ _LOCALS = {
 class StageWriter:
     """The names of one stage's buffers, vectors, reductions and addresses, and the words that load and store them.
 
-    `names` are buffers' old values, vectors, and what is reduced so far; `at` are their addresses. Nothing of a rule is
-    called as a word of the kernel, nor as one that is `reserved`.
+    `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses. None of them is a
+    word of kernels or in `reserved`.
     """
 
     def __init__(self, program: Program, layout: Layout, stage: Stage, reserved: Collection[str] = ()) -> None:
@@ -66,11 +66,11 @@ class StageWriter:
     # Lines before the loops
 
     def address_lines(self) -> list[str]:
-        """Where lies what the stage reads and writes: the table has a line of all tensors for each name."""
+        """The addresses of the stage's arrays, from a table with a line of all tensors for each name."""
         return self.addresses({*self.nest.buffers, *self.stage.reads, *(r.name for r in self.stage.reduces)})
 
     def addresses(self, names: Collection[str]) -> list[str]:
-        """Where these lie."""
+        """The addresses of these arrays."""
         return [f"{self.at[name]} = {self._address(name)}" for name in self.lines if name in names]
 
     def _address(self, name: str) -> str:
@@ -80,15 +80,15 @@ class StageWriter:
         return f"word(pointers, {start})" + (f" + 8 * word(place, {CHUNK_COLUMNS.index(column)})" if column else "")
 
     def _slots(self, name: str) -> str:
-        """Which slots of a chunk's own a reduction has, by its place."""
+        """The place of a reduction, empty for any other name."""
         return next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
 
     def scalar_lines(self) -> list[str]:
-        """Each column of the scalar table that the stage reads, under its name."""
+        """The variables for columns of the scalar table."""
         return [f"{self.printer.column(i)} = {self._scalar(i)}" for i in self.printer.columns_used()]
 
     def _scalar(self, column: int) -> str:
-        """A column of the table, where truth is 1 and 0, in the compute dtype or as true or false."""
+        """A column of the table, in the compute dtype, or as a truth where it has 1 and 0."""
         number = f"number(row, {column})"
         if is_boolean(self.program.columns[column].value):
             return f"{number} != 0.0"
@@ -100,7 +100,7 @@ class StageWriter:
     # Values of the parameter's shape
 
     def load_lines(self) -> list[str]:
-        """Each buffer's element before this step, in the compute dtype, under its name."""
+        """The variables for each buffer's old element, in the compute dtype."""
         return [f"{self.names[b]} = {self._load(b)}" for b in self.printer.loads()]
 
     def _load(self, buffer: str) -> str:
@@ -113,7 +113,7 @@ class StageWriter:
         return f"-{text}" if self.layout.maximize and buffer == "g" else text
 
     def value_lines(self) -> list[str]:
-        """Each named value."""
+        """The variables for named values."""
         return [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
 
     def store_lines(self) -> list[str]:
@@ -124,17 +124,17 @@ class StageWriter:
         ]
 
     def _element(self, name: str, index: str = "i") -> str:
-        """Address, index, and the number by which LLVM is told that what has different numbers does not overlap."""
+        """Address, index and number of an array: LLVM knows that arrays of different numbers do not overlap."""
         return f"{self.at[name]}, {index}, {self.lines.index(name)}"
 
     # Bits of the same elements, for the limit
 
     def moved(self) -> list[str]:
-        """The buffers and vectors of which the stage loads every element."""
+        """The buffers and vectors with all elements loaded in the stage."""
         return [*self.printer.loads(), *(v.name for v in self.nest.read(ELEMENT))]
 
     def load_bits_lines(self) -> list[str]:
-        """The bits of the elements that the stage loads, under their names."""
+        """The variables for the bits of loaded elements."""
         return [f"{self.names[n]} = load_bits_{self._storage(n)}({self._element(n)})" for n in self.moved()]
 
     def store_bits(self, buffer: str, bits: str) -> str:
@@ -142,7 +142,7 @@ class StageWriter:
         return f"store_bits_{self._storage(buffer)}({self._element(buffer)}, {bits})"
 
     def store_zero(self, reduction: str, index: str, bits: str) -> str:
-        """The statement that stores bits, which are zero, in a slot."""
+        """The statement that stores bits, all zero, in a slot."""
         return f"store_bits_float64({self._element(reduction, index)}, {bits})"
 
     def _storage(self, name: str) -> str:
@@ -151,7 +151,7 @@ class StageWriter:
     # Vectors
 
     def vector_lines(self, *places: str) -> list[str]:
-        """Each vector that has its values at one of these places, under its name."""
+        """The variables for vectors with values at one of these places."""
         return [f"{self.names[v.name]} = {self._vector(v, INDEX[self.nest.place(v)])}" for v in self.nest.read(*places)]
 
     def _vector(self, vector: Result, index: str) -> str:
@@ -161,7 +161,7 @@ class StageWriter:
     # Reductions
 
     def begin_lines(self, totals: Iterable[Result]) -> list[str]:
-        """Reductions that a loop keeps in variables, before it."""
+        """The variables of reductions before a loop, with their first values."""
         return [f"{self.names[r.name]} = {self._nothing(r)}" for r in totals]
 
     def _nothing(self, reduction: Result) -> str:
@@ -169,7 +169,7 @@ class StageWriter:
         return nothing if reduction.value.op is Op.SUM else f"{self.layout.compute}({nothing})"
 
     def reduce_lines(self) -> list[str]:
-        """The statements that take one element into reductions: those kept in variables, then those of columns."""
+        """The statements that join one element to reductions: in variables, then in slots of columns."""
         kept = self.nest.totals(ROW, TENSOR)
         lines = [f"{self.names[r.name]} = {self._taken_in(r, self.names[r.name])}" for r in kept]
         slots = [(r, self._element(r.name, "j")) for r in self.nest.totals(COL)]
@@ -179,13 +179,13 @@ class StageWriter:
         return f"{_REDUCTIONS[reduction.value.op][0]}({so_far}, {bare(self.printer.text(reduction.value.args[0]))})"
 
     def end_lines(self, totals: Iterable[Result], index: str) -> list[str]:
-        """The statements that leave reductions kept in variables in a slot."""
+        """The statements that store the variables of reductions in slots."""
         return [f"store_float64({self._element(r.name, index)}, {self.names[r.name]})" for r in totals]
 
     def empty_lines(self, totals: Iterable[Result]) -> list[str]:
-        """The statements that empty the slots of a column."""
-        found = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in totals]
-        return [f"store_float64({slot}, float64({nothing}))" for slot, nothing in found]
+        """The statements that write first values into the slots of a column."""
+        slots = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in totals]
+        return [f"store_float64({slot}, float64({nothing}))" for slot, nothing in slots]
 
 
 class _Printer(StagePrinter):

@@ -1,4 +1,4 @@
-"""A kernel of several stages, or of one that reduces or reads more than buffers, bound to tensors."""
+"""A kernel bound to tensors: of several stages, or of a stage with reductions, vectors or inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .threads import POLICY, Job
 
 
 class StagedCall(PlannedCall):
-    """A kernel of this backend bound to the parameters and states of one bucket."""
+    """A kernel of the cpu backend bound to the parameters and states of one bucket."""
 
     backend = "cpu"
 

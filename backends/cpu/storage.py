@@ -1,8 +1,8 @@
-"""How a number lies in memory: float64, float32, and the two 16-bit formats that are computed with in float32.
+"""Numbers in memory: float64, float32, and two 16-bit formats with arithmetic in float32.
 
-Widening is exact. Narrowing rounds once, to nearest and halves to even, whatever the width it starts from; what is too
-large becomes infinite. A NaN stays a NaN, in bfloat16 if the lower half of its bits is zero: so are those of NaNs that
-were loaded as bfloat16 or that arithmetic makes, and of `ordinary` ones.
+Widening is exact. Narrowing rounds once, to nearest and halves to even, from any width; too large numbers become
+infinite. A NaN stays a NaN. In bfloat16 this needs zeros in the lower half of its bits, as in NaNs loaded from
+bfloat16, in NaNs of arithmetic, and after `ordinary`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STORAGES = ("float64", "float32", "float16", "bfloat16")
 
 
 def memory_type(storage: str) -> Any:
-    """The LLVM type of an element; bfloat16 is moved as an integer, for no instruction computes with it."""
+    """The LLVM type of an element; bfloat16 moves as an integer, as no instruction computes with it."""
     from llvmlite import ir
 
     types = {
@@ -29,7 +29,7 @@ def memory_type(storage: str) -> Any:
 
 
 def widen(builder: Any, value: Any, storage: str) -> Any:
-    """The LLVM value of an element just loaded, as a double where it is one and else as a float."""
+    """The LLVM value of a loaded element: a double for float64, else a float."""
     from llvmlite import ir
 
     if storage == "float16":
@@ -55,12 +55,12 @@ def narrow(value: Real, storage: str) -> Any:
 
 
 def ordinary(value: Real) -> Real:
-    """The value; any NaN as the one NaN that has only its highest fraction bit set."""
+    """The value, with one NaN for all: only the highest bit of its fraction is set."""
     return where(value.is_nan(), math.nan, value)
 
 
 def _to_odd_single(value: Real) -> Real:
-    """A double as a float, rounded to odd: rounding that once more to 16 bits gives what one rounding gives."""
+    """A double rounded to odd as a float: rounding it once more to 16 bits gives the result of one rounding."""
     from llvmlite import ir
 
     builder = value.unit.builder

@@ -1,7 +1,7 @@
-"""The constants of `cpu_math`, for float32 and float64.
+"""The constants of `cpu.math`, for float32 and float64.
 
 The polynomials are minimax fits (Remez, 90 digits, the relative error of the whole function as the measure) on the
-intervals stated beside them; each leaves an error below 1/20 of an ulp of the function it serves.
+stated intervals. The error of each is below 1/20 of an ulp of its function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .lanes import DOUBLE, SINGLE
 class Table:
     """The constants of one format.
 
-    `ln2_high` has so few bits that its product with any exponent is exact; `ln2_low` is what it lacks of log 2.
+    `ln2_high` has few bits: its product with any exponent is exact. `ln2_low` is log 2 - `ln2_high`.
     """
 
     ln2_high: float

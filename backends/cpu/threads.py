@@ -1,9 +1,9 @@
 """Runs a kernel on one job with several threads.
 
-A kernel takes spans of work from its job until none is left, so a job may be run by any number of threads, and a thread
-that comes late does no harm. Where PyTorch has loaded an OpenMP library, its threads are used: they are awake after a
-backward pass, and no second set competes with them. Otherwise Python threads are, which wait for work in a queue and
-run it without the global lock.
+A kernel takes spans of work from its job until none is left, so any number of threads may run a job, and a late thread
+does no harm. Where PyTorch has loaded an OpenMP library, its threads run the job: they are awake after a backward pass,
+and no second set competes with them. Otherwise Python threads wait for jobs in a queue, and run them without the global
+lock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from queue import SimpleQueue
 from rulec.errors import RulecError
 from rulec.kernel.bucket.chunks import Policy
 
-#: Positions in a job, in 64-bit words. What threads write has a cache line of its own.
+#: Positions in a job, in 64-bit words. The two words written by threads have separate cache lines.
 NEXT_SPAN, ACTIVE = 0, 8
 SPANS, SPAN_TABLE, CHUNK_TABLE, POINTERS, TENSORS, ROW_INDEX, ROWS, STAGE = range(16, 24)
 
 Job = ctypes.c_int64 * 24
 
-#: Below this many spans, waking Python threads costs more than they save.
+#: With fewer spans than this, waking Python threads costs more than they save.
 _FEW_SPANS = 8
 
 #: Spans for each thread, where there is work enough.
@@ -38,12 +38,12 @@ _Work = tuple[_Run, "ctypes.Array[ctypes.c_int64]"]
 
 
 def run(kernel: _Run, address: int, job: ctypes.Array[ctypes.c_int64]) -> None:
-    """Runs the kernel (`address` is that of its C function) until the job is done and no thread is at it any more."""
+    """Runs the kernel until the job is done and no thread is in it. `address` is of the kernel's C function."""
     spans = job[SPANS]
     if spans > 1:
         openmp = _openmp("torch" in sys.modules)
         if openmp is not None:
-            # Always as many threads: a team that changes its size from job to job ends some and starts others.
+            # Always the same number of threads: a team that changes its size ends some threads and starts others.
             openmp(address, ctypes.addressof(job), asked_for(), 0)
             return
         if spans >= _FEW_SPANS and thread_count() > 1:
@@ -54,7 +54,7 @@ def run(kernel: _Run, address: int, job: ctypes.Array[ctypes.c_int64]) -> None:
 
 @functools.cache
 def asked_for() -> int:
-    """The threads that RULEC_NUM_THREADS asks for; 0 where it is not set."""
+    """RULEC_NUM_THREADS; 0 where it is not set. RulecError where it is no number."""
     text = os.environ.get("RULEC_NUM_THREADS", "0")
     if not text.isdecimal():
         raise RulecError(f"RULEC_NUM_THREADS is {text!r}: set it to a number of threads, or unset it")
@@ -63,27 +63,27 @@ def asked_for() -> int:
 
 @functools.cache
 def thread_count() -> int:
-    """How many Python threads run a kernel: as many as asked for, else the processors this process may use."""
+    """The number of Python threads for a kernel: RULEC_NUM_THREADS, else the processors of this process."""
     if asked_for():
         return asked_for()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-#: How a bucket is shared out among threads.
+#: The division of a bucket's work into spans.
 POLICY = Policy(spans=lambda: SPANS_PER_THREAD * thread_count())
 
 
 @functools.cache
 def _openmp(torch_is_loaded: bool) -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel(function, argument, threads, flags)` of PyTorch's OpenMP, 0 threads meaning its own number.
+    """`GOMP_parallel(function, argument, threads, flags)` of PyTorch's OpenMP; 0 threads mean its own number.
 
-    None where PyTorch is not loaded, has another OpenMP, or this process is a fork: GNU's does not survive one.
+    None without PyTorch, with another OpenMP, or in a forked process: GNU's OpenMP does not survive a fork.
     """
     if not torch_is_loaded or _FORKED or not sys.platform.startswith("linux"):
         return None
     for name in _loaded_openmp():
         try:
-            # Only a library that is loaded already; none is loaded here.
+            # This finds a loaded library, and loads none.
             parallel = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
         except (OSError, AttributeError):
             continue
@@ -94,11 +94,11 @@ def _openmp(torch_is_loaded: bool) -> Callable[[int, int, int, int], None] | Non
 
 
 def _loaded_openmp() -> list[str]:
-    """The GNU OpenMP libraries that this process has mapped, PyTorch's own first: wheels rename theirs."""
+    """The GNU OpenMP libraries mapped in this process, PyTorch's first: its wheels rename the file."""
     home = str(Path(getattr(sys.modules["torch"], "__file__", None) or "torch").parent)
     mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    found = sorted(path for path in mapped if Path(path).name.startswith("libgomp"))
-    return [*(p for p in found if p.startswith(home)), "libgomp.so.1"]
+    paths = sorted(path for path in mapped if Path(path).name.startswith("libgomp"))
+    return [*(p for p in paths if p.startswith(home)), "libgomp.so.1"]
 
 
 class _Team:

@@ -1,7 +1,7 @@
-"""The words that a printed kernel is written in, as Numba intrinsics: loads, stores, elementary functions, atomics.
+"""The words of printed kernels, as Numba intrinsics: loads, stores, elementary functions, atomics.
 
-Numba is imported inside the functions below, which run when a kernel is compiled and never when one is printed or
-loaded from the cache. Addresses are int64 throughout, because Numba adds int64 and uint64 to a float.
+The functions below import Numba. They run when a kernel is compiled, and never when one is printed or loaded from the
+cache. All addresses are int64, because Numba adds int64 and uint64 to a float.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import math as cpu_math
 from . import storage as cpu_storage
 from .lanes import DOUBLE, SINGLE, Real, Truth, Unit
 
-#: Functions of reals of one format, by the name they have in a kernel.
+#: Functions of reals of one format, by their names in kernels.
 FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "sqrt": cpu_lanes.sqrt,
     "rsqrt": cpu_math.rsqrt,
@@ -48,7 +48,7 @@ _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of 
 
 
 def made_once(module: str, words: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of words, each made at its first import, so that printing needs no Numba."""
+    """The `__getattr__` of a module of words. Each word is made at its first import, so printing needs no Numba."""
 
     @functools.cache
     def word(name: str) -> Any:
@@ -60,14 +60,14 @@ def made_once(module: str, words: Mapping[str, Callable[[], Any]]) -> Callable[[
 
 
 def _of_numba(name: str) -> Any:
-    """A type."""
+    """A type of Numba."""
     import numba
 
     return getattr(numba, name)
 
 
 def _compiled() -> Any:
-    """What functions of a kernel are decorated with."""
+    """The decorator of a kernel's functions."""
     from numba import njit
 
     # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
@@ -75,7 +75,7 @@ def _compiled() -> Any:
 
 
 def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
-    """A word of so many arguments."""
+    """A word of `arity` arguments."""
     from numba.core.typing.templates import Signature
     from numba.extending import intrinsic
 
@@ -90,7 +90,7 @@ def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
 
         return Signature(result, types, None), emit  # type: ignore[no-untyped-call]
 
-    # Numba reads the number of arguments from the function it is given.
+    # Numba reads the number of arguments from the signature of the function.
     shapes: dict[int, Callable[..., Any]] = {
         1: lambda context, a: define(a),
         2: lambda context, a, b: define(a, b),
@@ -103,13 +103,13 @@ def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
 def _function(formula: Callable[..., Real | Truth], arity: int) -> Any:
     from numba import types
 
-    def signature(*given: Any) -> Any:
-        if not isinstance(given[0], types.Float) or len(set(given)) != 1:
+    def signature(*kinds: Any) -> Any:
+        if not isinstance(kinds[0], types.Float) or len(set(kinds)) != 1:
             return None
-        return types.boolean if formula is cpu_math.isfinite else given[0]
+        return types.boolean if formula is cpu_math.isfinite else kinds[0]
 
-    def generate(builder: Any, given: Any, values: Any) -> Any:
-        unit = _unit(builder, given[0])
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        unit = _unit(builder, kinds[0])
         return formula(*(Real(unit, v) for v in values)).value
 
     return _intrinsic(arity, signature, generate)
@@ -142,9 +142,9 @@ def _peek(name: str) -> Any:
 
 
 def _accumulate() -> Any:
-    """`accumulate(total, x)`: a float64 sum and one number more, in whatever order makes a loop of them vectors.
+    """`accumulate(total, x)`: adds one number to a float64 sum, in any order that lets LLVM vectorise the loop.
 
-    The one operation that LLVM may reassociate: which partial sums a loop has depends on its length alone.
+    Only this operation may be reassociated. The partial sums of a loop follow from its length alone.
     """
     from llvmlite import ir
     from numba import types
@@ -152,8 +152,8 @@ def _accumulate() -> Any:
     def signature(total: Any, value: Any) -> Any:
         return total if total == types.float64 and isinstance(value, types.Float) else None
 
-    def generate(builder: Any, given: Any, values: Any) -> Any:
-        wide = values[1] if given[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        wide = values[1] if kinds[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
         return builder.fadd(values[0], wide, flags=("reassoc",))
 
     return _intrinsic(2, signature, generate)
@@ -168,10 +168,10 @@ def _extreme(name: str) -> Any:
         floats = isinstance(best, types.Float) and isinstance(value, types.Float)
         return best if floats and value.bitwidth <= best.bitwidth else None
 
-    def generate(builder: Any, given: Any, values: Any) -> Any:
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
         best, value = values
         kind = best.type
-        if given[0] != given[1]:
+        if kinds[0] != kinds[1]:
             value = builder.fpext(value, kind)
         function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind]))
         return builder.call(function, [best, value])
@@ -180,7 +180,7 @@ def _extreme(name: str) -> Any:
 
 
 def _fetch_add() -> Any:
-    """`fetch_add(at, n)`: the int64 at an address, which grows by n in the same instant."""
+    """`fetch_add(at, n)`: adds n to the int64 at an address, atomically, and returns the old number."""
     from llvmlite import ir
     from numba import types
 
@@ -192,7 +192,7 @@ def _fetch_add() -> Any:
 
 
 def _popcount() -> Any:
-    """`popcount(word)`: how many bits of an int64 are set; one instruction, of vectors too, where the processor can."""
+    """`popcount(word)`: the number of set bits of an int64; one instruction, also of vectors, on newer processors."""
     from llvmlite import ir
     from numba import types
 
@@ -205,7 +205,7 @@ def _popcount() -> Any:
 
 
 def _element(storage: str, as_bits: bool) -> Any:
-    """The LLVM type in which an element is moved."""
+    """The LLVM type for moving an element."""
     from llvmlite import ir
 
     kind = cpu_storage.memory_type(storage)
@@ -213,7 +213,7 @@ def _element(storage: str, as_bits: bool) -> Any:
 
 
 def _load(storage: str, as_bits: bool) -> Any:
-    """`load_<storage>(at, i, buffer)`: element i as float64 where it is stored so, else float32.
+    """`load_<storage>(at, i, buffer)`: element i as a float64 if stored as one, else a float32.
 
     `load_bits_<storage>(at, i, buffer)`: its bits as an int64.
     """
@@ -222,32 +222,32 @@ def _load(storage: str, as_bits: bool) -> Any:
 
     result = types.int64 if as_bits else types.float64 if storage == "float64" else types.float32
 
-    def generate(builder: Any, given: Any, values: Any) -> Any:
-        found = builder.load(_pointer(builder, values[0], values[1], _element(storage, as_bits)), align=1)
-        _tell_apart(builder, found, given[2].literal_value)
-        return builder.zext(found, ir.IntType(64)) if as_bits else cpu_storage.widen(builder, found, storage)
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        element = builder.load(_pointer(builder, values[0], values[1], _element(storage, as_bits)), align=1)
+        _tell_apart(builder, element, kinds[2].literal_value)
+        return builder.zext(element, ir.IntType(64)) if as_bits else cpu_storage.widen(builder, element, storage)
 
     return _intrinsic(3, lambda at, index, buffer: result, generate)
 
 
 def _store(storage: str, as_bits: bool) -> Any:
-    """`store_<storage>(at, i, buffer, value)`: element i becomes the value, as cpu_storage says.
+    """`store_<storage>(at, i, buffer, value)`: writes a value into element i, rounded as in `cpu.storage`.
 
-    `store_bits_<storage>(at, i, buffer, bits)`: it becomes the low bits of an int64.
+    `store_bits_<storage>(at, i, buffer, bits)`: writes the low bits of an int64.
     """
     from numba import types
 
     def signature(at: Any, index: Any, buffer: Any, value: Any) -> Any:
         return types.void if as_bits or isinstance(value, types.Float) else None
 
-    def generate(builder: Any, given: Any, values: Any) -> Any:
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
         element = _element(storage, as_bits)
         if as_bits:
             narrow = builder.trunc(values[3], element)
         else:
-            narrow = cpu_storage.narrow(Real(_unit(builder, given[3]), values[3]), storage)
+            narrow = cpu_storage.narrow(Real(_unit(builder, kinds[3]), values[3]), storage)
         pointer = _pointer(builder, values[0], values[1], element)
-        _tell_apart(builder, builder.store(narrow, pointer, align=1), given[2].literal_value)
+        _tell_apart(builder, builder.store(narrow, pointer, align=1), kinds[2].literal_value)
 
     return _intrinsic(4, signature, generate)
 
@@ -257,18 +257,18 @@ def _unit(builder: Any, kind: Any) -> Unit:
     return Unit(builder, SINGLE if kind.bitwidth == 32 else DOUBLE)
 
 
-#: Buffers of one kernel that LLVM is told do not overlap; what is beyond is checked while it runs.
+#: Buffers of one kernel that LLVM knows not to overlap; it checks further ones during the run.
 _TOLD_APART = 32
 
 
 def _tell_apart(builder: Any, access: Any, buffer: int) -> None:
-    """Promise LLVM that buffers of different numbers do not overlap, so that the loop vectorises without checks."""
+    """Promises LLVM that buffers of different numbers do not overlap: the loop vectorises without checks."""
     module = builder.module
     if not hasattr(module, "rulec_scopes"):
         module.rulec_scopes = _scopes(module)
     if buffer < _TOLD_APART:
-        own, others = module.rulec_scopes[buffer]
-        access.set_metadata("alias.scope", own)
+        scope, others = module.rulec_scopes[buffer]
+        access.set_metadata("alias.scope", scope)
         access.set_metadata("noalias", others)
 
 
@@ -282,7 +282,7 @@ def _scopes(module: Any) -> list[tuple[Any, Any]]:
     ]
 
 
-#: How each word is made: `from rulec_backends.cpu.words import exp`.
+#: The makers of words, for `from rulec_backends.cpu.words import exp`.
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "float32": partial(_of_numba, "float32"), "float64": partial(_of_numba, "float64"),
     "where": _where, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,

@@ -212,7 +212,7 @@ class _Call:
         self._known: dict[int, int] = {}
         #: Buffer -> for each leaf the index of the result with its new array, or with its slots.
         self._result_places: dict[str, list[int]] = {}
-        self._places = {name: [self._place(name, arrays) for arrays in leaves] for name in self.needs.given}
+        self._places = {name: [self._place(name, arrays) for arrays in leaves] for name in self.needs.arrays}
         for name, slots in self.needs.slots.items():
             self._result_places[name] = [self._result(_result(x.shape, jnp.float64)) for x in slots.arrays()]
             self._places[name] = [(-1 - result, 0) for result in self._result_places[name]]

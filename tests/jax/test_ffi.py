@@ -410,7 +410,7 @@ def test_a_plan_says_what_a_call_needs() -> None:
     rule = rulec.parse("name: Scaled\nhyper: {lr: 1}\nstep: |\n  direction = g/(1 + max(g))")
     program = rulec.compile(rule)
     first = ffi_kernel(program, layout_for(program, "float32")).stage(0, [2, 40_000])
-    assert (first.given, first.stored, first.slots, len(first.totals)) == (["g"], [], {}, 1)
+    assert (first.arrays, first.stored, first.slots, len(first.totals)) == (["g"], [], {}, 1)
     # Three lines of addresses, and a slot for each chunk.
     assert first.scratch == 3 * 2 + 3
     words = first.plan({"g": [(2, 0), (4, 8)]}, [0, 1]).tolist()
