@@ -1,6 +1,6 @@
-"""Runs nests one element after the other: what every printed kernel must do, before a language prints it.
+"""An interpreter of nests, one element after the other: the meaning of every printed kernel.
 
-It is a backend like any other, so the conformance suite can hold it to the protocol; it is slow, and nobody's default.
+It is a backend, so the conformance suite tests it like others. It is slow, and the default nowhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Array = np.ndarray[Any, Any]
 
 
 class Interpreter:
-    """A backend whose kernels are the nests themselves, for NumPy's arrays."""
+    """A backend with the nests themselves as its kernels, for NumPy's arrays."""
 
     name = "interpreter"
 
     def unavailable_reason(self) -> str | None:
-        """None: it needs NumPy, as rulec does."""
+        """None: it needs only NumPy."""
         return None
 
     def emit(self, program: Program, layout: Layout) -> str:
@@ -45,7 +45,7 @@ class Interpreter:
 
 
 def nest_text(nest: Nest) -> str:
-    """A nest in lines, a level in each."""
+    """A nest as text, one line for each level."""
     lines = []
     for depth, level in enumerate(nest.levels()):
         parts = [("reads", level.reads), ("empties", level.empties), ("totals", level.totals)]
@@ -85,15 +85,15 @@ class InterpretedCall:
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Does a stage for every tensor of the bucket, or for `tensors` of it, in place."""
+        """Runs a stage over every tensor of the bucket, or over `tensors` of it, in place."""
         program, layout = self.kernel.program, self.kernel.layout
         nest = Nest(program, layout, program.stages[stage])
         reduced: dict[str, list[Any]] = {r.name: [] for r in nest.stage.reduces}
         for place, (tensor, grad) in enumerate(
             zip(range(len(self.params)) if tensors is None else tensors, moving, strict=True)
         ):
-            given = {name: arrays[place] for name, arrays in (scratch or {}).items()}
-            arrays = {**self.states[tensor], "p": self.params[tensor], "g": grad, **given}
+            scratch_arrays = {name: arrays[place] for name, arrays in (scratch or {}).items()}
+            arrays = {**self.states[tensor], "p": self.params[tensor], "g": grad, **scratch_arrays}
             extents = in_memory(self.views[tensor], layout.transposed) if self.views else (1, 1, grad.size)
             run = _Run(nest, arrays, rows.table[rows.index[tensor]], extents)
             with np.errstate(all="ignore"):
@@ -104,7 +104,7 @@ class InterpretedCall:
 
 
 def _together(values: list[Any]) -> Any:
-    """Numbers of tensors as one array, results of rows and columns as they are."""
+    """Numbers of tensors as one array; results of rows and columns unchanged."""
     return values if any(np.ndim(v) for v in values) else np.array(values, np.float64)
 
 
@@ -140,7 +140,7 @@ class _Run:
         return range(batch * height * width) if around is None else range(around * count, (around + 1) * count)
 
     def _element(self, at: dict[str, int]) -> None:
-        """Loads, values, stores and totals: every value is worked out before the first is stored."""
+        """Loads, values, stores and totals: every value is computed before the first is stored."""
         if ROW in at:
             width = self.extents[2]
             at = {**at, COL: at[MATRIX] * width + at[ELEMENT] - at[ROW] * width}
@@ -167,13 +167,13 @@ class _Run:
             vector = self.nest.program.result(str(value.arg))
             number = self.arrays[vector.name][at[self.nest.place(vector)]]
             return number != 0 if is_boolean(vector.value) else self.real(number)
-        made = NUMPY[value.op](*(values[x] for x in value.args))
-        return bool(made) if is_boolean(value) else self.real(made)
+        result = NUMPY[value.op](*(values[x] for x in value.args))
+        return bool(result) if is_boolean(value) else self.real(result)
 
     def result(self, reduction: Result) -> Any:
-        """A number, or `(batch, rows, 1)` or `(batch, 1, cols)` as the rule sees them."""
-        found = self.totals[reduction.name]
+        """The result of a reduction: a number, or `(batch, rows, 1)` or `(batch, 1, cols)` in the rule's view."""
+        totals = self.totals[reduction.name]
         if self.nest.place(reduction) == TENSOR:
-            return float(found[0])
+            return float(totals[0])
         batch = self.extents[0]
-        return found.reshape((batch, -1, 1) if "i" in reduction.axes.letters else (batch, 1, -1))
+        return totals.reshape((batch, -1, 1) if "i" in reduction.axes.letters else (batch, 1, -1))

@@ -1,4 +1,4 @@
-"""What comes with each call of a stage beside gradients, scratch and inputs and vectors; and matrices as they lie."""
+"""The arguments of each call of a stage besides gradients: scratch, inputs and vectors; and matrices in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rulec.errors import InternalError
 
 @dataclass(frozen=True)
 class Moving:
-    """One array for each tensor: its line in the table of addresses, and the bytes of each tensor's."""
+    """A scratch buffer, input or vector: its line in the table of addresses, and the bytes of each tensor's array."""
 
     backend: str
     name: str
@@ -25,9 +25,9 @@ class Moving:
         """The arrays of these tensors; InternalError where they are missing or of another size."""
         arrays = scratch.get(self.name, ())
         if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
-            given = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
+            actual = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
             raise InternalError(
-                f"the {self.backend} kernel needs {self.name!r} for {len(fired)} tensors and was given {given}"
+                f"the {self.backend} kernel needs {self.name!r} for {len(fired)} tensors and was given {actual}"
             )
         return arrays
 
@@ -35,7 +35,7 @@ class Moving:
 def byte_counts(
     program: Program, layout: Layout, name: str, sizes: Sequence[int], views: Sequence[MatrixView]
 ) -> list[int]:
-    """The bytes of a buffer or vector of each tensor, `sizes` being their elements."""
+    """The bytes of each tensor's array of a buffer or vector. `sizes` are the elements of the tensors."""
     vector = next((v for v in program.vectors if v.name == name), None)
     if vector is None:
         return [ITEM_SIZE[layout.dtype(name)] * size for size in sizes]
@@ -46,7 +46,7 @@ def byte_counts(
 
 
 def in_memory(view: MatrixView, transposed: bool) -> tuple[int, int, int]:
-    """How many matrices a tensor has, their rows in memory, and the neighbouring elements of a row."""
+    """The number of matrices of a tensor, of their rows in memory, and of the neighbouring elements of a row."""
     if view.transposed != transposed:
         raise InternalError(f"a tensor of shape {view.shape} is not seen as its bucket's layout says")
     return (view.batch, view.cols, view.rows) if transposed else (view.batch, view.rows, view.cols)

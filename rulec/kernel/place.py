@@ -1,6 +1,6 @@
-"""Where values lie in memory: one for each element, row, column or matrix of a tensor, or for all of it.
+"""The places of values in memory: one for each element, row, column or matrix of a tensor, or one for the tensor.
 
-A printed source and the code that calls it agree on this.
+A printed source and its caller both take them from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"
 
 
 def place(axes: Axes, layout: Layout) -> str:
-    """What has one value of these axes in memory: each element, row, column or matrix, or the whole tensor."""
+    """The place of a value with these axes, with rows and columns as in memory."""
     letters = set(axes.letters)
     if {"i", "j"} <= letters:
         return ELEMENT
@@ -28,7 +28,7 @@ def place(axes: Axes, layout: Layout) -> str:
 
 
 def is_shaped(program: Program, stage: Stage, layout: Layout) -> bool:
-    """Whether a stage must know the row or column of an element."""
+    """Whether a stage needs the row or column of an element."""
     narrow = [*(program.result(name) for name in stage.reads), *stage.reduces]
     return bool({ROW, COL, MATRIX} & {place(r.axes, layout) for r in narrow})
 
@@ -40,17 +40,17 @@ def used_buffers(program: Program, stage: Stage) -> list[str]:
 
 
 def address_lines(program: Program) -> list[str]:
-    """The lines of an address table, one address for each tensor: buffers, vectors read, and slots of reductions.
+    """The lines of an address table, with one address for each tensor: buffers, vectors, and slots of reductions.
 
-    A reduction of a whole tensor has one slot for each chunk of the bucket; one of rows or columns has a region of
-    slots for each tensor.
+    A reduction of a whole tensor has one slot for each chunk of the bucket. A reduction of rows or columns has a region
+    of slots for each tensor.
     """
     reduced = [r.name for stage in program.stages for r in stage.reduces]
     return [b.name for b in kernel_buffers(program)] + [v.name for v in program.vectors] + reduced
 
 
 def moving_lines(program: Program, stage: Stage) -> list[str]:
-    """What comes with each call of a stage, the gradient apart: scratch, inputs and vectors."""
+    """The arguments of each call of a stage besides the gradient: scratch, inputs and vectors."""
     roles = {b.name: b.role for b in program.buffers}
     return [*(b for b in used_buffers(program, stage) if roles[b] in ("scratch", "input")), *stage.reads]
 
@@ -58,7 +58,7 @@ def moving_lines(program: Program, stage: Stage) -> list[str]:
 def bound_arrays(
     program: Program, params: Sequence[Any], states: Sequence[Mapping[str, Any]]
 ) -> dict[str, Sequence[Any]]:
-    """The arrays that kernels find where they are bound, of each tensor: parameters, and states of their shape."""
+    """Buffer -> the array of each tensor bound to a kernel: parameters, and states of their shape."""
     found: dict[str, Sequence[Any]] = {}
     for buffer in kernel_buffers(program):
         if buffer.role in ("param", "state"):

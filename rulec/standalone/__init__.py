@@ -1,1 +1,1 @@
-"""Rules as source files of their own: what `rulec build` writes, for projects that do not depend on rulec."""
+"""Rules as source files of their own, written by `rulec build`, for projects that do not depend on rulec."""

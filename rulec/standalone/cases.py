@@ -1,4 +1,4 @@
-"""The programs that a rule is for tensors of different shapes and at different steps, and what decides between them."""
+"""The programs of a rule for tensors of different shapes and for different steps, and the conditions on them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rulec.standalone.refusal import (
     values,
 )
 
-#: Branches on `t` and hyper-parameters that are written out, each outcome as a version of its own.
+#: Most branches on `t` and hyper-parameters to write out, each outcome as a version of its own.
 MOST_PREDICATES = 3
 
-#: Nodes whose argument is a name, such as that of a tag.
+#: Nodes with a name as their argument, such as a tag's.
 _NAMED = (Op.FACT, Op.NAME)
 
-#: Facts by which nothing but the number of elements is known.
+#: Facts that depend on the number of elements alone, or on no shape.
 _OF_COUNT = frozenset({"numel", "machine_eps"})
 
 
 @dataclass(frozen=True)
 class Version:
-    """A program for one outcome of its predicates; `turned` where the rule's rows are the columns in memory."""
+    """A program for one outcome of its predicates. With `turned`, the rule's rows are the columns in memory."""
 
     decided: tuple[bool, ...]
     turned: bool
@@ -47,7 +47,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Case:
-    """A program for shapes for which the family's conditions come out as in one of `truths`."""
+    """A program for the shapes with one of `truths` as the values of the family's conditions."""
 
     truths: tuple[tuple[bool, ...], ...]
     program: Program
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Family:
-    """A rule as programs. `shaped` says that more than the number of a tensor's elements is looked at."""
+    """A rule as programs. `shaped` is false where they depend on the number of a tensor's elements alone."""
 
     rule: Rule
     conditions: tuple[Node, ...]
@@ -68,14 +68,13 @@ class Family:
 
 
 def family(rule: Rule, dtype: str, state_dtype: str, form: str, written: frozenset[Op] = frozenset()) -> Family:
-    """All programs of a rule for tensors of this dtype; CannotBuild where `form` cannot have them.
+    """All programs of a rule for tensors of this dtype; CannotBuild where `form`, a kind of file, cannot have them.
 
-    `written` are the matrix functions that it has.
+    `written` are the matrix functions of the form.
     """
     rule = rule.standalone()
     static = static_defaults(rule)
-    found = _by_truth(rule, static, form, written)
-    conditions, groups = _fewest(_conditions(rule, static), found)
+    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, form, written))
     cases = tuple(
         Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, state_dtype)))
         for program, facts, truths in groups
@@ -93,7 +92,7 @@ def _sees_shape(program: Program) -> bool:
 
 
 def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
-    """The conditions of a rule that are known from the shape."""
+    """The conditions of a rule on the shape alone."""
     facts = {**dict.fromkeys(FACTS, 1.0), **static}
     return [c for c in dict.fromkeys(shape_conditions(rule)) if decide(c, facts) is not None]
 
@@ -101,31 +100,31 @@ def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
 def _by_truth(
     rule: Rule, static: Mapping[str, float], form: str, written: frozenset[Op]
 ) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
-    """The program for each outcome of the conditions that a shape can give, with facts of such a shape."""
+    """Values of the conditions -> the program for a shape with these values, and the facts of one such shape."""
     conditions = _conditions(rule, static)
     _refuse_locals(rule, conditions, form)
-    found: dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]] = {}
+    programs: dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]] = {}
     applies = None if rule.applies_to is None else _untagged(rule.applies_to)
     for shape in _shapes([*conditions, *([] if applies is None else [applies])]):
         facts = matrix_view(shape, rule.view).facts
         if applies is not None and not decide(applies, facts):
             continue
         truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
-        if truths not in found:
+        if truths not in programs:
             program = compile(rule, facts)
             refuse_shared(program, form)
             refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
-            found[truths] = program, facts
-    if rule.applies_to is not None and not found:
+            programs[truths] = program, facts
+    if rule.applies_to is not None and not programs:
         tagged = any(str(n.arg).startswith("tagged(") for n in walk([rule.applies_to]) if n.op in _NAMED)
         why = "what is written is told of no tags" if tagged else "no shape was found for which that is true"
         raise CannotBuild(rule.name, form, f"it applies to {expression_text(rule.applies_to)} alone, and {why}")
-    return found
+    return programs
 
 
 def _refuse_locals(rule: Rule, conditions: Sequence[Node], form: str) -> None:
-    """A local in a condition may stand for a shape fact, which shows only when the lines are walked."""
+    """CannotBuild for a local in a condition: it may stand for a shape fact, decided only when the lines are walked."""
     others = [c for c in shape_conditions(rule) if c not in conditions]
     known = {*FACTS, *rule.hyper, "t"}
     local = next((n for n in names_in(others) if n not in known and n not in rule.state and n not in rule.inputs), None)
@@ -136,7 +135,7 @@ def _refuse_locals(rule: Rule, conditions: Sequence[Node], form: str) -> None:
 
 
 def _shapes(conditions: Sequence[Node]) -> list[tuple[int, ...]]:
-    """Shapes that give the conditions every outcome they can have: around each number they compare with."""
+    """Shapes for every possible outcome of the conditions: around each number in a comparison."""
     constants = [float(n.arg) for n in walk(conditions) if n.op is Op.CONST]  # type: ignore[arg-type]
     numbers = {int(x) for x in constants if abs(x) < 2**31}
     sides = sorted({1, 2, 3, 5, 64, *(n + d for n in numbers for d in (-1, 0, 1) if n + d > 0)})
@@ -147,18 +146,18 @@ def _shapes(conditions: Sequence[Node]) -> list[tuple[int, ...]]:
 
 
 def _fewest(
-    conditions: Sequence[Node], found: Mapping[tuple[bool, ...], tuple[Program, Mapping[str, float]]]
+    conditions: Sequence[Node], programs: Mapping[tuple[bool, ...], tuple[Program, Mapping[str, float]]]
 ) -> tuple[tuple[Node, ...], list[tuple[Program, Mapping[str, float], list[tuple[bool, ...]]]]]:
-    """The fewest conditions that tell the programs apart, and each program with the outcomes of those."""
+    """The fewest conditions to distinguish the programs, and each program with its values of these conditions."""
     for size in range(len(conditions) + 1):
         for places in itertools.combinations(range(len(conditions)), size):
             groups: dict[tuple[bool, ...], Program] = {}
-            for truths, (program, _) in found.items():
+            for truths, (program, _) in programs.items():
                 if groups.setdefault(tuple(truths[i] for i in places), program) is not program:
                     break
             else:
                 merged: dict[int, tuple[Program, Mapping[str, float], list[tuple[bool, ...]]]] = {}
-                facts = {id(program): facts for program, facts in found.values()}
+                facts = {id(program): facts for program, facts in programs.values()}
                 for chosen, program in groups.items():
                     merged.setdefault(id(program), (program, facts[id(program)], []))[2].append(chosen)
                 return tuple(conditions[i] for i in places), list(merged.values())
@@ -168,8 +167,8 @@ def _fewest(
 def versions(
     rule: Rule, program: Program, facts: Mapping[str, float], static: Mapping[str, float], dtype: str, state_dtype: str
 ) -> list[Version]:
-    """A version for each outcome of a program's predicates, and for each way round where the rule turns matrices."""
-    made = []
+    """A version for each outcome of a program's predicates, and for both orientations where the rule turns matrices."""
+    outcomes = []
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
         chosen = compile(rule, facts, static, assumed) if assumed else program
@@ -177,12 +176,12 @@ def versions(
         for turned in (False, True)[: 1 + turnable]:
             states = dict.fromkeys((b.name for b in chosen.states), state_dtype or dtype)
             last, layout = kernel_for(chosen, dtype, states=states, transposed=turned)
-            made.append(Version(decided, turned, last, layout, Plan(last)))
-    return made
+            outcomes.append(Version(decided, turned, last, layout, Plan(last)))
+    return outcomes
 
 
 def _untagged(condition: Node) -> Node:
-    """The condition for a tensor without tags: a file of its own is told of none."""
+    """The condition for a tensor without tags: a written file has no tags."""
 
     def change(n: Node) -> Node:
         tagged = n.op in _NAMED and str(n.arg).startswith("tagged(")

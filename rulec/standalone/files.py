@@ -1,4 +1,4 @@
-"""What `rulec build` writes for a backend: the texts of files, by name."""
+"""The files that `rulec build` writes for a backend: name -> text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.standalone.prose import file_name
 
-#: The backends that a rule is written for, each by its module `<backend>_standalone`.
+#: The backends with files of their own, each written by its module `<backend>.standalone`.
 WRITTEN = ("c", "triton", "cupy", "jax", "numpy")
 
 
 def written(
     rule: Rule, backend: str, *, name: str = "", dtype: str = "float32", state_dtype: str = ""
 ) -> Mapping[str, str]:
-    """The files of a rule for a backend, by name: always the same for the same rule.
+    """Name -> text of the files of a rule for a backend, always the same for the same rule.
 
-    `name` is what files and functions are called, by default the rule's own. Raises RulecError for a backend that is
-    written nowhere, and CannotBuild, with the reason, for a rule that has no such form.
+    `name` is the name of files and functions, by default the rule's own. Raises RulecError for a backend without files
+    of its own, and CannotBuild, with the reason, for a rule without such a form.
     """
     if backend not in WRITTEN:
         known = ", ".join(WRITTEN)

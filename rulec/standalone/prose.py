@@ -1,4 +1,4 @@
-"""What every written file begins with: the rule, its mathematics and paper, and the licence it may be copied under."""
+"""The head of every written file: the rule, its mathematics and paper, and the licence of copies."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR
 
 
 def title(rule: Rule) -> str:
-    """The name of a rule and what it is, on one line."""
+    """The name and summary of a rule, on one line."""
     summary = " ".join(rule.summary.split())
     return f"{rule.name}. {summary}" if summary else f"{rule.name}."
 
 
 def introduction(rule: Rule) -> list[str]:
-    """What the rule is, its paper, and its step in the rule language."""
+    """The rule's name and summary, its paper, and its step in the rule language."""
     paper = rule.paper
     cited = [str(paper[key]) for key in ("authors", "title", "year", "url") if paper.get(key)]
     lines = [title(rule), *(["", f"Paper: {', '.join(cited)}."] if cited else [])]
@@ -52,33 +52,33 @@ def introduction(rule: Rule) -> list[str]:
 def _initial(rule: Rule) -> list[tuple[str, str]]:
     from rulec.language.text import expression_text
 
-    found = []
+    initial = []
     for key, state in rule.state.items():
         kept = "" if state.per == "element" else f"  (one per {state.per})"
         where = "" if state.condition is None else f"  (if {expression_text(state.condition)})"
-        found.append((key, f"{expression_text(state.init)}{kept}{where}"))
-    return found
+        initial.append((key, f"{expression_text(state.init)}{kept}{where}"))
+    return initial
 
 
 def vendored() -> list[str]:
-    """That a file may be copied, and the licence."""
+    """The permission to copy a file, and the licence."""
     return [
         "Printed by rulec; it needs nothing of rulec, and may be copied into any project as long as this notice stays.",
         "", *LICENCE.splitlines(),
     ]  # fmt: skip
 
 
-def file_name(rule: Rule, given: str) -> str:
-    """The name that a rule's files and functions have; RulecError where a given one is no identifier."""
-    if not given:
+def file_name(rule: Rule, chosen: str) -> str:
+    """The name of a rule's files and functions: `chosen`, or the rule's own; RulecError for no identifier."""
+    if not chosen:
         return rule.called if rule.called.isidentifier() else rule.key
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", given) or iskeyword(given):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", chosen) or iskeyword(chosen):
         raise RulecError(
-            f"--name {given!r} is no name of a function: use letters, digits and _, at most 40, a letter first"
+            f"--name {chosen!r} is no name of a function: use letters, digits and _, at most 40, a letter first"
         )
-    return given
+    return chosen
 
 
 def margin(lines: Sequence[str], mark: str) -> list[str]:
-    """Lines behind a mark that makes them a comment."""
+    """Lines as a comment, each behind the mark."""
     return [f"{mark} {line}".rstrip() for line in lines]

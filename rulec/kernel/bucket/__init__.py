@@ -1,1 +1,1 @@
-"""What surrounds a kernel that is called over a bucket of tensors: chunks, slots, what a stage needs, the call."""
+"""Calls of a kernel over a bucket of tensors: chunks, slots, the data of each stage, the call itself."""

@@ -1,4 +1,4 @@
-"""Where arrays lie in memory: NumPy's, and PyTorch's on the CPU."""
+"""The addresses of arrays: NumPy's, and PyTorch's on the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 
 def element_count(tensor: Any) -> int:
-    """How many elements a NumPy array or a PyTorch tensor has."""
+    """The number of elements of a NumPy array or a PyTorch tensor."""
     return int(tensor.size if isinstance(tensor, np.ndarray) else tensor.numel())
 
 
 def address_of(tensors: Sequence[Any]) -> Callable[[Any], int]:
-    """How to find the address of the first element of such tensors."""
+    """The function for the address of the first element of such tensors."""
     if tensors and not isinstance(tensors[0], np.ndarray):
         return type(tensors[0]).data_ptr  # type: ignore[no-any-return]
     return array_address

@@ -1,4 +1,4 @@
-"""A kernel bound to the tensors of a bucket: what calls have in common on every machine, and those in main memory."""
+"""A kernel bound to the tensors of a bucket: calls on all machines, and calls in main memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .chunks import Policy
 from .cut import Whole
 from .work import Planner, Work
 
-#: What a stage needs on a machine.
+#: The data of a stage on a machine.
 Needs = TypeVar("Needs")
 
 
 class BucketCall(ABC, Generic[Needs]):
     """A kernel bound to the parameters and states of one bucket. One thread at a time may call it.
 
-    `_works` has what each stage needs, None for one that computes nothing.
+    `_works` has the data of each stage, None for a stage without values.
     """
 
     backend: ClassVar[str]
@@ -37,7 +37,7 @@ class BucketCall(ABC, Generic[Needs]):
     def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         self._params, self._states = params, states
         self._everything = range(len(params))
-        #: What is known of the gradients of this step.
+        #: The gradients whose addresses are known: the identity of their list, and the tensors fired.
         self._last: tuple[int, tuple[int, ...] | None] | None = None
 
     def __call__(
@@ -46,8 +46,8 @@ class BucketCall(ABC, Generic[Needs]):
     ) -> Written:  # fmt: skip
         """Runs a stage over every tensor of the bucket, or `tensors` of it, in place.
 
-        A list of gradients that is given to several stages, one after the other, is not changed between them.
-        Reductions hold until their tensor's next pass through the stage: some are the kernel's own.
+        A list of gradients for several stages, one after the other, is not changed between them. Reductions are valid
+        until their tensor's next pass through the stage: some are memory of the kernel.
         """
         if not stage:
             self._last = None
@@ -63,11 +63,11 @@ class BucketCall(ABC, Generic[Needs]):
         self, work: Needs, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,
         fired: tuple[int, ...] | None, stream: Any,
     ) -> Mapping[str, Any]:  # fmt: skip
-        """Does a stage's work for these tensors, or for all; gives its reductions by name."""
+        """Runs a stage over these tensors, or over all. Returns its reductions by name."""
 
 
 class AddressedCall(BucketCall[Needs]):
-    """A call whose kernels find gradients by their addresses."""
+    """A call of kernels that read gradients by their addresses."""
 
     def __init__(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         super().__init__(params, states)
@@ -75,8 +75,8 @@ class AddressedCall(BucketCall[Needs]):
         self._first: Callable[[], Any] = _nothing
 
     def _read_gradients(self, moving: Sequence[Any], fired: tuple[int, ...] | None) -> Whole:
-        """The addresses of gradients, those of tensors that do not fire as they were; InternalError for too few."""
-        # The stages of a step are called with one list of gradients: its addresses are read at the first that asks.
+        """The addresses of gradients, old ones for tensors that do not fire; InternalError for too few gradients."""
+        # The stages of a step are called with one list of gradients: the first one reads its addresses.
         if self._last != (id(moving), fired) or self._first() is not next(iter(moving), None):
             count = len(self._params if fired is None else fired)
             if len(moving) != count:
@@ -89,13 +89,13 @@ class AddressedCall(BucketCall[Needs]):
 
     @abstractmethod
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
-        """Where gradients are."""
+        """The addresses of gradients."""
 
 
 class PlannedCall(AddressedCall[Work]):
     """A kernel in main memory that reads addresses from a table, with a line for each of `address_lines`.
 
-    It has chunks, slots for reductions and addresses; who runs a stage says how.
+    It has chunks, slots for reductions and addresses; subclasses launch the stage.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class PlannedCall(AddressedCall[Work]):
 
     @abstractmethod
     def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
-        """Does a stage's work for these tensors, or for all."""
+        """Runs a stage over these tensors, or over all."""
 
 
 def _nothing() -> None:
-    """What is left of gradients where there were none."""
+    """The first gradient of an empty list: None."""

@@ -1,4 +1,4 @@
-"""Chunks where kernels run in main memory, and spans of them, which are what a thread takes from a job at once."""
+"""Chunks of kernels in main memory, and spans of chunks: a thread takes one span from a job at once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .address import array_address
 from .cut import Cut, Lying, Whole, parts, rows_of
 from .plan import FLAT_COLUMNS
 
-#: How many sets of tensors that are updated together a bucket remembers the spans of.
+#: Most sets of tensors updated together with their spans remembered.
 _KNOWN = 1024
 
 
 @dataclass
 class Policy:
-    """How long chunks are where kernels run in main memory, and how many neighbours are taken from a job at once.
+    """The sizes of chunks and spans in main memory.
 
-    `spans` says how many spans a job has where there is work enough. A span is what a thread takes at once: chunks side
-    by side, for starting to stream at a new place costs about a microsecond; of `smallest_span` elements at least, for
-    fewer are not worth taking.
+    A thread takes a span at once: neighbouring chunks, because streaming from a new place costs about a microsecond to
+    start. A span has at least `smallest_span` elements, for fewer are not worth taking. `spans` gives the number of
+    spans of a job with enough work.
     """
 
     spans: Callable[[], int]
     smallest_span: int = 32768
     #: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
     chunk: int = 32768
-    #: Columns in a chunk of a matrix of many rows whose columns are reduced: sums of so many stay in a near cache.
+    #: Columns in a chunk of a tall matrix with reduced columns: their sums stay in a near cache.
     widest: int = 16384
     #: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
     least_rows: int = 64
@@ -37,11 +37,11 @@ class Policy:
     most_pieces: int = 128
 
     def flat(self, tensors: Lying) -> Cut:
-        """Single rows, cut where rows and columns do not matter."""
+        """Tensors as single rows, cut for a stage without rows and columns."""
         return Cut(tensors, 1, 1, self.chunk)
 
     def cut(self, tensors: Lying, tall: bool) -> Cut:
-        """Matrices in chunks of several of them, or of a part of one; `tall` for a stage that reduces columns."""
+        """Matrices in chunks of several of them, or of a part of one; `tall` for a stage with reduced columns."""
         height, width = tensors.height, tensors.width
         most = np.maximum(self.widest, self.chunk // np.maximum(height, 1)) if tall else self.chunk
         wide = _even(width, most, 64)
@@ -89,11 +89,14 @@ class Chunks:
 
 
 def flat_chunks(sizes: Sequence[int], policy: Policy) -> Chunks:
-    """Chunks of tensors of so many elements, as rows (tensor, start, stop)."""
+    """Chunks of tensors with these numbers of elements, as rows (tensor, start, stop)."""
     return Chunks(policy.flat(rows_of(sizes)), FLAT_COLUMNS, policy)
 
 
 def _even(length: Whole, most: Whole | int, multiple: int) -> Whole:
-    """How long the parts of a length are, at most `most`: all but the last alike, and of a multiple where it is cut."""
+    """The length of the equal parts of a length, at most `most`: a multiple of `multiple` where it is cut.
+
+    The last part may be shorter.
+    """
     part = parts(length, parts(length, most))
     return np.where(length <= most, length, parts(part, multiple) * multiple)

@@ -1,4 +1,4 @@
-"""Where the chunks of a bucket leave what they reduce, and its finish in main memory in an order that never changes.
+"""The slots of reductions: each chunk of a bucket stores its part in a slot, and the parts are joined in a fixed order.
 
 Slots and results are float64.
 """
@@ -27,9 +27,9 @@ Truth = np.ndarray[Any, np.dtype[np.bool_]]
 class Region:
     """The slots and results of one reduction, for each tensor.
 
-    A tensor has `sizes` results, each made of `counts` slots, and the slots of all results lie side by side, as many
-    times. `shapes` are those of its results, as the rule sees them; None where there is one number for each tensor,
-    made of a slot for each of its chunks.
+    A tensor has `sizes` results, each joined from `counts` slots: `counts` lines of one slot for each result. `shapes`
+    are the shapes of the results in the rule's view; None for a single number for each tensor, joined from a slot for
+    each of its chunks.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Region:
 
     @property
     def code(self) -> int:
-        """What joins two slots, by the number that kernels know it by."""
+        """The number of the reduction in kernels."""
         return REDUCTIONS[self.op].code
 
 
 def regions(stage: Stage, layout: Layout, chunks: Cut, tensors: Lying, cut: Cut | None = None) -> list[Region]:
-    """The regions of a stage's reductions over such chunks.
+    """The regions of a stage's reductions over these chunks.
 
-    Rows and columns are those of `tensors`, in chunks cut as `cut`, where those are not the same.
+    Rows and columns are of `tensors`. `cut` is their division into chunks, by default `chunks`.
     """
     return [_region(reduction, layout, chunks, tensors, cut or chunks) for reduction in stage.reduces]
 
@@ -66,7 +66,7 @@ def _region(reduction: Result, layout: Layout, chunks: Cut, tensors: Lying, cut:
 class TensorSlots:
     """One slot for each chunk of a bucket, reduced to one number for each tensor.
 
-    One of a minimum or maximum that no chunk writes keeps what reducing nothing gives.
+    A slot that no chunk writes keeps the reduction's identity.
     """
 
     def __init__(self, region: Region) -> None:
@@ -77,30 +77,30 @@ class TensorSlots:
         self._everything = self._ranges(np.arange(len(stops)))
 
     def _ranges(self, tensors: Whole) -> tuple[Truth, Whole]:
-        """Which of these tensors have chunks, and the first and last + 1 of those that have."""
+        """Whether each of these tensors has chunks; and the first and the last + 1, for tensors with chunks."""
         starts, stops = self._starts[tensors], self._stops[tensors]
         some = starts < stops
         return some, np.stack([starts[some], stops[some]], axis=1).ravel()
 
     def arrays(self) -> list[Numbers]:
-        """What the kernel writes into, for each tensor: one array for all."""
+        """The slots for each tensor: one array for all."""
         return [self._slots] * len(self._starts)
 
     def finished(self, tensors: Sequence[int] | None) -> Numbers:
         """One number for each of these tensors, or for all."""
         some, ranges = self._everything if tensors is None else self._ranges(np.array(tensors, np.int64))
-        found = np.full(len(some), REDUCTIONS[self.op].nothing)
+        results = np.full(len(some), REDUCTIONS[self.op].nothing)
         if len(ranges):
             with np.errstate(all="ignore"):
-                found[some] = REDUCTIONS[self.op].ufunc.reduceat(self._slots, ranges)[::2]
-        return found
+                results[some] = REDUCTIONS[self.op].ufunc.reduceat(self._slots, ranges)[::2]
+        return results
 
 
 class LineSlots:
-    """For each tensor one slot for each row, or column, of its matrices and each chunk that it passes through.
+    """For each tensor, one slot for each row (or column) of its matrices and each chunk with a part of it.
 
-    The rows and columns are those in memory; results have the shape that the rule sees, one of `shapes`. What no chunk
-    writes is what reducing nothing gives.
+    Rows and columns are as in memory; results have the shape of the rule's view, one of `shapes`. A slot that no chunk
+    writes keeps the reduction's identity.
     """
 
     def __init__(self, region: Region, shapes: Sequence[tuple[int, int, int]]) -> None:
@@ -109,13 +109,13 @@ class LineSlots:
         self._slots = [np.full(shape, REDUCTIONS[self.op].nothing) for shape in kept]
 
     def arrays(self) -> list[Numbers]:
-        """What the kernel writes into, for each tensor."""
+        """The slots of each tensor."""
         return self._slots
 
     def finished(self, tensors: Sequence[int] | None) -> list[Numbers]:
         """For each of these tensors, or for all, `(batch, rows, 1)` or `(batch, 1, cols)`.
 
-        Some are the slots themselves: they hold until the tensor's next pass through this stage.
+        Some are the slots themselves, valid until the tensor's next pass through this stage.
         """
         reduce = REDUCTIONS[self.op].ufunc.reduce
         fired = range(len(self._slots)) if tensors is None else tensors
@@ -131,22 +131,21 @@ def slots_of(region: Region) -> TensorSlots | LineSlots:
     return TensorSlots(region) if region.shapes is None else LineSlots(region, region.shapes)
 
 
-def of_all(stage: Stage, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The reductions of a stage by name, from those of each tensor: numbers of tensors in one array, others as they
-    are."""
+def of_all(stage: Stage, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reductions of a stage by name, from the reductions of each tensor: numbers are joined in one array."""
     reduced: dict[str, Any] = {}
     for reduction in stage.reduces:
-        values = [each[reduction.name] for each in found]
+        values = [each[reduction.name] for each in parts]
         per_tensor = set(reduction.axes.letters) <= {"k", "n"}
         reduced[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
     return reduced
 
 
 class Places:
-    """Where the slots and results of all regions of a stage lie in one array each, on a device.
+    """The places of the slots and of the results of a stage, in one array each, on a device.
 
-    `slots` and `results` are how many there are; `first` and `to` are where those of each tensor begin, by region. A
-    result of a row or column that has a single slot is that slot where it is `direct`: then there is none beside it.
+    `slots` and `results` are their numbers. `first` has the first slot of each tensor, by region, and `to` the first
+    result. With `direct`, a row or column with a single slot has no slot: its result is written directly.
     """
 
     def __init__(self, regions: Sequence[Region], direct: bool = False) -> None:
@@ -163,25 +162,25 @@ class Places:
             self.results += int(region.sizes.sum())
 
     def targets(self, region: int, fired: Whole) -> Whole:
-        """Where the results of these tensors begin: single numbers lie side by side, whichever tensors they are of."""
+        """The first result of each of these tensors. Single numbers lie side by side, in the order of `fired`."""
         to = self.to[region]
         return to[:1] + np.arange(len(fired)) if self.regions[region].shapes is None else to[fired]
 
     def views(self, results: Any) -> dict[str, Any]:
-        """The results by name: one array of them all, or per row and column a list of one for each."""
-        found: dict[str, Any] = {}
+        """The results by name: one array of numbers, or for rows and columns a list of one array for each tensor."""
+        views: dict[str, Any] = {}
         for region, to in zip(self.regions, self.to, strict=True):
             ranges = zip(to.tolist(), (to + region.sizes).tolist(), strict=True)
             if region.shapes is None:
                 start = int(to[:1].sum())
-                found[region.name] = results[start : start + len(to)]
+                views[region.name] = results[start : start + len(to)]
             else:
-                found[region.name] = [
+                views[region.name] = [
                     results[a:b].reshape(shape) for (a, b), shape in zip(ranges, region.shapes, strict=True)
                 ]
-        return found
+        return views
 
 
 def chosen(views: Mapping[str, Any], fired: Sequence[int]) -> dict[str, Any]:
-    """The results of these tensors alone: see `Places.targets` for where they are."""
+    """The results of these tensors alone, from their places by `Places.targets`."""
     return {n: [v[i] for i in fired] if isinstance(v, list) else v[: len(fired)] for n, v in views.items()}

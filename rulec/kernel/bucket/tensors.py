@@ -1,4 +1,4 @@
-"""The tensors that a kernel is bound to, as all machines see them."""
+"""The tensors bound to a kernel, for all machines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .cut import Lying, lying, rows_of
 
 
 class Tensors:
-    """Tensors of so many elements, seen as these matrices, under a program that a `backend` runs.
+    """Tensors with these numbers of elements and matrix views, under a program of a `backend`.
 
-    InternalError where the program sees matrices, and a view is missing or is not of the layout.
+    InternalError where the program sees matrices, and a view is missing or does not fit the layout.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class Tensors:
             raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
         self._views = views if shaped else ()
         self._flat = rows_of(sizes)
-        #: As matrices, where the program sees any.
+        #: As matrices in memory, where the program sees matrices.
         self.lying = lying(views, layout.transposed) if shaped else self._flat
 
     def seen(self, shaped: bool) -> Lying:
-        """The tensors as a stage sees them: matrices, or elements alike."""
+        """The tensors in memory for a stage: as matrices, or as single rows where it is not `shaped`."""
         return self.lying if shaped else self._flat
 
     def moving(self, stage: Stage, lines: Sequence[str]) -> list[Moving]:
-        """What comes with each call of a stage beside gradients; `lines` names those of the table of addresses."""
+        """The arguments of each call of a stage besides gradients. `lines` has the lines of the table of addresses."""
         names = moving_lines(self.program, stage)
         return [Moving(self.backend, name, lines.index(name), self._bytes(name)) for name in names]
 

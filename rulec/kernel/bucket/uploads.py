@@ -1,8 +1,8 @@
-"""Small tables that go from main memory to a device while a step runs: one asynchronous copy, and nobody waits.
+"""Small tables from main memory to a device during a step: one asynchronous copy, and nobody waits.
 
-A copy from pinned memory is still under way when the call that began it returns. So pieces of it are used in turns, and
-none is written again before what was copied from it has arrived. What a graph captures is copied again at every replay:
-its piece, and its place on the device, are never used for anything else.
+A copy from pinned memory is still under way when its call returns. So pieces of pinned memory are used in turns, and
+none is written again before its last copy has arrived. A captured copy runs again at every replay of the graph: its
+piece, and its memory on the device, have no other use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from .cut import Whole
 
-#: Pieces of a ring: so many copies may be under way before a call must wait for the oldest.
+#: Pieces of a ring: most copies under way before a call must wait for the oldest.
 TURNS = 16
 
 
@@ -23,16 +23,16 @@ class Pinned(Protocol):
     words: Whole
 
     def ready(self) -> Whole:
-        """Its words, once nothing is copied from them any more."""
+        """Its words, after the last copy from them has arrived."""
         ...
 
     def copy(self, target: Any, count: int, stream: Any, captured: bool) -> None:
-        """Begins a copy of so many words to memory on the device; what is `captured` may not be waited for."""
+        """Begins a copy of `count` words to memory on the device. A `captured` copy cannot be waited for."""
         ...
 
 
 class Device(Protocol):
-    """What allocates such memory, and memory on the device."""
+    """The allocator of pinned memory and of memory on the device."""
 
     def pinned(self, words: int) -> Pinned:
         """Memory of the host."""
@@ -44,7 +44,7 @@ class Device(Protocol):
 
 
 class Ring:
-    """Pinned memory through which tables go to a device in order."""
+    """Pinned memory for tables on their way to a device, in order."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -59,12 +59,12 @@ class Ring:
         piece.copy(target, len(table), stream, captured)
 
     def _for_good(self, words: int) -> Pinned:
-        """A piece that nothing else will ever be copied from."""
+        """A piece for one captured copy alone."""
         self._kept.append(self.device.pinned(words))
         return self._kept[-1]
 
     def _free(self, words: int) -> Pinned:
-        """The piece that was used longest ago, once nothing is copied from it any more."""
+        """The least recently used piece, after the last copy from it has arrived."""
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
         if turn == len(self._pieces):
             self._pieces.append(self.device.pinned(words))
@@ -74,9 +74,9 @@ class Ring:
 
 
 class Uploads:
-    """A table of 64-bit words on a device, which is copied there whenever it is another than before.
+    """A table of 64-bit words on a device, copied there whenever it differs from the last one.
 
-    No memory may be allocated while a graph is captured, so `spares` are held ready for so many captured copies.
+    No memory may be allocated while a graph is captured, so memory is held ready for `spares` captured copies.
     """
 
     def __init__(self, ring: Ring, words: int, spares: int) -> None:
@@ -87,9 +87,9 @@ class Uploads:
         self._captured: list[tuple[Pinned, Any]] = []
 
     def put(self, table: Whole, stream: Any, name: Any, capturing: bool) -> Any:
-        """The table on the device, ready for what follows in a stream of that name.
+        """The table on the device, ready for later work in the stream of this name.
 
-        It holds until the next call, or as long as this object where it is captured.
+        It is valid until the next call; a captured table is valid as long as this object lives.
         """
         if capturing:
             return self._put_captured(table, stream)
@@ -117,7 +117,7 @@ class Uploads:
 
 
 class Given:
-    """What comes with a call: `words` of each tensor, and behind them the scalar table, where that is NumPy's."""
+    """The numbers of a call: `words` of each tensor, and behind them the scalar table where it is NumPy's."""
 
     def __init__(self, tensors: int, columns: int) -> None:
         self.count = tensors * columns
@@ -130,7 +130,7 @@ class Given:
         self.words = memory[: self.count].reshape(self._shape)
 
     def with_scalars(self, table: Any) -> Whole:
-        """The words, and behind them a scalar table that is NumPy's."""
+        """The words, and behind them the scalar table where it is NumPy's."""
         if type(table) is not np.ndarray:
             return self._whole[: self.count]
         if self.count + table.size != len(self._whole):

@@ -1,4 +1,4 @@
-"""What one stage of a program needs to run over a bucket in main memory: chunks, slots, what comes with each call."""
+"""The data of a stage over a bucket in main memory: chunks, slots, and the arguments of each call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import Tensors
 
 @dataclass
 class Work:
-    """What a stage needs."""
+    """The data of a stage."""
 
     chunks: Chunks
     spans: Whole
@@ -33,9 +33,9 @@ class Work:
 
 
 class Planner:
-    """Works out what each stage of a program needs over tensors of these sizes and views, by a machine's `policy`.
+    """Prepares the data of each stage of a program over tensors of these sizes and views, by a machine's `policy`.
 
-    With `flat`, chunks are elements alike in every stage, whatever it reads.
+    With `flat`, chunks have no matrices in any stage.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Planner:
         self._known: dict[str, tuple[Chunks, Cut]] = {}
 
     def work(self, stage: Stage) -> Work:
-        """What a stage needs."""
+        """The data of a stage."""
         tensors = self._tensors
         chunks, cut = self._chunks(stage)
-        found = regions(stage, tensors.layout, chunks.cut, tensors.lying, cut)
-        slots = {region.name: slots_of(region) for region in found}
+        stage_regions = regions(stage, tensors.layout, chunks.cut, tensors.lying, cut)
+        slots = {region.name: slots_of(region) for region in stage_regions}
         return Work(chunks, chunks.spans(range(len(tensors.sizes))), tensors.moving(stage, self.lines), slots)
 
     def _chunks(self, stage: Stage) -> tuple[Chunks, Cut]:
-        """A stage's chunks, and how its rows and columns are cut; stages that are cut alike share them."""
+        """A stage's chunks, and the cut of its rows and columns. Stages of one kind share them."""
         tensors, policy = self._tensors, self._policy
         tall = any(place(r.axes, tensors.layout) == COL for r in stage.reduces)
         shaped = is_shaped(tensors.program, stage, tensors.layout)
