@@ -12,13 +12,13 @@ from torch import Tensor
 
 from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
 from rulec.compiler.routing import Router
-from rulec.torch.assembly import Assembly
-from rulec.torch.flavour import Choice
+from rulec.torch.entries import GroupRule
+from rulec.torch.group_rules import group_rules_of
 from rulec.torch.interface import COUNTS
+from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
-from rulec.torch.routes import Route, Routing
+from rulec.torch.routes import Route, Routes
 from rulec.torch.tensors import DTYPES, dtype_name
-from rulec.torch.values import choices_of
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,23 @@ class TorchRun:
     seed: int
 
     @cached_property
-    def routes(self) -> Routing:
+    def routes(self) -> Routes:
         """The rule that each parameter goes to in torch."""
         return self.optimizer.routing()
 
     @cached_property
-    def assembly(self) -> Assembly:
-        """The engines for the groups and states as they are when this is first read."""
+    def machine(self) -> Machine:
+        """The machine for the groups and states as they are when this is first read."""
         return self.optimizer._current()
 
     @cached_property
-    def choices(self) -> Sequence[Choice]:
+    def group_rules(self) -> Sequence[GroupRule]:
         """The rule that each group's keywords mean."""
-        return choices_of(self.optimizer.interface, self.optimizer.param_groups)
+        return group_rules_of(self.optimizer.interface, self.optimizer.param_groups)
 
     def leaves(self) -> list[Leaf]:
         """The parameters, with their rules as other frameworks have them: no hyper-parameter is left unset there."""
-        routers = [Router(choice.flavour.composed(choice.decay)) for choice in self.choices]
+        routers = [Router(group_rule.entry.composed(group_rule.decay)) for group_rule in self.group_rules]
         return [
             Leaf(
                 name, tuple(route.param.shape), dtype_name(route.param.dtype),
@@ -61,8 +61,7 @@ class TorchRun:
 
     def buffers(self, place: int) -> dict[str, Tensor]:
         """The live states of a parameter, and their `step`."""
-        member, tensor_id = self.assembly._homes[place]
-        return member.engine.state(tensor_id)
+        return self.machine.buffers.written(place)
 
     def value(self, place: int) -> Stored:
         """The parameter itself."""
@@ -73,7 +72,7 @@ class TorchRun:
         groups = self.optimizer.param_groups
         kept = [name for name in self.optimizer.interface.shared if all(name in group for group in groups)]
         return Shared(
-            [choice.hyper(group) for choice, group in zip(self.choices, groups, strict=True)],
+            [group_rule.hyper(group) for group_rule, group in zip(self.group_rules, groups, strict=True)],
             {name: [float(group[name]) for group in groups] for name in kept},
             [int(group.get(COUNTS["group"], 0)) for group in groups], int(groups[0].get(COUNTS["model"], 0)),
         )  # fmt: skip
@@ -100,7 +99,7 @@ class TorchRun:
             for place, group in enumerate(self.optimizer.state_dict()["param_groups"])
         ]
         states = [
-            _states(self.choices[route.group], route, saved)
+            _states(self.group_rules[route.group], route, saved)
             for route, saved in zip(self.routes, loaded.parameters, strict=True)
         ]
         return {"state": {place: named for place, named in enumerate(states) if named}, "param_groups": groups}
@@ -128,11 +127,11 @@ def tensor_of(array: Stored) -> Tensor:
     return torch.from_numpy(array.data).view(DTYPES[array.dtype]).reshape(array.shape)
 
 
-def _states(choice: Choice, route: Route, saved: Parameter) -> dict[str, Tensor]:
+def _states(group_rule: GroupRule, route: Route, saved: Parameter) -> dict[str, Tensor]:
     """A parameter's states under torch's names."""
-    flavour = choice.flavour
-    states = {flavour.outside(name, route.routed): tensor_of(array) for name, array in saved.states.items()}
-    if (flavour.counted or route.routed) and saved.begun:
+    entry = group_rule.entry
+    states = {entry.outside(name, route.routed): tensor_of(array) for name, array in saved.states.items()}
+    if (entry.counted or route.routed) and saved.begun:
         states["step"] = torch.tensor(float(saved.steps), dtype=torch.float64)
     return states
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rulec.language.rule import Hyper, Rule
 from rulec.language.text import expression_text
-from rulec.torch.flavour import Flavour
+from rulec.torch.entries import Entry
 from rulec.torch.interface import HINTS, Interface
 
 _MEANINGS = {
@@ -26,23 +26,23 @@ _MEANINGS = {
 
 def class_doc(interface: Interface) -> str:
     """The docstring of a class."""
-    first = interface.flavours[0]
+    first = interface.entries[0]
     parts = [first.rule.summary or f"The rule {first.rule.name}."]
-    for flavour in interface.flavours:
-        parts.append(_mathematics(flavour, alone=len(interface.flavours) == 1))
+    for entry in interface.entries:
+        parts.append(_mathematics(entry, alone=len(interface.entries) == 1))
     parts += [_decay_text(interface), _routed_text(interface), _shared_text(interface), _evaluation_text(interface)]
     parts.append("Args:\n" + "\n".join(_argument(interface, p) for p in interface.signature.parameters.values()))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _mathematics(flavour: Flavour, alone: bool) -> str:
-    rule = flavour.rule.standalone()
-    heading = "Each step computes" if alone else f"{rule.name}{_condition(flavour)} computes"
+def _mathematics(entry: Entry, alone: bool) -> str:
+    rule = entry.rule.standalone()
+    heading = "Each step computes" if alone else f"{rule.name}{_condition(entry)} computes"
     return f"{heading}::\n\n{textwrap.indent(rule.step_text().strip(), '    ')}{_paper(rule)}"
 
 
-def _condition(flavour: Flavour) -> str:
-    words = [f"{k} is not 0" if v == "nonzero" else f"{k}={v!r}" for k, v in flavour.when.items()]
+def _condition(entry: Entry) -> str:
+    words = [f"{k} is not 0" if v == "nonzero" else f"{k}={v!r}" for k, v in entry.when.items()]
     return f" ({', '.join(words)})" if words else ""
 
 
@@ -56,7 +56,7 @@ def _paper(rule: Rule) -> str:
 
 
 def _decay_text(interface: Interface) -> str:
-    decays = {flag: transform for f in interface.flavours for flag, transform in f.decays.items()}
+    decays = {flag: transform for f in interface.entries for flag, transform in f.decays.items()}
     words = {"l2": "adds weight_decay*p to the gradient g", "decay": "adds weight_decay*p to the direction"}
     lines = [
         f"weight_decay {words[transform]}{'' if flag == 'default' else f' where {flag}'}."
@@ -68,7 +68,7 @@ def _decay_text(interface: Interface) -> str:
 def _routed_text(interface: Interface) -> str:
     """The rules of tensors that the first does not apply to, and what tags have to do with it."""
     parts = []
-    for main, rest in pairwise(interface.rules if len(interface.flavours) == 1 else []):
+    for main, rest in pairwise(interface.rules if len(interface.entries) == 1 else []):
         condition = "" if main.applies_to is None else expression_text(main.applies_to)
         step = textwrap.indent(rest.step_text().strip(), "    ")
         parts.append(f"It is for tensors with {condition}; for others {rest.name} computes::\n\n{step}")
@@ -108,10 +108,10 @@ def _argument(interface: Interface, parameter: Any) -> str:
 def _ranges(interface: Interface, keyword: str) -> Iterator[str]:
     """The range of each hyper-parameter that a keyword gives, once each."""
     seen = set()
-    for flavour in interface.flavours:
-        for choice in {"", *flavour.decays.values()}:
-            for name, hyper in flavour.settings(choice).items():
-                place, position = flavour.places.get(name, (name, None))
+    for entry in interface.entries:
+        for decay in {"", *entry.decays.values()}:
+            for name, hyper in entry.settings(decay).items():
+                place, position = entry.places.get(name, (name, None))
                 if place == keyword and name not in seen:
                     seen.add(name)
                     yield _range(name, hyper, position is None and name == keyword)
@@ -125,8 +125,8 @@ def _range(name: str, hyper: Hyper, alone: bool) -> str:
 def _plain_meaning(interface: Interface, keyword: str) -> str:
     if keyword in HINTS:
         return "accepted and without effect: every step is fused"
-    if any(keyword in flavour.when for flavour in interface.flavours):
+    if any(keyword in entry.when for entry in interface.entries):
         return "chooses the rule, as above"
-    if any(keyword in flavour.decays for flavour in interface.flavours):
+    if any(keyword in entry.decays for entry in interface.entries):
         return "chooses what weight_decay means"
     return "as in torch.optim; only the default is supported"

@@ -17,7 +17,7 @@ import torch
 from rulec.errors import HyperError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.torch.flavour import Choice, Flavour, shared_states
+from rulec.torch.entries import Entry, GroupRule, shared_states
 from rulec.torch.words import torch_words
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -58,7 +58,7 @@ class Interface:
 
     name: str
     signature: inspect.Signature
-    flavours: Sequence[Flavour]
+    entries: Sequence[Entry]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     full_at_once: bool = False
     source: str = ""
@@ -68,7 +68,7 @@ class Interface:
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
         """Every rule that a tensor may go to."""
-        return [rule for flavour in self.flavours for rule in flavour.rules]
+        return [rule for entry in self.entries for rule in entry.rules]
 
     @functools.cached_property
     def shared(self) -> Mapping[str, str]:
@@ -93,7 +93,7 @@ class Interface:
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
         """The entries of a group that matter to what is computed."""
-        known = {k for flavour in self.flavours for k in flavour.keywords} | {"maximize", *CHOOSING, *self._asking}
+        known = {k for entry in self.entries for k in entry.keywords} | {"maximize", *CHOOSING, *self._asking}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
 
     @property
@@ -103,9 +103,9 @@ class Interface:
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
         """The entries of a group that decide which rule it means."""
-        flags = {k for f in self.flavours for k in (*f.when, *f.decays, *f.unset_keywords)}
+        flags = {k for f in self.entries for k in (*f.when, *f.decays, *f.unset_keywords)}
         flags |= {"maximize", *CHOOSING, *self._asking}
-        if any(flavour.decays for flavour in self.flavours):
+        if any(entry.decays for entry in self.entries):
             flags.add("weight_decay")
         return tuple(k for k in self.group_keywords if k in flags)
 
@@ -135,30 +135,30 @@ class Interface:
 
     def suggestion(self, key: str) -> str:
         """A hint at the keyword that was meant; empty where there is none."""
-        for flavour in self.flavours:
-            keyword, position = flavour.places.get(key, ("", None))
+        for entry in self.entries:
+            keyword, position = entry.places.get(key, ("", None))
             if position is not None:
-                names = [name for name, (k, _) in flavour.places.items() if k == keyword]
+                names = [name for name, (k, _) in entry.places.items() if k == keyword]
                 return f": give {keyword}=({', '.join(names)})"
         return did_you_mean(key, self.signature.parameters)
 
-    def choose(self, values: Mapping[str, Any]) -> Choice:
+    def choose(self, values: Mapping[str, Any]) -> GroupRule:
         """The rule that a group's keywords mean. HyperError where they mean none."""
         if values.get("differentiable"):
             raise HyperError(
                 f"{self.name} cannot be differentiable=True: autograd does not record what a fused kernel computes"
             )
         for key in values:
-            if key not in self.signature.parameters and any(key in f.places for f in self.flavours):
+            if key not in self.signature.parameters and any(key in f.places for f in self.entries):
                 raise HyperError(f"a group of {self.name} has {key!r}, which is no keyword{self.suggestion(key)}")
         self._check_unnamed(values)
-        for flavour in self.flavours:
-            if flavour.matches(values):
-                return flavour.choice(values)
-        flags = {k: values[k] for flavour in self.flavours for k in flavour.when}
+        for entry in self.entries:
+            if entry.matches(values):
+                return entry.group_rule(values)
+        flags = {k: values[k] for entry in self.entries for k in entry.when}
         raise HyperError(f"{self.name} has no rule for {', '.join(f'{k}={v!r}' for k, v in flags.items())}")
 
     def state_names(self) -> set[str]:
         """Every name a state may be called by, ours and theirs."""
         found = {state for rule in self.rules for state in rule.state}
-        return found | {flavour.outside(state) for flavour in self.flavours for state in flavour.rule.state}
+        return found | {entry.outside(state) for entry in self.entries for state in entry.rule.state}

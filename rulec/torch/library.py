@@ -19,7 +19,7 @@ from rulec.language.library import load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.torch.across import reaches_across
-from rulec.torch.flavour import Flavour, Place, draws, reads_tags, shared_states
+from rulec.torch.entries import Entry, Place, draws, reads_tags, shared_states
 from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.lean import without_compiler
 
@@ -55,21 +55,21 @@ def torch_entries(rule: Rule) -> list[Mapping[str, Any]]:
 def torch_interface(kind: str) -> Interface:
     """The interface of a class of torch.optim, as the torch installed has it."""
     theirs = getattr(torch.optim, kind)
-    flavours = []
+    entries = []
     for file in library_index()[1][kind]:
         rule = load(file)
-        flavours += [_flavour(kind, rule, entry) for entry in torch_entries(rule) if entry["class"] == kind]
-    flavours.sort(key=lambda flavour: flavour.rule.name != kind)
+        entries += [_entry(kind, rule, fields) for fields in torch_entries(rule) if fields["class"] == kind]
+    entries.sort(key=lambda entry: entry.rule.name != kind)
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
-    routed = [p for flavour in flavours for p in _routed_parameters(flavour) if p.name not in known]
+    routed = [p for entry in entries for p in _routed_parameters(entry) if p.name not in known]
     asking = [] if "capturable" in known else [_flag("capturable")]
-    parameters = sorted([*parameters, *routed, *asking, *_own_parameters(flavours)], key=lambda p: p.kind)
+    parameters = sorted([*parameters, *routed, *asking, *_own_parameters(entries)], key=lambda p: p.kind)
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
-    fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(flavours)
+    fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(entries)
     full = bool(example.state)
-    return Interface(kind, signature, flavours, fixed, full, refuses=bool(routed), asks_once=bool(asking))
+    return Interface(kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking))
 
 
 def _example(theirs: Any) -> Optimizer:
@@ -81,41 +81,41 @@ def _example(theirs: Any) -> Optimizer:
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
-    entries = torch_entries(rule)
     settings = rule.settings
-    args = entries[0].get("args", {}) if entries else _betas(settings)
-    states = entries[0].get("state", {}) if entries else {}
-    flavour = Flavour(rule.name, rule, places=_places(rule, settings, args), states=states)
-    _check_free(flavour, settings)
+    fields = next(iter(torch_entries(rule)), None)
+    args = _betas(settings) if fields is None else fields.get("args", {})
+    states = {} if fields is None else fields.get("state", {})
+    entry = Entry(rule.name, rule, places=_places(rule, settings, args), states=states)
+    _check_free(entry, settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
-    parameters += _keyword_parameters(flavour, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters += _keyword_parameters(entry, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters += [_flag("maximize"), _flag("capturable")]
-    parameters += _own_parameters([flavour])
+    parameters += _own_parameters([entry])
     signature = inspect.Signature(parameters)
-    return Interface(rule.name, signature, [flavour], _fixed([flavour]), source=source, asks_once=True)
+    return Interface(rule.name, signature, [entry], _fixed([entry]), source=source, asks_once=True)
 
 
-def _check_free(flavour: Flavour, settings: Mapping[str, Hyper]) -> None:
+def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
     """RuleError where a keyword or state of the rule has a name that means something else in torch."""
-    rule, meaning = flavour.rule, "which torch's optimizers have for something else"
+    rule, meaning = entry.rule, "which torch's optimizers have for something else"
     for name in settings:
-        if flavour.places.get(name, (name, None))[0] in TAKEN:
+        if entry.places.get(name, (name, None))[0] in TAKEN:
             raise RuleError(
                 f"{rule.name} has a hyper-parameter {name!r}, {meaning}: call it otherwise, as {name}_, in the rule or "
                 f"by bind({name}={name + '_'!r})"
             )
-    keywords = {flavour.places.get(name, (name, None))[0] for name in settings}
-    for name in sorted(shared_states(flavour.rules).keys() & {*keywords, *TAKEN}):
+    keywords = {entry.places.get(name, (name, None))[0] for name in settings}
+    for name in sorted(shared_states(entry.rules).keys() & {*keywords, *TAKEN}):
         raise RuleError(f"{rule.name} has a state {name!r}, {meaning}: call it otherwise, as {name}_")
-    called = ["step", *map(flavour.outside, rule.state)]
+    called = ["step", *map(entry.outside, rule.state)]
     for name in called:
         if called.count(name) > 1:
             raise RuleError(f"the interop section of {rule.name} calls a state {name!r}, as another value is called")
 
 
-def _fixed(flavours: Sequence[Flavour]) -> dict[str, Any]:
+def _fixed(entries: Sequence[Entry]) -> dict[str, Any]:
     """The entries of a group that are no keyword, and how they begin."""
-    rules = [rule for flavour in flavours for rule in flavour.rules]
+    rules = [rule for entry in entries for rule in entry.rules]
     found: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
     return found | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
 
@@ -125,17 +125,17 @@ def _flag(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
 
 
-def _routed_parameters(flavour: Flavour) -> list[inspect.Parameter]:
-    """Keywords for the hyper-parameters of the rules that a flavour of torch's class routes tensors to."""
-    main = flavour.rules[0].hyper
-    others = {name: hyper for name, hyper in flavour.settings("").items() if name not in main}
-    return _keyword_parameters(flavour, others, inspect.Parameter.KEYWORD_ONLY)
+def _routed_parameters(entry: Entry) -> list[inspect.Parameter]:
+    """Keywords for the hyper-parameters of the rules that an entry of torch's class routes tensors to."""
+    main = entry.rules[0].hyper
+    others = {name: hyper for name, hyper in entry.settings("").items() if name not in main}
+    return _keyword_parameters(entry, others, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _keyword_parameters(flavour: Flavour, settings: Mapping[str, Hyper], kind: Any) -> list[inspect.Parameter]:
+def _keyword_parameters(entry: Entry, settings: Mapping[str, Hyper], kind: Any) -> list[inspect.Parameter]:
     keywords: dict[str, Any] = {}
     for name in sorted(settings, key=lambda name: name != "lr"):
-        keyword, position = flavour.places.get(name, (name, None))
+        keyword, position = entry.places.get(name, (name, None))
         default = settings[name].default
         default = None if isinstance(default, Node) else default
         keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
@@ -150,23 +150,23 @@ def _type(keyword: str, default: Any) -> Any:
     return float | Tensor if keyword == "lr" else float
 
 
-def _own_parameters(flavours: Sequence[Flavour]) -> list[inspect.Parameter]:
+def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     types = {"state_dtype": StateDtype, "backend": str | None, "reduce_over": Any}
-    kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for flavour in flavours for rule in flavour.rules]
+    kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
     found = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
     seed = inspect.Parameter("seed", kind, default=0, annotation=int)
     return [*found, seed] if draws(rules) else found
 
 
-def _flavour(kind: str, rule: Rule, entry: Mapping[str, Any]) -> Flavour:
-    decays = entry.get("weight_decay", {})
+def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
+    decays = fields.get("weight_decay", {})
     settings = rule.settings
-    args = entry.get("args", {})
+    args = fields.get("args", {})
     others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
-    return Flavour(
-        kind, rule, entry.get("when", {}), _places(rule, settings, args | _betas(others)), entry.get("state", {}),
-        {"default": decays} if isinstance(decays, str) else decays, entry.get("step") != "absent",
+    return Entry(
+        kind, rule, fields.get("when", {}), _places(rule, settings, args | _betas(others)), fields.get("state", {}),
+        {"default": decays} if isinstance(decays, str) else decays, fields.get("step") != "absent",
     )  # fmt: skip
 
 

@@ -13,23 +13,21 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from rulec.backend import registry
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.rule import Rule
-from rulec.language.source import did_you_mean
 from rulec.runtime.device import Scaling
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.across import Across
-from rulec.torch.assembly import Assembly
+from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
-from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.interface import Interface
 from rulec.torch.lean import frame_callback, without_compiler
-from rulec.torch.members import Options, seed_of
-from rulec.torch.routes import Routing, names_of, routes_of, tag_all
+from rulec.torch.machine import Machine
+from rulec.torch.options import options_of
+from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.states import Store
-from rulec.torch.tensors import DTYPES, check_parameters
-from rulec.torch.values import choices_of
+from rulec.torch.tensors import check_parameters
 
 
 class _AsSaved:
@@ -57,12 +55,12 @@ class RuleOptimizer(Optimizer, Turns):
         values = self.interface.bind(args, keywords)
         capturable = bool(self.interface.asks_once and values.pop("capturable"))
         across = values.pop("reduce_over", None)
-        self._options = _options(self.interface, values.pop("state_dtype"), values.pop("backend"), capturable)
-        self._assembly: Assembly | None = None
+        self._options = options_of(self.interface, values.pop("state_dtype"), values.pop("backend"), capturable)
+        self._machine: Machine | None = None
         self._complete = False
         self._skipped = 0
         defaults = {**values, **self.interface.fixed}
-        choices_of(self.interface, [defaults])
+        group_rules_of(self.interface, [defaults])
         if across is not None:
             self._options = replace(self._options, across=Across(across))
         super().__init__(_iterable(params), defaults)
@@ -70,7 +68,7 @@ class RuleOptimizer(Optimizer, Turns):
         self._complete = True
         self.state = Store(self.state)
         if self.interface.full_at_once:
-            self._assemble()
+            self._build()
 
     @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -79,7 +77,7 @@ class RuleOptimizer(Optimizer, Turns):
             _add_param_group(self, param_group)
         except Exception:  # values come before parameters, so that the first mistake named is the same for both
             if isinstance(param_group, dict):
-                choices_of(self.interface, [{**self.defaults, **param_group}])
+                group_rules_of(self.interface, [{**self.defaults, **param_group}])
             raise
         if not self._complete:
             return  # all groups are checked at once
@@ -94,16 +92,16 @@ class RuleOptimizer(Optimizer, Turns):
     def _check_groups(self) -> None:
         """HyperError or TensorError for groups that no step could be taken with."""
         tag_all(self.param_groups)
-        choices = choices_of(self.interface, self.param_groups)
+        group_rules = group_rules_of(self.interface, self.param_groups)
         seed_of(self.param_groups)
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
-        routes_of(self.interface, choices, self.param_groups, self._options.across is not None)
+        routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
 
     @in_turn
-    def routing(self) -> Routing:
+    def routing(self) -> Routes:
         """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
-        choices = choices_of(self.interface, self.param_groups)
-        return routes_of(self.interface, choices, self.param_groups, self._options.across is not None)
+        group_rules = group_rules_of(self.interface, self.param_groups)
+        return routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
 
     # Steps
 
@@ -169,9 +167,9 @@ class RuleOptimizer(Optimizer, Turns):
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
-        assembly, scaling = self._current(), self._scaling()
-        if not assembly.step(self.param_groups, inputs, scaling):
-            self._assemble().step(self.param_groups, inputs, scaling)
+        machine, scaling = self._current(), self._scaling()
+        if not machine.step(self.param_groups, inputs, scaling):
+            self._build().step(self.param_groups, inputs, scaling)
 
     def _update_together(self, inputs: Inputs | None, across: Across) -> None:
         """The same in every process of a group, or an error in all of them."""
@@ -185,48 +183,6 @@ class RuleOptimizer(Optimizer, Turns):
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
             raise RulecError(f"the parameters are where {self.interface.name} is evaluated: call train() before step()")
-
-    # A step of some parameters after others
-
-    @in_turn
-    def _open_step(self) -> None:
-        """Opens a step in which parameters fire one after the other, with the numbers that groups have now."""
-        self._check_trained()
-        self._current().begin(self.param_groups)
-
-    def _fire(self, places: tuple[int, ...], grads: Sequence[torch.Tensor]) -> None:
-        """Updates the parameters at these places among all groups'; nothing is written where anything is wrong."""
-        assert self._assembly is not None
-        with self._turn:
-            if self._assembly.fire(places, grads):
-                return
-            if self.interface.shared:
-                raise TensorError(
-                    f"{self.interface.name} remembers numbers of groups, and a gradient has another dtype than before: "
-                    f"it cannot be updated inside the backward pass"
-                )
-            made = self._assemble()
-            made.begin(self.param_groups)
-            made.fire(places, grads)
-
-    @in_turn
-    def _fire_part(
-        self, places: tuple[int, ...], grads: Sequence[torch.Tensor], way: Callable[[Rule], Rule], counts: bool
-    ) -> None:  # fmt: skip
-        """Runs a part of the step that is open: see `Engine.ready_part`."""
-        assert self._assembly is not None
-        self._assembly.fire_part(places, grads, way, counts)
-
-    def _buffers(self, place: int) -> Mapping[str, torch.Tensor]:
-        """What kernels write beside the parameter at this place, its count included; empty before its first step."""
-        assert self._assembly is not None
-        return self._assembly.written_beside(place)
-
-    @in_turn
-    def _close_step(self) -> None:
-        """Closes the step."""
-        assert self._assembly is not None
-        self._assembly.end(self.param_groups)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -242,32 +198,32 @@ class RuleOptimizer(Optimizer, Turns):
     @property
     def skipped_steps(self) -> int:
         """In how many steps the rule's own condition (`skip`) left a parameter as it was."""
-        return self._skipped + (self._assembly.skipped_steps if self._assembly else 0)
+        return self._skipped + (self._machine.writer.skipped_steps if self._machine else 0)
 
-    def _current(self) -> Assembly:
-        """The assembly for the groups and states as they are now."""
-        assembly = self._assembly
-        if assembly is None or assembly.stale(self.param_groups, self.state):
-            return self._assemble()
-        return assembly
+    def _current(self) -> Machine:
+        """The machine for the groups and states as they are now."""
+        machine = self._machine
+        if machine is None or machine.stale(self.param_groups, self.state):
+            return self._build()
+        return machine
 
-    def _assemble(self) -> Assembly:
-        """Engines for the groups and states as they are now."""
+    def _build(self) -> Machine:
+        """A new machine for the groups and states as they are now."""
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         tag_all(self.param_groups)
-        made = Assembly(self.interface, self.param_groups, self.state, self._options)
-        self._adopt(made)
-        return made
+        machine = Machine(self.interface, self.param_groups, self.state, self._options)
+        self._adopt(machine)
+        return machine
 
-    def _adopt(self, made: Assembly) -> None:
+    def _adopt(self, machine: Machine) -> None:
         self._skipped = self.skipped_steps
         if isinstance(self.state, Store):
-            self.state.become(made.store)
-            made.store = self.state
-        self.state = made.store
-        self._assembly = made
+            self.state.become(machine.buffers.store)
+            machine.buffers.store = self.state
+        self.state = machine.buffers.store
+        self._machine = machine
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Takes the gradients away, or makes them zero."""
@@ -305,7 +261,7 @@ class RuleOptimizer(Optimizer, Turns):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
-            self._assembly, self._complete = None, True
+            self._machine, self._complete = None, True
             super().__setstate__(state)
             self.state = Store(self.state)
             return
@@ -315,9 +271,9 @@ class RuleOptimizer(Optimizer, Turns):
         saved_groups = zip(kept, state["param_groups"], strict=True)
         groups = [{**self.defaults, **own, **group} for own, group in saved_groups]
         tag_all(groups)
-        made = Assembly(self.interface, groups, saved, self._options, strict=True)
+        machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
-        self._adopt(made)
+        self._adopt(machine)
 
 
 class EvaluatedOptimizer(RuleOptimizer):
@@ -382,19 +338,3 @@ _hooked_update: Any = Optimizer.profile_hook_step(RuleOptimizer._update)
 def _as_saved(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     states = {k: _AsSaved(v) if isinstance(v, Mapping) else v for k, v in state_dict["state"].items()}
     return {**state_dict, "state": states}
-
-
-def _options(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
-    given = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
-    known = interface.state_names()
-    dtypes = {}
-    for state, dtype in given.items():
-        if state and state not in known:
-            raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
-        name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-        if name not in DTYPES:
-            raise TensorError(f"state dtype {dtype!r} is none of {', '.join(DTYPES)}")
-        dtypes[state] = name
-    if backend is not None:
-        registry.usable(backend)
-    return Options(dtypes, backend, capturable)

@@ -99,7 +99,7 @@ def _place(interface: Interface, name: str) -> tuple[str, int | None] | None:
     """The keyword that a name stands for, and the place in it where that is a tuple; None where there is none."""
     if name in interface.signature.parameters and name != "params":
         return name, None
-    return next((flavour.places[name] for flavour in interface.flavours if name in flavour.places), None)
+    return next((entry.places[name] for entry in interface.entries if name in entry.places), None)
 
 
 def check_keywords(interfaces: Sequence[Interface], keywords: Mapping[str, Any]) -> None:

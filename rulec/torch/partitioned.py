@@ -20,7 +20,7 @@ from rulec.torch.inputs import by_parameter
 from rulec.torch.lean import without_compiler
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partition import Named, check_keywords, group_of, keywords_of, named_pairs, parts_taken
-from rulec.torch.routes import Routing
+from rulec.torch.routes import Routes
 
 _add_param_group = without_compiler(Optimizer.add_param_group)
 
@@ -109,7 +109,7 @@ class Partitioned(Optimizer, Turns):
         if any(id(param) in known for param in params):
             raise TensorError("a parameter of the new group is in another group already: leave it out")
 
-    def routing(self) -> Routing:
+    def routing(self) -> Routes:
         """The rule that each parameter goes to, by its name, shape and tags; printed, a table."""
         numbers = {home: number for number, home in enumerate(self._homes)}
         routes = [
@@ -117,7 +117,7 @@ class Partitioned(Optimizer, Turns):
             for place, each in enumerate(self.optimizers)
             for route in each.routing()
         ]
-        return Routing(sorted(routes, key=lambda route: route.group))
+        return Routes(sorted(routes, key=lambda route: route.group))
 
     # Steps
 

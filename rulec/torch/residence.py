@@ -15,9 +15,8 @@ from torch import Tensor
 
 from rulec.backend import registry
 from rulec.errors import RulecError
-from rulec.torch.flavour import Choice
 from rulec.torch.interface import ASKING
-from rulec.torch.members import Options
+from rulec.torch.options import Options
 from rulec.torch.tensors import TorchArrays
 
 
@@ -86,24 +85,3 @@ def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], 
     there = [getattr(registry.get(b) if isinstance(b, str) else b, "on_device", False) for b in chosen]
     types = frozenset(p.device.type for p in params)
     return Residence(asked, any(there), bool(there) and all(there), types)
-
-
-def live_values(
-    residence: Residence, choice: Choice, groups: Sequence[Mapping[str, Any]]
-) -> dict[tuple[str, int], Tensor]:
-    """The hyper-parameters of groups that mean one rule which are read on the device, by name and group."""
-    found = {}
-    for name in choice.settings:
-        keyword, position = choice.flavour.places.get(name, (name, None))
-        for column, group in enumerate(groups):
-            value = _part(group[keyword], position)
-            if residence.is_live(value):
-                found[name, column] = value
-    return found
-
-
-def _part(given: Any, position: int | None) -> Any:
-    """A keyword's value, or its part at that place of a tuple; None where that was left out."""
-    if position is None or not isinstance(given, tuple | list):
-        return given
-    return given[position] if position < len(given) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ from torch import Tensor
 from rulec.compiler.routing import Router, applies
 from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
-from rulec.torch.flavour import Choice, sees_shapes
+from rulec.torch.entries import GroupRule, sees_shapes
+from rulec.torch.group_values import Groups
 from rulec.torch.interface import Interface
 from rulec.torch.placed import check_flat, check_placed
 from rulec.torch.words import torch_words
-
-Groups = Sequence[Mapping[str, Any]]
 
 
 class ComplexParameter(TensorError, RuntimeError):
@@ -35,7 +34,7 @@ class Route:
     routed: bool
 
 
-class Routing(list[Route]):
+class Routes(list[Route]):
     """The routes of an optimizer's parameters; printed, a table."""
 
     def __str__(self) -> str:
@@ -45,19 +44,19 @@ class Routing(list[Route]):
 
 
 def routes_of(
-    interface: Interface, choices: Sequence[Choice], groups: Groups, together: bool = False
-) -> Routing:  # fmt: skip
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, together: bool = False
+) -> Routes:  # fmt: skip
     """Where each parameter goes. TensorError or RuleError for one that no rule takes.
 
     `together` says that processes take the values of groups and the model over the parts of all.
     """
     names_at = names_of(groups)
     routers: dict[int, Router] = {}
-    found = Routing()
-    for index, (choice, group) in enumerate(zip(choices, groups, strict=True)):
-        if id(choice.rule) not in routers:
-            routers[id(choice.rule)] = Router(choice.rule)
-        router = routers[id(choice.rule)]
+    found = Routes()
+    for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
+        if id(group_rule.rule) not in routers:
+            routers[id(group_rule.rule)] = Router(group_rule.rule)
+        router = routers[id(group_rule.rule)]
         tags = frozenset(group.get("tags") or ())
         for param in group["params"]:
             check_flat(param, router.rules, names_at[len(found)], together)

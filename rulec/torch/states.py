@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Ledger:
+class Edits:
     """Whether a mapping, or one inside it, was written to."""
 
     __slots__ = ("changed",)
@@ -24,7 +24,7 @@ class Ledger:
 
 def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.ledger.changed = True
+        self.edits.changed = True
         return method(self, *args, **kwargs)
 
     noted.__name__ = method.__name__
@@ -40,11 +40,11 @@ _WRITERS = (
 class ParamState(dict[str, Any]):
     """What is remembered of one parameter, by name. It is copied and pickled as a plain dict."""
 
-    __slots__ = ("ledger",)
+    __slots__ = ("edits",)
 
-    def __init__(self, values: Mapping[str, Any], ledger: Ledger) -> None:
+    def __init__(self, values: Mapping[str, Any], edits: Edits) -> None:
         super().__init__(values)
-        self.ledger = ledger
+        self.edits = edits
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Writes that are the optimizer's own."""
@@ -59,13 +59,13 @@ class Store(defaultdict[Any, Any]):
 
     def __init__(self, states: Mapping[Any, Any] | None = None) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.edits = Edits()
         for key, value in (states or {}).items():
-            wrapped = ParamState(value, self.ledger) if isinstance(value, Mapping) else value
+            wrapped = ParamState(value, self.edits) if isinstance(value, Mapping) else value
             dict.__setitem__(self, key, wrapped)
 
     def __missing__(self, key: Any) -> ParamState:
-        empty = ParamState({}, self.ledger)
+        empty = ParamState({}, self.edits)
         dict.__setitem__(self, key, empty)
         return empty
 
@@ -76,8 +76,8 @@ class Store(defaultdict[Any, Any]):
     def entry(self, param: Tensor) -> ParamState:
         """The state of a parameter as one that notes writing, made so where someone put a plain dict there."""
         found = self[param]
-        if not isinstance(found, ParamState) or found.ledger is not self.ledger:
-            found = ParamState(found, self.ledger)
+        if not isinstance(found, ParamState) or found.edits is not self.edits:
+            found = ParamState(found, self.edits)
             dict.__setitem__(self, param, found)
         return found
 
@@ -90,10 +90,10 @@ class Store(defaultdict[Any, Any]):
             if isinstance(old, ParamState) and isinstance(new, ParamState):
                 dict.clear(old)
                 old.take(new)
-                old.ledger = other.ledger
+                old.edits = other.edits
                 new = old
             dict.__setitem__(self, key, new)
-        self.ledger = other.ledger
+        self.edits = other.edits
 
     def __reduce__(self) -> Any:
         return Store, (self.plain(),)

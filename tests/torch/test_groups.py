@@ -109,8 +109,8 @@ def test_weight_decay_may_differ_within_one_rule() -> None:
     optimizer = rulec.torch.AdamW(groups)
     give_gradients(params, 0)
     optimizer.step()
-    assert optimizer._assembly is not None
-    assert len(optimizer._assembly.members) == 1
+    assert optimizer._machine is not None
+    assert len(optimizer._machine.engines) == 1
 
 
 def test_groups_that_join_later_count_their_own_steps() -> None:
@@ -317,9 +317,9 @@ def test_many_groups_are_one_launch() -> None:
     for p in params:
         p.grad = torch.ones(3)
     optimizer.step()
-    assert optimizer._assembly is not None
-    (member,) = optimizer._assembly.members
-    assert len(member.engine.buckets) == 1
+    assert optimizer._machine is not None
+    (engine,) = optimizer._machine.engines
+    assert len(engine.buckets) == 1
     expected = [torch.full((3,), 1 - 1e-3 * (i + 1)) for i in range(500)]
     assert difference(params, expected) <= 1
 

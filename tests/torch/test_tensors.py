@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import BackendUnsupported, TensorError
-from rulec.torch import assembly, tensors
+from rulec.torch import plans, tensors
 from rulec.torch.guard import guard_for, never
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 
@@ -182,11 +182,11 @@ def test_a_parameter_with_gaps_leaves_what_is_between_alone_and_keeps_one_copy()
     assert param._version > version
     assert (param.detach() < 0).all()
     assert not pair[:, 1::2].any()
-    assert optimizer._assembly is not None
-    assert [copy.nbytes for copy in optimizer._assembly._copies.values()] == [48]
+    assert optimizer._machine is not None
+    assert [copy.nbytes for copy in optimizer._machine._copies.values()] == [48]
     param.data = torch.zeros(4, 3)  # moved, and without gaps now
     optimizer.step()
-    assert not optimizer._assembly._copies
+    assert not optimizer._machine._copies
     assert optimizer.state[param]["step"] == 2
 
 
@@ -528,14 +528,14 @@ def test_without_guards_and_without_looking_ahead_the_numbers_are_the_same(monke
     for plain in (False, True):
         if plain:
             monkeypatch.setattr(tensors, "guard_for", lambda grads: never)
-            monkeypatch.setattr(assembly, "FEW", 1000)
+            monkeypatch.setattr(plans, "FEW", 1000)
         params = parameters(shapes=shapes)
         optimizer = rulec.torch.AdamW(params)
         for number in range(4):
             give_gradients(params, number)
             optimizer.step()
-        assert optimizer._assembly is not None
-        assert (optimizer._assembly._ahead is None) == plain
+        assert optimizer._machine is not None
+        assert (optimizer._machine.plans.ahead is None) == plain
         found.append(params)
     assert difference(*found) == 0
 

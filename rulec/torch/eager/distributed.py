@@ -120,7 +120,7 @@ def replicas_of(model: Any) -> Replicas | None:
     return found
 
 
-class Processes:
+class Reducer:
     """Who reduces the gradients of an eager optimizer, where it was made of a `model` that several processes train.
 
     Where `local`, every process trains by itself.

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 
 from rulec.backend.product import Product
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.estimate import takes_parts
 from rulec.runtime.launch import Launch
-from rulec.torch.assembly import Assembly
 from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
 from rulec.torch.eager.window import Firing, Window
-from rulec.torch.memory import plain_arithmetic
+from rulec.torch.machine import Machine
 from rulec.torch.tensors import dtype_name
 
 
@@ -67,22 +64,20 @@ class Epilogue:
                 f"a hook was registered on {window.step.roster.names[place]} after a part of its gradient had come: "
                 f"register it before the backward pass"
             )
-        assembly, own = _home(window.step.inner, place)
+        machine, own = _home(window.step.inner, place)
         whole = _completed(window, param) if len(products) == 1 else None
-        launch = _launch(assembly, own) if whole is not None else None
+        launch = _launch(machine, own) if whole is not None else None
         if launch is None or whole is None:
             make_gradient(param, products)
             return False
-        whole.take(place, lambda: self._update(assembly, launch, param, products[0]))
+        whole.take(place, lambda: self._update(machine, launch, param, products[0]))
         return True
 
-    def _update(self, assembly: Assembly, launch: Launch, param: Tensor, product: Product) -> int:
+    def _update(self, machine: Machine, launch: Launch, param: Tensor, product: Product) -> int:
         """Writes the parameter and its states; the bytes of the gradient that there were at once."""
-        casting = [*filter(torch.is_autocast_enabled, [param.device.type])]
-        with plain_arithmetic(casting) if casting or assembly.residence.there else nullcontext():
+        with machine.plain():
             room = self._calls.give(launch, product)
-            increment_version([param])
-            assembly._run([launch])
+            machine.writer.write([launch], [param])
         return room
 
     def clear(self) -> None:
@@ -99,9 +94,9 @@ def _keeps(owner: Owner, weight: Tensor) -> bool:
     window = _completed(owner._window, weight)
     if window is None:
         return False
-    assembly, place = _home(window.step.inner, window.step.roster.places[id(weight)])
-    member, tensor_id = assembly._homes[place]
-    bucket = member.engine.tensors[tensor_id].bucket
+    machine, place = _home(window.step.inner, window.step.roster.places[id(weight)])
+    engine, tensor_id = machine.homes[place]
+    bucket = engine.tensors[tensor_id].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
     return same and bucket is not None and takes_parts(bucket.program)
 
@@ -114,21 +109,21 @@ def _completed(window: Window | None, weight: Tensor) -> Firing | None:
     return window if place is not None and window.completes(place) else None
 
 
-def _home(inner: Inner, place: int) -> tuple[Assembly, int]:
-    """The assembly that has the parameter at this place, and its place there."""
+def _home(inner: Inner, place: int) -> tuple[Machine, int]:
+    """The machine that has the parameter at this place, and its place there."""
     while isinstance(inner, PartitionedInner):
         number, place = inner._homes[place]
         inner = inner._inner[number]
-    return inner.optimizer._assembly, place
+    return inner.optimizer._machine, place
 
 
-def _launch(assembly: Assembly, place: int) -> Launch | None:
+def _launch(machine: Machine, place: int) -> Launch | None:
     """What updates the parameter at this place alone, with a gradient still to be given; None where it takes none."""
-    assembly._check_undisturbed((place,))
-    member, tensor_id = assembly._homes[place]
+    machine.check_undisturbed((place,))
+    engine, tensor_id = machine.homes[place]
     # Of the gradient only shape and dtype are looked at.
-    shape = torch.empty_like(assembly.params[place], device="meta", requires_grad=False)
-    (launch,) = member.engine.ready((tensor_id,), [shape], member.table)
+    shape = torch.empty_like(machine.params[place], device="meta", requires_grad=False)
+    (launch,) = engine.ready((tensor_id,), [shape], engine.table)
     return launch if takes_parts(launch.version.program) else None
 
 

@@ -38,7 +38,7 @@ def update_folded(inner: Inner, places: tuple[int, ...], params: Sequence[Tensor
 
 def _run(inner: Inner, places: tuple[int, ...], grads: Sequence[Tensor], phase: Phase) -> None:
     if isinstance(inner, RuleInner):
-        inner.optimizer._fire_part(places, grads, _way(phase), phase == "last")
+        inner.fire_part(places, grads, _way(phase), phase == "last")
     if isinstance(inner, PartitionedInner):
         for each, own, chosen in inner.split(places):
             _run(each, own, [grads[i] for i in chosen], phase)

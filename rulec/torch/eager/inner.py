@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.errors import HyperError, RuleError
+from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.eager.frozen import Frozen
 from rulec.torch.eager.scope import Scope, check_declared, check_rules
+from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.routes import names_of
@@ -60,27 +61,55 @@ class RuleInner(Inner):
 
     def __init__(self, optimizer: RuleOptimizer) -> None:
         self.optimizer: RuleOptimizer = optimizer
-        self._checked: Any = None
+        self._checked: Machine | None = None
         check_rules(optimizer)
 
     def open(self) -> None:
         """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
-        self.optimizer._open_step()
-        if self.optimizer._assembly is not self._checked:
-            check_rules(self.optimizer)
-            self._checked = self.optimizer._assembly
+        optimizer = self.optimizer
+        with optimizer._turn:
+            optimizer._check_trained()
+            optimizer._current().begin(optimizer.param_groups)
+        if self.machine is not self._checked:
+            check_rules(optimizer)
+            self._checked = self.machine
+
+    @property
+    def machine(self) -> Machine:
+        """The machine of the step that is open."""
+        assert self.optimizer._machine is not None
+        return self.optimizer._machine
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        """Steps these parameters."""
-        self.optimizer._fire(places, grads)
+        """Steps these parameters; nothing is written where anything is wrong."""
+        optimizer = self.optimizer
+        with optimizer._turn:
+            if self.machine.fire(places, grads):
+                return
+            if optimizer.interface.shared:
+                raise TensorError(
+                    f"{optimizer.interface.name} remembers numbers of groups, and a gradient has another dtype than "
+                    f"before: it cannot be updated inside the backward pass"
+                )
+            machine = optimizer._build()
+            machine.begin(optimizer.param_groups)
+            machine.fire(places, grads)
+
+    def fire_part(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step that is open: see `Engine.ready_part`."""
+        with self.optimizer._turn:
+            self.machine.fire_part(places, grads, way, counts)
 
     def close(self) -> None:
         """Closes the step."""
-        self.optimizer._close_step()
+        with self.optimizer._turn:
+            self.machine.end(self.optimizer.param_groups)
 
     def buffers(self, place: int) -> Mapping[str, Any]:
         """The states of a parameter and its count."""
-        return self.optimizer._buffers(place)
+        return self.machine.buffers.written(place)
 
 
 class PartitionedInner(Inner):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from rulec.errors import RulecError
+from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.factor import Factor
-from rulec.torch.eager.ledger import Ledger
 from rulec.torch.eager.step import Step
 from rulec.torch.eager.window import Counting
 
@@ -14,8 +14,8 @@ from rulec.torch.eager.window import Counting
 class Measuring(Counting):
     """The first of two passes: every gradient is looked at and freed."""
 
-    def __init__(self, step: Step, ledger: Ledger, factor: Factor) -> None:
-        super().__init__(step, ledger)
+    def __init__(self, step: Step, arrivals: Arrivals, factor: Factor) -> None:
+        super().__init__(step, arrivals)
         self._factor = factor
 
     def _complete(self, place: int) -> None:
@@ -24,7 +24,7 @@ class Measuring(Counting):
             with torch.no_grad():
                 self._factor.take(place, param.grad)
             param.grad = None
-            self.step.account.leave([place], inside=False)
+            self.step.gradient_bytes.leave([place], inside=False)
 
     def _again(self, place: int, count: int) -> None:
         raise RulecError(

@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.turns import Turns, in_turn
-from rulec.torch.eager.distributed import Processes
+from rulec.torch.eager.arrivals import Arrivals
+from rulec.torch.eager.distributed import Reducer
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_launch import Way
 from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import check_folds
 from rulec.torch.eager.hooks import Hooks
 from rulec.torch.eager.inner import Inner, Runs, inner_around, inner_of
-from rulec.torch.eager.ledger import Ledger
 from rulec.torch.eager.measure import Measuring
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import Roster, parameters_of, patterns_of
@@ -73,7 +73,7 @@ class EagerUpdate(Optimizer, Turns):
         inner = inner_of(rule, params, names, scope, keywords)
         self._begin(inner, names, model)
         if epilogue is not False:
-            self._processes.check_epilogue()
+            self._reducer.check_epilogue()
             self._epilogue: Epilogue | None = Epilogue(self, inner, model, epilogue)
 
     def _begin(self, inner: Inner, names: dict[int, str], model: Any = None) -> None:
@@ -81,7 +81,7 @@ class EagerUpdate(Optimizer, Turns):
         self._complete = False
         self._inner, self._names = inner, names
         self._folds = _folds(self._options["accumulate"], self.max_grad_norm, inner)
-        self._ledger = Ledger(self._options["contributions"])
+        self._arrivals = Arrivals(self._options["contributions"])
         self._step: Step | None = None
         self._window: Window | None = None
         self._epilogue = None
@@ -89,9 +89,9 @@ class EagerUpdate(Optimizer, Turns):
         super().__init__(self.param_groups, self.inner.defaults)
         self._complete = True
         self._roster = Roster(self.param_groups, self._names, self._options["only"])
-        self._processes: Processes = Processes(model, self._options["local"])
+        self._reducer: Reducer = Reducer(model, self._options["local"])
         self._hooks = Hooks(self)
-        self._processes.attach(self)
+        self._reducer.attach(self)
         self._set_hooks()
 
     # What the optimizer inside has
@@ -157,7 +157,7 @@ class EagerUpdate(Optimizer, Turns):
             )
         if last_microbatch:
             step.open()
-            self._window = (Finishing if self._folds else Firing)(step, self._ledger)
+            self._window = (Finishing if self._folds else Firing)(step, self._arrivals)
         else:
             self._window = Folding(step) if self._folds else Accumulating(step)
         return step
@@ -193,7 +193,7 @@ class EagerUpdate(Optimizer, Turns):
                 "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
                 "accumulate with the sum of losses instead of micro-batches"
             )
-        self._window = Measuring(step, self._ledger, factor)
+        self._window = Measuring(step, self._arrivals, factor)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -219,7 +219,7 @@ class EagerUpdate(Optimizer, Turns):
             )
         self._refresh()
         self._gave_up = False
-        self._processes.check(self._roster)
+        self._reducer.check(self._roster)
         if self._step is not None:
             self._step.check_numbers()
         else:
@@ -233,7 +233,7 @@ class EagerUpdate(Optimizer, Turns):
         try:
             yield shown
             window.check_complete()
-            self._processes.check_reduced(self._roster, window)
+            self._reducer.check_reduced(self._roster, window)
             with self._turn:
                 window.end()
         except BaseException:
@@ -315,18 +315,18 @@ class EagerUpdate(Optimizer, Turns):
         if not self._roster.is_of(self.param_groups):
             self._check_between("another set of parameters")
             self._roster = Roster(self.param_groups, self._names, self._options["only"])
-            self._ledger = Ledger(self._options["contributions"])
+            self._arrivals = Arrivals(self._options["contributions"])
         if not self._closed:
             self._set_hooks()
 
     def _set_hooks(self) -> None:
-        self._hooks.outside = self._processes.outside(self._roster)
+        self._hooks.outside = self._reducer.outside(self._roster)
         self._hooks.set(self._roster.params)
 
     @in_turn
     def relearn(self) -> None:
         """Has the next step watched for how often gradients arrive, and deferred, as the first one was."""
-        self._ledger.forget()
+        self._arrivals.forget()
 
     @in_turn
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -395,7 +395,7 @@ class EagerUpdate(Optimizer, Turns):
     def _end_partial(self) -> None:
         self._step = None
         self._drop()
-        self._ledger.forget()
+        self._arrivals.forget()
 
     # Checkpoints
 

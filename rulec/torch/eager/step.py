@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from rulec.errors import PartialUpdate, RulecError
-from rulec.torch.eager.account import Account
 from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import fold, update_folded
 from rulec.torch.eager.frozen import Frozen
+from rulec.torch.eager.gradient_bytes import GradientBytes
 from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.journal import Journal
 from rulec.torch.eager.report import Report
@@ -30,7 +30,7 @@ class Step:
     def __init__(self, inner: Inner, roster: Roster, journal: bool) -> None:
         self.inner, self.roster = inner, roster
         self.factor: Factor | None = None
-        self.account = Account(roster.sizes)
+        self.gradient_bytes = GradientBytes(roster.sizes)
         self.journal = Journal(inner, roster.params) if journal else None
         self.fired: dict[int, None] = {}
         self.folded: dict[int, None] = {}
@@ -81,7 +81,7 @@ class Step:
             self._launches += 1
         for param in params:
             param.grad = None
-        self.account.leave(places, inside)
+        self.gradient_bytes.leave(places, inside)
         self._inside += len(places) if inside else 0
 
     def fold(self, place: int, inside: bool = True) -> None:
@@ -95,7 +95,7 @@ class Step:
         self.folded[place] = None
         fold(self.inner, place, param.grad, first)
         param.grad = None
-        self.account.leave([place], inside)
+        self.gradient_bytes.leave([place], inside)
 
     def fire_folded(self, places: Sequence[int], inside: bool = True) -> None:
         """Updates parameters whose gradients are folded into their states."""
@@ -126,8 +126,8 @@ class Step:
 
     def took(self, place: int, largest: int) -> None:
         """A parameter was updated elsewhere, by a gradient of which no more than `largest` bytes were there at once."""
-        self.account.lend(largest)
-        self.account.leave([place])
+        self.gradient_bytes.lend(largest)
+        self.gradient_bytes.leave([place])
         self.fired[place] = None
         self._inside += 1
         self._launches += 1
@@ -140,7 +140,7 @@ class Step:
 
     def report(self) -> Report:
         """What the step has done so far."""
-        account = self.account
+        account = self.gradient_bytes
         done = len(self.fired) + len(self.dropped)
         return Report(
             fired=self._inside - len(self.dropped), deferred=done - self._inside,

@@ -16,8 +16,8 @@ from torch.autograd.variable import Variable
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rulec.errors import PartialUpdate, RulecError
+from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.gather import Gather, room_for
-from rulec.torch.eager.ledger import Ledger
 from rulec.torch.eager.reads import Reads
 from rulec.torch.eager.step import Step
 
@@ -35,7 +35,7 @@ class Window(ABC):
         self._check_pass()
         self._follow(graph_task())
         if self._roster.params[place].grad is not None:  # torch runs hooks where nothing arrived, too
-            self.step.account.arrive(place)
+            self.step.gradient_bytes.arrive(place)
             self._arrived(place)
 
     def _follow(self, task: int) -> None:
@@ -105,14 +105,14 @@ class Folding(Window):
 class Counting(Window):
     """A pass in which arrivals are counted; at a parameter's last one its gradient is complete."""
 
-    def __init__(self, step: Step, ledger: Ledger) -> None:
+    def __init__(self, step: Step, arrivals: Arrivals) -> None:
         super().__init__(step)
-        self._ledger = ledger
+        self._arrivals = arrivals
         self.counts: dict[int, int] = {}
 
     def _arrived(self, place: int) -> None:
         count = self.counts[place] = self.counts.get(place, 0) + 1
-        expected = self._ledger.expected(place)
+        expected = self._arrivals.expected(place)
         if count == expected:
             self._complete(place)
         elif count > expected > 0:
@@ -129,15 +129,15 @@ class Counting(Window):
 class Firing(Counting):
     """The last backward pass of a step: a parameter is updated when its gradient is complete, which is then freed."""
 
-    def __init__(self, step: Step, ledger: Ledger) -> None:
-        super().__init__(step, ledger)
+    def __init__(self, step: Step, arrivals: Arrivals) -> None:
+        super().__init__(step, arrivals)
         self._gather = Gather(room_for(step.roster.largest))
         self._late: dict[int, int] = {}
         self._postponed: set[int] = set()
         self._updating = False
         # Only modules that run during the pass pay for it: those that activation checkpointing runs again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
-        self._reads = Reads(step.roster.params, self._read) if ledger.watches else nullcontext()
+        self._reads = Reads(step.roster.params, self._read) if arrivals.watches else nullcontext()
         self._reads.__enter__()
 
     def _check_pass(self) -> None:
@@ -177,7 +177,7 @@ class Firing(Counting):
 
     def completes(self, place: int) -> bool:
         """Whether the next arrival of a parameter's gradient is the last, and updates it with the gradient as it is."""
-        expected = self._ledger.expected(place)
+        expected = self._arrivals.expected(place)
         return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
 
     def take(self, place: int, update: Callable[[], int]) -> None:
@@ -219,7 +219,7 @@ class Firing(Counting):
         """Fires what was still waiting, and takes over how often gradients arrived."""
         with self._update():
             self.step.fire(self._gather.take())
-        self._ledger.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
+        self._arrivals.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
         self.step.over = True
         self._roster.release(self.step.fired)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 
-class Ledger:
+class Arrivals:
     """The largest number of arrivals that was seen of each parameter, by place; at first what was `assumed`.
 
     Steps in which fewer arrive are deferred for the parameters concerned; the number is not lowered, since the next

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-class Account:
+class GradientBytes:
     """Bytes of the gradients that are held, by place; `sizes` are the bytes of each.
 
     A gradient is held from its first arrival until it is freed. What is held otherwise, such as a tile, is `lent`.

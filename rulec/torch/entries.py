@@ -24,13 +24,13 @@ Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The rule that a group's flags mean: a flavour of the class, what `weight_decay` stands for, and the direction.
+class GroupRule:
+    """The rule that a group's flags mean: an entry of the class, what `weight_decay` stands for, and the direction.
 
     `unset` are hyper-parameters left to a default that follows from each parameter's dtype.
     """
 
-    flavour: Flavour
+    entry: Entry
     decay: str
     maximize: bool
     unset: frozenset[str] = frozenset()
@@ -38,17 +38,17 @@ class Choice:
     @property
     def rule(self) -> Rule:
         """The rule to run."""
-        return self.flavour.composed(self.decay, self.unset)
+        return self.entry.composed(self.decay, self.unset)
 
     @property
     def settings(self) -> Mapping[str, Hyper]:
         """The hyper-parameters of the rule and of those that it routes tensors to."""
-        return self.flavour.settings(self.decay, self.unset)
+        return self.entry.settings(self.decay, self.unset)
 
     @property
-    def engine(self) -> tuple[Flavour, str, frozenset[str]]:
+    def engine(self) -> tuple[Entry, str, frozenset[str]]:
         """What groups have in common that one engine runs."""
-        return self.flavour, self.decay, self.unset
+        return self.entry, self.decay, self.unset
 
     def hyper(self, values: Mapping[str, Any]) -> dict[str, float]:
         """The rule's hyper-parameters from a group's keywords."""
@@ -61,7 +61,7 @@ class Choice:
 
     def _number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """The value given; None where the rule's default is an expression of others and nothing else was given."""
-        keyword, position = self.flavour.places.get(name, (name, None))
+        keyword, position = self.entry.places.get(name, (name, None))
         given, derived = values[keyword], isinstance(self.settings[name].default, Node)
         try:
             if derived and position is not None and position == len(given):
@@ -76,13 +76,13 @@ class Choice:
                     f"Tensor {keyword} must be 1-element, and {keyword} of {self.rule.name} has shape "
                     f"{tuple(given.shape)}: give a number, or a tensor of one"
                 ) from None
-            count = sum(k == keyword for k, _ in self.flavour.places.values())
+            count = sum(k == keyword for k, _ in self.entry.places.values())
             wanted = "a number" if position is None else f"{count} numbers"
             raise HyperError(f"{keyword}={given!r} of {self.rule.name} must be {wanted}") from None
 
 
 @dataclass(frozen=True, eq=False)
-class Flavour:
+class Entry:
     """One rule that a class may mean.
 
     `when` are the keywords' values that choose it (`nonzero` is any number but 0), `places` where its hyper-parameters
@@ -120,10 +120,10 @@ class Flavour:
         """The keywords whose None leaves a default to each parameter's dtype."""
         return {self.places.get(name, (name, None))[0] for name in self.by_dtype}
 
-    def choice(self, values: Mapping[str, Any]) -> Choice:
+    def group_rule(self, values: Mapping[str, Any]) -> GroupRule:
         """This rule as a group's keywords want it."""
         unset = frozenset(name for name in self.by_dtype if self._given(name, values) is None)
-        return Choice(self, self.decay(values), bool(values.get("maximize")), unset)
+        return GroupRule(self, self.decay(values), bool(values.get("maximize")), unset)
 
     def _given(self, name: str, values: Mapping[str, Any]) -> Any:
         keyword, position = self.places.get(name, (name, None))

@@ -17,7 +17,7 @@ from rulec.torch.fake import is_fake
 from rulec.torch.interface import COUNTS
 
 
-class Shared:
+class GroupStates:
     """The numbers of one engine, whose groups are those given, in order; `levels` says of each what it is kept for."""
 
     def __init__(self, levels: Mapping[str, str], engine: Engine) -> None:

@@ -1,27 +1,17 @@
-"""The numbers and flags of parameter groups: which rules they mean, and whether they are what they were."""
+"""The numbers and flags of parameter groups, and whether they have changed since the last look."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from types import NoneType
 from typing import Any
 
-import numpy as np
-
-from rulec.errors import HyperError
-from rulec.runtime.rows import Numbers
-from rulec.torch.flavour import Choice, Flavour
-from rulec.torch.interface import Interface
-from rulec.torch.words import torch_words
-
 Groups = Sequence[Mapping[str, Any]]
 
 #: What cannot become another value while it stays the same object, and what a learning rate is but a tensor.
 _STEADY = frozenset({float, int, bool, str, NoneType})
-_NUMBERS = frozenset({float, int})
 
 
 def never_live(value: Any) -> bool:
@@ -29,7 +19,7 @@ def never_live(value: Any) -> bool:
     return False
 
 
-class Values:
+class GroupValues:
     """What all groups say under some keywords, and the lists of their parameters.
 
     `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. Where
@@ -81,39 +71,3 @@ def _steady(values: Sequence[Any], live: Callable[[Any], bool]) -> bool:
         return True
     others = [value for value in values if type(value) not in _STEADY]
     return all(live(value) or (type(value) is tuple and _steady(value, live)) for value in others)
-
-
-def choices_of(interface: Interface, groups: Groups, decaying: Collection[Flavour] = ()) -> list[Choice]:
-    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
-
-    Where `weight_decay` is 0 in all groups of a flavour the rule is the one without it, unless among `decaying`.
-    """
-    found = [interface.choose(group) for group in groups]
-    for choice, group in zip(found, groups, strict=True):
-        _check_ranges(choice, group, interface.name)
-    used = {c.flavour for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
-    return [c if c.flavour in used or c.flavour in decaying else replace(c, decay="") for c in found]
-
-
-def _check_ranges(choice: Choice, group: Mapping[str, Any], owner: str) -> None:
-    for name, value in choice.hyper(group).items():
-        try:
-            choice.settings[name].check(name, value, owner)
-        except HyperError as error:
-            keyword, position = choice.flavour.places.get(name, (name, None))
-            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
-
-
-def table_of(choice: Choice, groups: Groups) -> Numbers:
-    """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
-    table = np.empty((len(choice.settings), len(groups)))
-    for line, name in zip(table, choice.settings, strict=True):
-        keyword, position = choice.flavour.places.get(name, (name, None))
-        given = [group[keyword] for group in groups]
-        if position is not None and all(type(value) is tuple and len(value) > position for value in given):
-            given = [value[position] for value in given]
-        if not _NUMBERS.issuperset(map(type, given)):
-            # Tensors, None for a default, or a mistake.
-            return np.array([[*choice.hyper(group).values()] for group in groups], np.float64).T.copy()
-        line[:] = given
-    return table

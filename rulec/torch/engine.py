@@ -1,0 +1,83 @@
+"""The engines of an optimizer: one for each rule that its groups mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from rulec.errors import HyperError
+from rulec.runtime.engine import Engine
+from rulec.runtime.joins import Processes
+from rulec.torch.entries import GroupRule
+from rulec.torch.group_rules import live_values, seed_of, table_of
+from rulec.torch.group_values import Groups
+from rulec.torch.interface import Interface
+from rulec.torch.options import Options
+from rulec.torch.residence import Residence
+from rulec.torch.routes import Route
+from rulec.torch.tensors import TorchArrays, real_view
+
+
+class TorchEngine(Engine):
+    """The engine of all groups with one rule.
+
+    `indices` are the places of these groups among the optimizer's, in the engine's order. `table` has their
+    hyper-parameters now, by name and group, in float64. `published` is the number of extensions when the optimizer's
+    state last showed the buffers.
+    """
+
+    def __init__(
+        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: Residence
+    ) -> None:
+        names = {state: _rule_state(group_rule, state) for state in options.state_dtypes}
+        dtypes = {name: options.state_dtypes[state] for state, name in names.items() if name is not None}
+        super().__init__(
+            group_rule.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=residence.asked,
+            processes=Processes(options.across, indices, len(groups)),
+        )  # fmt: skip
+        self.group_rule, self.indices, self.published = group_rule, indices, 0
+        self.take_numbers(groups, residence)
+
+    def take_numbers(self, groups: Groups, residence: Residence) -> None:
+        """Takes over the hyper-parameters of its groups, of all these groups."""
+        chosen = [groups[i] for i in self.indices]
+        self.table = table_of(self.group_rule, chosen)
+        self.live = live_values(residence, self.group_rule, chosen)
+
+
+#: The engine of a parameter, and the parameter's id there.
+Home: TypeAlias = tuple[TorchEngine, int]
+
+
+def engines_of(
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, residence: Residence
+) -> list[TorchEngine]:
+    """The engines of groups with these rules, still without parameters."""
+    by_rule: dict[Any, list[int]] = {}
+    for index, group_rule in enumerate(group_rules):
+        by_rule.setdefault(group_rule.engine, []).append(index)
+    if len(by_rule) > 1 and interface.shared:
+        raise HyperError(
+            f"{interface.name} keeps {min(interface.shared)} across groups, so they must agree on which "
+            f"hyper-parameters are None"
+        )
+    return [TorchEngine(group_rules[indices[0]], indices, groups, options, residence) for indices in by_rule.values()]
+
+
+def add_parameters(
+    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route]
+) -> list[Home]:
+    """Adds every parameter to the engine of its group; their homes, in the order of the routes."""
+    homes = []
+    of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
+    for place, route in enumerate(routes):
+        engine, column = of_group[route.group]
+        array, maximize = real_view(route.param), group_rules[route.group].maximize
+        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize)))
+    return homes
+
+
+def _rule_state(group_rule: GroupRule, name: str) -> str | None:
+    """The rule's name for a state, called by that or by torch's; None for a state of another rule."""
+    states = {state for rule in group_rule.entry.rules for state in rule.state}
+    return name if name in {"", *states} else next((s for s in states if group_rule.entry.outside(s) == name), None)

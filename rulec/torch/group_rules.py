@@ -1,0 +1,91 @@
+"""The rules of parameter groups, and their hyper-parameters in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rulec.errors import HyperError
+from rulec.language.seed import checked_seed
+from rulec.runtime.rows import Numbers
+from rulec.torch.entries import Entry, GroupRule
+from rulec.torch.group_values import Groups
+from rulec.torch.interface import CHOOSING, Interface
+from rulec.torch.residence import Residence
+from rulec.torch.words import torch_words
+
+_NUMBERS = frozenset({float, int})
+
+
+def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[Entry] = ()) -> list[GroupRule]:
+    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
+
+    Where `weight_decay` is 0 in all groups of an entry the rule is the one without it, unless among `decaying`.
+    """
+    found = [interface.choose(group) for group in groups]
+    for group_rule, group in zip(found, groups, strict=True):
+        _check_ranges(group_rule, group, interface.name)
+    used = {c.entry for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
+    return [c if c.entry in used or c.entry in decaying else replace(c, decay="") for c in found]
+
+
+def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -> None:
+    for name, value in group_rule.hyper(group).items():
+        try:
+            group_rule.settings[name].check(name, value, owner)
+        except HyperError as error:
+            keyword, position = group_rule.entry.places.get(name, (name, None))
+            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
+
+
+def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
+    """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
+    table = np.empty((len(group_rule.settings), len(groups)))
+    for line, name in zip(table, group_rule.settings, strict=True):
+        keyword, position = group_rule.entry.places.get(name, (name, None))
+        given = [group[keyword] for group in groups]
+        if position is not None and all(type(value) is tuple and len(value) > position for value in given):
+            given = [value[position] for value in given]
+        if not _NUMBERS.issuperset(map(type, given)):
+            # Tensors, None for a default, or a mistake.
+            return np.array([[*group_rule.hyper(group).values()] for group in groups], np.float64).T.copy()
+        line[:] = given
+    return table
+
+
+def live_values(
+    residence: Residence, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, int], Tensor]:
+    """The hyper-parameters of groups that mean one rule which are read on the device, by name and group."""
+    found = {}
+    for name in group_rule.settings:
+        keyword, position = group_rule.entry.places.get(name, (name, None))
+        for column, group in enumerate(groups):
+            value = _part(group[keyword], position)
+            if residence.is_live(value):
+                found[name, column] = value
+    return found
+
+
+def _part(given: Any, position: int | None) -> Any:
+    """A keyword's value, or its part at that place of a tuple; None where that was left out."""
+    if position is None or not isinstance(given, tuple | list):
+        return given
+    return given[position] if position < len(given) else None
+
+
+def words_of(groups: Groups) -> list[list[Any]]:
+    """What groups say of the rules that their tensors go to and of their random numbers."""
+    return [[group.get(key) for key in CHOOSING] for group in groups]
+
+
+def seed_of(groups: Groups) -> int:
+    """The seed of random numbers, which is one for the whole optimizer; HyperError where it is none."""
+    seeds = {checked_seed(group.get("seed", 0)) for group in groups}
+    if len(seeds) > 1:
+        raise HyperError(f"seed is one for all groups, and they have {', '.join(map(repr, seeds))}: give all the same")
+    return min(seeds, default=0)

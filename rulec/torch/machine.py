@@ -1,0 +1,274 @@
+"""The machine of a torch optimizer: an engine for each rule that its groups mean, and the steps of all together.
+
+A machine is built of the groups and states as they are. It is built again when something other than numbers changed:
+parameters added, taken out or replaced, another rule, states loaded or edited, another dtype or memory order. States
+are copied into the new one's buffers, so nothing is lost. All else is followed at the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from rulec.errors import RulecError
+from rulec.language.rule import Rule
+from rulec.runtime.device import Scaling
+from rulec.runtime.launch import Launch
+from rulec.torch.buffers import Buffers
+from rulec.torch.engine import add_parameters, engines_of
+from rulec.torch.group_rules import group_rules_of
+from rulec.torch.group_states import GroupStates, check_complete
+from rulec.torch.group_values import Groups
+from rulec.torch.inputs import Inputs
+from rulec.torch.interface import Interface
+from rulec.torch.memory import plain_arithmetic, plain_memory
+from rulec.torch.options import Options, fitting
+from rulec.torch.placed import check_gradient, part_of
+from rulec.torch.plans import Plans, StepPlan, copy_all, launches_of, part_launches_of, scaling_kind
+from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
+from rulec.torch.routes import routes_of
+from rulec.torch.snapshot import Change, Snapshot
+from rulec.torch.states import Store
+from rulec.torch.tensors import OtherDtype, is_dense, real_view
+from rulec.torch.writer import Writer
+
+_gradient = attrgetter("grad")
+
+
+class Machine:
+    """The engines over the parameters of some groups; `buffers` has their states, which kernels write.
+
+    Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,
+    a parameter's saved state must have everything its rule needs; otherwise what is missing starts afresh.
+    """
+
+    def __init__(
+        self, interface: Interface, groups: Groups, saved: Mapping[Any, Any], options: Options, strict: bool = False
+    ) -> None:
+        self.interface = interface
+        self.group_rules = group_rules_of(interface, groups)
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.options = options = fitting(options, self.params)
+        self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
+        self.names = [route.name for route in self.routes]
+        self.residence = residence_of(self.params, groups, options)
+        self.residence.check_capture(NEW_TENSORS)
+        self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)
+        self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
+        self.homes = add_parameters(self.engines, self.group_rules, self.routes)
+        self._copies = self._make_copies()
+        ahead = self.residence.types == {"cpu"} and options.backend in (None, "cpu")
+        self.plans = Plans(self.params, self.engines, self.homes, self._copies, ahead)
+        device_skips = self.residence.there and interface.skips
+        steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
+        self.writer = Writer(self.params, self.engines, self.homes, steps, skips)
+        remembers = bool(interface.shared and self.engines)
+        self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
+        self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved))
+        self._restore(saved, groups, strict)
+
+    def _make_copies(self) -> dict[int, Tensor]:
+        """Contiguous copies of parameters with gaps in memory, and of those whose rules need rows and columns there."""
+        copies = {}
+        for place, (engine, tensor_id) in enumerate(self.homes):
+            if not is_dense(part_of(self.params[place])) or engine.needs_copy(tensor_id, engine.table):
+                with plain_memory():
+                    copies[place] = real_view(self.params[place]).contiguous()
+                engine.replace(tensor_id, copies[place])
+        return copies
+
+    def _restore(self, saved: Mapping[Any, Any], groups: Groups, strict: bool) -> None:
+        """Allocates the states that must exist before the first step, and takes over the saved ones."""
+        values = self.buffers.prepare(saved, self.interface.full_at_once, strict)
+        if strict and values:
+            check_complete(self.interface.shared, groups)
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        self.buffers.fill(values)
+        self.buffers.show()
+
+    # Changes between steps
+
+    def stale(self, groups: Groups, state: Any) -> bool:
+        """Whether a machine must be built anew before a step of these groups with this state."""
+        if self.plans.ahead is not None:
+            self.plans.ahead.ask()
+        store = self.buffers.store
+        if state is not store or store.edits.changed:
+            return True
+        changes = self._snapshot.changes(groups)
+        return bool(changes) and not self._follow(changes, groups)
+
+    def _follow(self, changes: Collection[Change], groups: Groups) -> bool:
+        """Takes over changes; False where a machine must be built anew."""
+        if Change.PARAMETERS in changes or (Change.MEMORY in changes and not self._follow_memory()):
+            return False
+        if Change.VALUES in changes:
+            if not self._snapshot.take_values(groups, self.group_rules):
+                return False
+            for engine in self.engines:
+                engine.take_numbers(groups, self.residence)
+        return True
+
+    def _follow_memory(self) -> bool:
+        """Takes over parameters whose memory moved; False where more than their address is new."""
+        if self._snapshot.altered() is not None:
+            return False
+        for place in self._snapshot.take_memory():
+            if place not in self._copies:
+                engine, tensor_id = self.homes[place]
+                engine.replace(tensor_id, real_view(self.params[place]))
+        return True
+
+    # Steps
+
+    def step(
+        self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None, scaling: Scaling | None = None
+    ) -> bool:
+        """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new.
+
+        `scaling` is how gradients were scaled, where the residence allows it.
+        """
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        # What is made on the device may be written in later steps.
+        if casting or (self.residence.there and torch.is_inference_mode_enabled()):
+            with plain_arithmetic(casting):
+                return self._step(groups, inputs, scaling)
+        return self._step(groups, inputs, scaling)
+
+    def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+        grads: list[Any] = [*map(_gradient, self.params)]
+        present = None
+        if any(map(is_, grads, repeat(None))):
+            present = tuple([i for i, g in enumerate(grads) if g is not None])
+            grads = [g for g in grads if g is not None]
+        plan = self.plans.known.get(present)
+        if self.residence.there:
+            self._check_capture(groups, plan, scaling)
+        if plan is None:
+            plan = self.plans.make(present, grads)
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        if not self._write(plan, grads, inputs, scaling):
+            return False
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+        if self.residence.there:
+            plan.scalings.add(scaling_kind(scaling))
+        return True
+
+    def _write(self, plan: StepPlan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+        """Updates a plan's parameters with these gradients. False, and nothing done, where one's dtype is new."""
+        for place in plan.converted:
+            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            grads[place] = real_view(grads[place])
+        if plan.copied:
+            copy_all((copy, param) for param, copy in plan.copied)
+        try:
+            launches = launches_of(plan, grads, inputs, scaling)
+        except OtherDtype:
+            return False
+        if self.options.across is not None:
+            self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared))
+        try:
+            self.writer.write(launches, plan.written)
+        finally:
+            if plan.copied:
+                copy_all(plan.copied)
+        if [1 for engine in self.engines if engine.published != engine.extensions]:
+            self.buffers.show()
+        return True
+
+    def _check_capture(self, groups: Groups, plan: StepPlan | None, scaling: Scaling | None) -> None:
+        """RulecError where a step is captured that does more than those after it."""
+        if not self.residence.capturing:
+            return
+        if self.options.across is not None:
+            raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
+        changed = self._group_states is not None and self._group_states.changed(groups)
+        self.residence.check_capture(
+            NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
+            "" if scaling_kind(scaling) in plan.scalings else NEW_SCALING
+        )  # fmt: skip
+
+    def change(self, way: Callable[[Rule], Rule | None]) -> None:
+        """One step of another rule on the same parameters and states, of those that have states."""
+        if self.residence.capturing:
+            raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
+        written = [p for p in self.params if self.buffers.store.get(p)]
+        copied = [(self.params[place], copy) for place, copy in self._copies.items()]
+        copy_all((copy, param) for param, copy in copied)
+        increment_version(written)
+        for engine in self.engines:
+            engine.change(way, engine.table)
+        copy_all(copied)
+
+    # Steps of some parameters after others
+
+    def begin(self, groups: Groups) -> None:
+        """Opens a step in which parameters `fire` one after the other, with the numbers that groups have now."""
+        if self.residence.capturing:
+            raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        self.writer.begin()
+
+    def end(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Closes the step: values of groups and of the model take their new value."""
+        self.writer.end()
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> bool:
+        """Updates the parameters at these places, in order, in the step that is open.
+
+        False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
+        """
+        self.check_undisturbed(places)
+        with self.plain():
+            return self._write(self.plans.of(places, grads), [*grads], None, None)
+
+    def fire_part(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
+        with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
+            plan = self.plans.of(places, grads)
+            seen = [real_view(grad) for grad in grads]
+            copy_all((copy, param) for param, copy in plan.copied)
+            self.writer.write(part_launches_of(plan, seen, way, counts), plan.written)
+            copy_all(plan.copied)
+        self.buffers.show()
+
+    def fire_launches(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
+        """Updates parameters by launches that make the gradients themselves."""
+        with self.plain():
+            self.writer.write(launches, written)
+        if any(engine.published != engine.extensions for engine in self.engines):
+            self.buffers.show()
+
+    def plain(self) -> AbstractContextManager[Any]:
+        """A block of arithmetic as kernels need it: without autocast, and without inference mode on a device."""
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        return plain_arithmetic(casting) if casting or self.residence.there else nullcontext()
+
+    def check_undisturbed(self, places: Sequence[int]) -> None:
+        """Takes over parameters whose memory moved; RulecError for any other change since the step was opened."""
+        if self.buffers.store.edits.changed:
+            raise RulecError(
+                "the optimizer's state was changed in the middle of a step: change it before, or after step()"
+            )
+        if self._snapshot.moved(places) and not self._follow_memory():
+            altered = self._snapshot.altered()
+            assert altered is not None
+            raise RulecError(
+                f"{self.names[altered]} was given another shape, dtype or device in the middle of a step: do that "
+                f"before, or after step()"
+            )

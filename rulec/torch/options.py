@@ -1,0 +1,58 @@
+"""The options of a whole optimizer, rather than of one of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from rulec.backend import registry
+from rulec.backend.protocol import Backend
+from rulec.errors import TensorError
+from rulec.language.source import did_you_mean
+from rulec.torch.across import Across
+from rulec.torch.fake import ShapesBackend, is_fake
+from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.tensors import DTYPES
+
+
+@dataclass(frozen=True)
+class Options:
+    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for.
+
+    `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
+    over which values of groups and the model are taken.
+    """
+
+    state_dtypes: Mapping[str, str] = field(default_factory=dict)
+    backend: str | Backend | None = None
+    capturable: bool = False
+    across: Across | None = None
+
+
+def fitting(options: Options, params: Sequence[Tensor]) -> Options:
+    """The options, with a backend that computes nothing where parameters are fake; TensorError where only some are."""
+    fake = [*map(is_fake, params)]
+    if not any(fake):
+        return options
+    if not all(fake):
+        raise TensorError("some parameters are fake tensors and others are not: give an optimizer those of one kind")
+    return replace(options, backend=ShapesBackend())
+
+
+def options_of(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
+    """The options that an optimizer's keywords say; TensorError for an unknown state or dtype."""
+    given = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
+    known = interface.state_names()
+    dtypes = {}
+    for state, dtype in given.items():
+        if state and state not in known:
+            raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
+        name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise TensorError(f"state dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        dtypes[state] = name
+    if backend is not None:
+        registry.usable(backend)
+    return Options(dtypes, backend, capturable)

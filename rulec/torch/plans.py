@@ -1,0 +1,125 @@
+"""Plans of steps: what is the same whenever the same parameters have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rulec.language.rule import Rule
+from rulec.runtime.device import Scaling
+from rulec.runtime.launch import Launch
+from rulec.torch.ahead import FEW, Ahead
+from rulec.torch.engine import Home, TorchEngine
+from rulec.torch.inputs import Inputs
+from rulec.torch.memory import plain_memory
+from rulec.torch.placed import is_placed
+from rulec.torch.tensors import real_view
+
+#: How many sets of parameters with gradients a machine remembers the plans of.
+_PLANS = 1024
+
+
+@dataclass(frozen=True)
+class Share:
+    """One engine's tensors in a step, and the places of their gradients among the step's (None: all)."""
+
+    engine: TorchEngine
+    ids: tuple[int, ...]
+    places: list[int] | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A step of some parameters.
+
+    `chosen` are their places among all parameters, and `written` the parameters themselves. `converted` are the places,
+    among these, of gradients that kernels read as another tensor: complex ones and DTensors. `copied` are pairs of a
+    parameter and the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so far.
+    """
+
+    shares: list[Share]
+    chosen: Sequence[int]
+    written: list[Tensor]
+    converted: list[int]
+    copied: list[tuple[Tensor, Tensor]]
+    scalings: set[tuple[bool, bool]] = field(default_factory=set)
+
+
+class Plans:
+    """The plans of a machine's steps, by the places of the parameters with gradients (None: all).
+
+    `copies` are contiguous copies of parameters, by their places. Where `ahead`, a step of many parameters has memory
+    fetched before it looks at them.
+    """
+
+    def __init__(
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[Home],
+        copies: Mapping[int, Tensor], ahead: bool,
+    ) -> None:  # fmt: skip
+        self._params, self._engines, self._homes = params, engines, homes
+        self._copies, self._fetches = copies, ahead
+        self.known: dict[tuple[int, ...] | None, StepPlan] = {}
+        self.ahead: Ahead | None = None
+
+    def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
+        """The plan for the parameters at these places, which have these gradients."""
+        return self.known.get(present) or self.make(present, grads)
+
+    def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
+        """A new plan, kept."""
+        chosen = range(len(self._params)) if present is None else present
+        written = [self._params[i] for i in chosen]
+        if len(self.known) >= _PLANS:
+            self.known.clear()
+        if self._fetches and len(grads) >= FEW:
+            self.ahead = Ahead([*written, *grads])
+        converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
+        copied = [(self._params[i], self._copies[i]) for i in chosen if i in self._copies]
+        plan = self.known[present] = StepPlan(self._shares(chosen), chosen, written, converted, copied)
+        return plan
+
+    def _shares(self, chosen: Sequence[int]) -> list[Share]:
+        shares = []
+        for engine in self._engines:
+            places = [place for place, i in enumerate(chosen) if self._homes[i][0] is engine]
+            if places:
+                ids = tuple([self._homes[chosen[place]][1] for place in places])
+                shares.append(Share(engine, ids, None if len(places) == len(chosen) else places))
+        return shares
+
+
+def launches_of(
+    plan: StepPlan, grads: Sequence[Tensor], inputs: Inputs | None, scaling: Scaling | None = None
+) -> list[Launch]:
+    """Every engine's launches for a step, checked; OtherDtype where a gradient's dtype is new."""
+    launches: list[Launch] = []
+    for share in plan.shares:
+        chosen = grads if share.places is None else [grads[i] for i in share.places]
+        arguments = None if inputs is None else inputs.of(plan.written, share.places)
+        launches += share.engine.ready(share.ids, chosen, share.engine.table, arguments, scaling)
+    return launches
+
+
+def part_launches_of(
+    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+) -> list[Launch]:  # fmt: skip
+    """Every engine's launches for a part of a step: see `Engine.ready_part`."""
+    launches: list[Launch] = []
+    for share in plan.shares:
+        chosen = grads if share.places is None else [grads[i] for i in share.places]
+        launches += share.engine.ready_part(share.ids, chosen, share.engine.table, way, counts)
+    return launches
+
+
+def scaling_kind(scaling: Scaling | None) -> tuple[bool, bool]:
+    """Whether steps may be skipped, and gradients are to be unscaled: kernels differ."""
+    return scaling is not None, scaling is not None and scaling.scale is not None
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Writes the second tensor of each pair into the first."""
+    with plain_memory():
+        for into, source in pairs:
+            real_view(into).copy_(real_view(source))

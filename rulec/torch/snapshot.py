@@ -1,0 +1,95 @@
+"""Parameters and groups at the last look, and what has changed since: every step asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import chain
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from rulec.torch.entries import GroupRule
+from rulec.torch.group_rules import group_rules_of, words_of
+from rulec.torch.group_values import Groups, GroupValues
+from rulec.torch.interface import Interface
+from rulec.torch.options import Options
+from rulec.torch.placed import address_of, part_of
+from rulec.torch.residence import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
+from rulec.torch.tensors import check_apart, check_parameters
+
+
+class Change(Enum):
+    """One kind of change: other parameters, other memory of the same ones, or other values in the groups."""
+
+    PARAMETERS = "parameters"
+    MEMORY = "memory"
+    VALUES = "values"
+
+
+class Snapshot:
+    """The parameters of some groups, where they lie in memory, and the groups' values.
+
+    `names` are the parameters' in messages. TensorError for parameters that no kernel can update.
+    """
+
+    def __init__(
+        self, interface: Interface, groups: Groups, options: Options, residence: Residence, names: Sequence[str]
+    ) -> None:
+        self._interface, self._options, self._residence, self._names = interface, options, residence, names
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.sizes = [len(group["params"]) for group in groups]
+        self._address = address_of(self.params)
+        self._values = GroupValues(interface.group_keywords, groups, self._live)
+        self._flags = GroupValues(interface.flag_keywords, groups)
+        self._words = words_of(groups)
+        check_parameters(self.params, names)
+        self._addresses = [*map(self._address, self.params)]
+        self._facts = [_facts(p) for p in self.params]
+
+    @property
+    def _live(self) -> Callable[[Any], bool] | None:
+        """Which hyper-parameters are read on the device; None where none can be."""
+        return self._residence.is_live if self._residence.scales else None
+
+    def changes(self, groups: Groups) -> list[Change]:
+        """The changes since the last look; after other parameters nothing else is looked at."""
+        same, lists = self._values.same(groups), self._values.lists
+        if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
+            return [Change.PARAMETERS]
+        moved = [*map(self._address, self.params)] != self._addresses
+        return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
+
+    def moved(self, places: Iterable[int]) -> bool:
+        """Whether a parameter among those at these places has another address."""
+        return any(self._address(self.params[i]) != self._addresses[i] for i in places)
+
+    def altered(self) -> int | None:
+        """The first place of a parameter with another shape, memory order, dtype or device; None for none."""
+        return next((place for place, facts in enumerate(self._facts) if _facts(self.params[place]) != facts), None)
+
+    def take_memory(self) -> list[int]:
+        """Takes over the parameters' addresses, where no more has changed; the places of those that moved."""
+        self._residence.check_capture(NEW_TENSORS)
+        check_apart(self.params, self._names)
+        before, self._addresses = self._addresses, [*map(self._address, self.params)]
+        return [place for place, pair in enumerate(zip(before, self._addresses, strict=True)) if pair[0] != pair[1]]
+
+    def take_values(self, groups: Groups, group_rules: Sequence[GroupRule]) -> bool:
+        """Takes over the groups' values; False where these no longer mean the rules, random numbers or memory."""
+        self._residence.check_capture(NEW_NUMBERS)
+        decaying = {group_rule.entry for group_rule in group_rules if group_rule.decay}
+        if not self._flags.same(groups):
+            if group_rules_of(self._interface, groups, decaying) != group_rules or words_of(groups) != self._words:
+                return False
+            if is_asked(groups, self._options) != self._residence.asked:
+                return False
+            self._flags = GroupValues(self._interface.flag_keywords, groups)
+        self._values = GroupValues(self._interface.group_keywords, groups, self._live)
+        return True
+
+
+def _facts(param: Tensor) -> tuple[Any, ...]:
+    here = part_of(param)
+    return here.shape, here.stride(), here.dtype, here.device
