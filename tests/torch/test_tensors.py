@@ -14,6 +14,7 @@ import rulec.torch
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.torch import plans, tensors
 from rulec.torch.guard import guard_for, never
+from tests.test_layering import ROOT
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 
 
@@ -478,11 +479,12 @@ def test_a_step_allocates_nothing_that_grows() -> None:
 
 
 def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
-    """Calls of Python functions during a step do not grow with the number of tensors."""
+    """A steady step is few calls of our Python functions, and their number does not grow with that of tensors."""
 
     def calls(count: int) -> int:
         import sys
 
+        ours = str(ROOT / "rulec"), str(ROOT / "backends")
         params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(count)]
         for p in params:
             p.grad = torch.ones(3)
@@ -493,7 +495,7 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
 
         def count_call(frame: Any, event: str, argument: Any) -> None:
             nonlocal seen
-            seen += event == "call"
+            seen += event == "call" and frame.f_code.co_filename.startswith(ours)
 
         sys.setprofile(count_call)
         try:
@@ -502,7 +504,7 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
             sys.setprofile(None)
         return seen
 
-    assert calls(1000) == calls(50)
+    assert calls(1000) == calls(50) <= 40
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import torch
 from rulec.errors import RulecError
 from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.factor import Factor
-from rulec.torch.eager.step import Step
+from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.window import Counting
 
 
 class Measuring(Counting):
     """The first of two passes: every gradient is looked at and freed."""
 
-    def __init__(self, step: Step, arrivals: Arrivals, factor: Factor) -> None:
+    def __init__(self, step: OpenStep, arrivals: Arrivals, factor: Factor) -> None:
         super().__init__(step, arrivals)
         self._factor = factor
 

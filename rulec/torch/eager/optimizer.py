@@ -21,10 +21,10 @@ from rulec.torch.eager.fold import check_folds
 from rulec.torch.eager.hooks import Hooks
 from rulec.torch.eager.inner import Inner, Runs, inner_around, inner_of
 from rulec.torch.eager.measure import Measuring
+from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import Roster, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
-from rulec.torch.eager.step import Step
 from rulec.torch.eager.window import Accumulating, Finishing, Firing, Folding, Window
 
 
@@ -82,7 +82,7 @@ class EagerUpdate(Optimizer, Turns):
         self._inner, self._names = inner, names
         self._folds = _folds(self._options["accumulate"], self.max_grad_norm, inner)
         self._arrivals = Arrivals(self._options["contributions"])
-        self._step: Step | None = None
+        self._step: OpenStep | None = None
         self._window: Window | None = None
         self._epilogue = None
         self._last, self._closed, self._gave_up = Report(), False, False
@@ -147,7 +147,7 @@ class EagerUpdate(Optimizer, Turns):
             self._last, self._step, self._gave_up = step.close(), None, True
 
     @in_turn
-    def _begin_backward(self, last_microbatch: bool) -> Step:
+    def _begin_backward(self, last_microbatch: bool) -> OpenStep:
         """Opens the scope of a backward pass."""
         step = self._enter()
         if self.max_grad_norm is not None and step.factor is None:
@@ -205,7 +205,7 @@ class EagerUpdate(Optimizer, Turns):
             "`with opt.measure(scaler):` with retain_graph=True, then in `with opt.backward():`, and call opt.step()"
         )
 
-    def _enter(self) -> Step:
+    def _enter(self) -> OpenStep:
         """Begins a backward pass of the step that is open, or of a new one."""
         if self._closed:
             raise RulecError("this eager optimizer was closed: call loss.backward() and step() as without it")
@@ -223,7 +223,7 @@ class EagerUpdate(Optimizer, Turns):
         if self._step is not None:
             self._step.check_numbers()
         else:
-            self._step = Step(self._inner, self._roster, self._options["journal"])
+            self._step = OpenStep(self._inner, self._roster, self._options["journal"])
         return self._step
 
     def _run(self, shown: Any = None) -> Iterator[Any]:
@@ -289,7 +289,7 @@ class EagerUpdate(Optimizer, Turns):
         rest = [i for i, p in enumerate(self._roster.params) if p.grad is not None]
         if self._step is None and not rest:
             return
-        step = self._step or Step(self._inner, self._roster, self._options["journal"])
+        step = self._step or OpenStep(self._inner, self._roster, self._options["journal"])
         step.check_once(rest)
         step.check_numbers()
         step.open()
@@ -301,7 +301,7 @@ class EagerUpdate(Optimizer, Turns):
             raise
         self._last, self._step = step.close(), None
 
-    def _update_rest(self, step: Step, rest: Sequence[int]) -> None:
+    def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
         """Updates the parameters that were not updated in the backward pass, and have gradients at these places."""
         if not self._folds:
             step.fire(rest, inside=False)
@@ -387,7 +387,7 @@ class EagerUpdate(Optimizer, Turns):
         self._last = step.close()
         self._end_partial()
 
-    def _partial_step(self, what: str) -> Step:
+    def _partial_step(self, what: str) -> OpenStep:
         if self._step is None or not self._step.poisoned:
             raise RulecError(f"{what} is for a step that ended in its middle, and none did")
         return self._step

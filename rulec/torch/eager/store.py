@@ -14,9 +14,9 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from rulec.errors import RulecError, TensorError
 from rulec.runtime.turns import Turns, in_turn, turn_of
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
+from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
 from rulec.torch.eager.roster import Roster
-from rulec.torch.eager.step import Step
 from rulec.torch.memory import plain_memory
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
@@ -130,7 +130,7 @@ class GradStore(Turns):
         step.check_numbers()
         self._fire(step, part, names)
 
-    def _fire(self, step: Step, part: Sequence[Tensor], names: Mapping[int, str]) -> None:
+    def _fire(self, step: OpenStep, part: Sequence[Tensor], names: Mapping[int, str]) -> None:
         places = [step.roster.places[id(tensor)] for tensor in part]
         _check_once(step, places)
         step.open()
@@ -139,7 +139,7 @@ class GradStore(Turns):
 
     def _end(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
         """Updates the rest, by the optimizer's own step where none was begun, and ends the step."""
-        step: Step | None = opt.__dict__.get(_BEGUN)
+        step: OpenStep | None = opt.__dict__.get(_BEGUN)
         if step is not None:
             step.check_numbers()
             self._fire(step, rest, names)
@@ -214,7 +214,7 @@ def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
     return roster.params, roster.names
 
 
-def _step_of(opt: Optimizer) -> Step:
+def _step_of(opt: Optimizer) -> OpenStep:
     """The step of an optimizer that is open, or a new one."""
     if isinstance(opt, EagerUpdate):
         return _eager_step(opt)
@@ -223,12 +223,12 @@ def _step_of(opt: Optimizer) -> Step:
             "the optimizer has hooks that run before a step, and see all gradients: update all at once, with step(opt)"
         )
     if _BEGUN not in opt.__dict__:
-        opt.__dict__[_BEGUN] = Step(_inner(opt), Roster(opt.param_groups, {}, None), False)
-    found: Step = opt.__dict__[_BEGUN]
+        opt.__dict__[_BEGUN] = OpenStep(_inner(opt), Roster(opt.param_groups, {}, None), False)
+    found: OpenStep = opt.__dict__[_BEGUN]
     return found
 
 
-def _eager_step(opt: EagerUpdate) -> Step:
+def _eager_step(opt: EagerUpdate) -> OpenStep:
     if opt._window is not None:
         raise RulecError("a store's step(opt, params) belongs between backward passes, not inside of opt.backward()")
     if opt._step is None:
@@ -246,7 +246,7 @@ def _inner(opt: Optimizer) -> Inner:
     return ForeignInner(opt, "tensor" if type(opt).__module__.startswith("torch.optim.") else None)
 
 
-def _check_once(step: Step, places: Iterable[int]) -> None:
+def _check_once(step: OpenStep, places: Iterable[int]) -> None:
     again = [place for place in places if place in step.fired]
     if again:
         raise RulecError(

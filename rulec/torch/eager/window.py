@@ -18,14 +18,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from rulec.errors import PartialUpdate, RulecError
 from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.gather import Gather, room_for
+from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.reads import Reads
-from rulec.torch.eager.step import Step
 
 
 class Window(ABC):
     """A backward pass, or several in segments, of one step."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: OpenStep) -> None:
         self.step, self._roster = step, step.roster
         self._passes: set[int] = set()
         self._begun: set[int] = set()
@@ -105,7 +105,7 @@ class Folding(Window):
 class Counting(Window):
     """A pass in which arrivals are counted; at a parameter's last one its gradient is complete."""
 
-    def __init__(self, step: Step, arrivals: Arrivals) -> None:
+    def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step)
         self._arrivals = arrivals
         self.counts: dict[int, int] = {}
@@ -129,7 +129,7 @@ class Counting(Window):
 class Firing(Counting):
     """The last backward pass of a step: a parameter is updated when its gradient is complete, which is then freed."""
 
-    def __init__(self, step: Step, arrivals: Arrivals) -> None:
+    def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step, arrivals)
         self._gather = Gather(room_for(step.roster.largest))
         self._late: dict[int, int] = {}
@@ -181,7 +181,7 @@ class Firing(Counting):
         return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
 
     def take(self, place: int, update: Callable[[], int]) -> None:
-        """An arrival that completes a gradient which was not made; `update` as in `Step.take`."""
+        """An arrival that completes a gradient which was not made; `update` as in `OpenStep.take`."""
         self._check_pass()
         self.step.take(place, update)  # which reads the parameter, before its gradient counts as complete
         self.counts[place] = self.counts.get(place, 0) + 1

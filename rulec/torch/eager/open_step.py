@@ -19,7 +19,7 @@ from rulec.torch.eager.roster import Roster
 Written = TypeVar("Written")
 
 
-class Step:
+class OpenStep:
     """What happened to the parameters in this step so far, and how more of them are fired.
 
     `fired` are the places of those updated, in order; `folded` of those whose states have parts of their gradients, and
