@@ -1,6 +1,6 @@
 """The command line, one file per command.
 
-The files of commands import nothing heavy when they are imported: what a command needs, it imports when it runs.
+The files of commands import nothing heavy: a command imports its needs when it runs.
 """
 
 from __future__ import annotations

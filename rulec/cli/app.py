@@ -1,7 +1,7 @@
-"""The application: the list of commands, and what becomes of errors.
+"""The application: the list of commands, and the treatment of errors.
 
-Exit codes: 0 done, 1 the command's answer is no (two rules differ, a backend cannot run), 2 a mistake in what was
-asked, in one sentence without a traceback. A defect of rulec ends in a traceback.
+Exit codes: 0 done, 1 the command's answer is no (two rules differ, a backend cannot run), 2 a mistake of the user, in
+one sentence without a traceback. A defect of rulec ends in a traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, m
 from rulec.cli.console import fail
 from rulec.errors import InternalError, RulecError
 
-#: The exit code of a mistake in what was asked.
+#: The exit code of a mistake of the user.
 MISTAKE = 2
 
 

@@ -1,4 +1,4 @@
-"""What commands are given on the command line: rules, hyper-parameters, backends, dtypes."""
+"""The arguments of commands: rules, hyper-parameters, backends, dtypes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ HyperOption = Annotated[
 
 
 def find_rule(text: str) -> Rule:
-    """The rule that an argument names; `a >> wrapper(b) + c` is read as Python would. RuleError where there is none.
+    """The rule of an argument; `a >> wrapper(b) + c` is read as Python would. RuleError where there is none.
 
-    What is joined keeps the interop section of the one part that has any, so that it can still be compared.
+    A composition keeps the interop section of its parts if only one part has any, so that it can be compared.
     """
     from dataclasses import replace
 
@@ -68,15 +68,15 @@ def _python_rule(file: str, name: str | None) -> Rule:
     from rulec.language.rule import Rule
     from rulec.language.source import did_you_mean
 
-    found = {k: v for k, v in vars(_run_file(Path(file))).items() if isinstance(v, Rule)}
+    rules = {k: v for k, v in vars(_run_file(Path(file))).items() if isinstance(v, Rule)}
     if name is not None:
-        if name not in found:
-            raise RuleError(f"{file} has no rule {name!r}{did_you_mean(name, found)}")
-        return found[name]
-    if len(found) != 1:
-        has = f"the rules {', '.join(found)}" if found else "no rule: decorate a function with @rulec.rule"
-        raise RuleError(f"{file} has {has}" + (f"; name one of them, {file}:{next(iter(found))}" if found else ""))
-    return next(iter(found.values()))
+        if name not in rules:
+            raise RuleError(f"{file} has no rule {name!r}{did_you_mean(name, rules)}")
+        return rules[name]
+    if len(rules) != 1:
+        has = f"the rules {', '.join(rules)}" if rules else "no rule: decorate a function with @rulec.rule"
+        raise RuleError(f"{file} has {has}" + (f"; name one of them, {file}:{next(iter(rules))}" if rules else ""))
+    return next(iter(rules.values()))
 
 
 def _run_file(path: Path) -> Any:
@@ -93,18 +93,18 @@ def _run_file(path: Path) -> Any:
     return module
 
 
-def numbers(given: Sequence[str] | None, option: str) -> dict[str, float]:
+def numbers(texts: Sequence[str] | None, option: str) -> dict[str, float]:
     """`["lr=0.1"]` as `{"lr": 0.1}`; RulecError, naming the option, for anything else."""
-    found = {}
-    for text in given or ():
+    values = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         try:
-            found[name.strip()] = float(value)
+            values[name.strip()] = float(value)
         except ValueError:
             equals = ""
         if not equals or not name.strip():
             raise RulecError(f"{option} {text!r} is not NAME=NUMBER, as in {option} lr=0.01")
-    return found
+    return values
 
 
 def check_dtype(dtype: str) -> str:

@@ -32,13 +32,12 @@ def build(
     """
     from rulec.standalone.files import written
 
-    found = find_rule(rule)
-    files = written(
-        found, backend, name=name, dtype=check_dtype(dtype), state_dtype=check_dtype(state_dtype) if state_dtype else ""
-    )
+    loaded = find_rule(rule)
+    states = check_dtype(state_dtype) if state_dtype else ""
+    files = written(loaded, backend, name=name, dtype=check_dtype(dtype), state_dtype=states)
     paths = [_write(out, file, text) for file, text in files.items()]
     if json:
-        print_json({"rule": found.name, "backend": backend, "files": [str(path) for path in paths]})
+        print_json({"rule": loaded.name, "backend": backend, "files": [str(path) for path in paths]})
     else:
         for path in paths:
             print(path)

@@ -15,13 +15,13 @@ app = typer.Typer(no_args_is_help=True, help="Say what compiled kernels are kept
 @app.command()
 def info(json: JsonFlag = False) -> None:
     """Say where compiled kernels are kept, how many there are and how much room they take."""
-    found = cache_info()
+    facts = cache_info()
     if json:
-        print_json(found)
+        print_json(facts)
     else:
-        print(f"{found['folder']}: {found['kernels']} kernels, {found['bytes'] / 1e6:.1f} MB")
-        if found["trouble"]:
-            print(found["trouble"])
+        print(f"{facts['folder']}: {facts['kernels']} kernels, {facts['bytes'] / 1e6:.1f} MB")
+        if facts["trouble"]:
+            print(facts["trouble"])
 
 
 @app.command()
@@ -30,14 +30,14 @@ def clear(json: JsonFlag = False) -> None:
     from rulec.backend.cache import wanted_folder
     from rulec.backend.kept import clear as clear_cache
 
-    folder, found = wanted_folder(), clear_cache()
+    folder, cleared = wanted_folder(), clear_cache()
     if json:
-        print_json({"folder": str(folder), "cleared": found.kernels, "left": list(found.left)})
+        print_json({"folder": str(folder), "cleared": cleared.kernels, "left": list(cleared.left)})
         return
-    print(f"{folder}: {found.kernels} kernels thrown away")
-    if found.left:
-        more = f" and {len(found.left) - 5} more" if len(found.left) > 5 else ""
-        print(f"left, as the cache did not make it or it is in use: {', '.join(found.left[:5])}{more}")
+    print(f"{folder}: {cleared.kernels} kernels thrown away")
+    if cleared.left:
+        more = f" and {len(cleared.left) - 5} more" if len(cleared.left) > 5 else ""
+        print(f"left, as the cache did not make it or it is in use: {', '.join(cleared.left[:5])}{more}")
 
 
 def cache_info() -> dict[str, Any]:

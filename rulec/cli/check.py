@@ -1,4 +1,4 @@
-"""`rulec check`: whether a rule is right, what it costs, and how exact it is."""
+"""`rulec check`: the validity, costs and exactness of a rule."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def check(
 ) -> None:
     """Check a rule: what it costs, and how exact it is.
 
-    Validates it; says what a step reads, writes and keeps, what was hoisted and fused; holds it against 50 digits.
+    Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
+    digits.
     """
     from rulec.compare.trial import shapes_for
     from rulec.runtime.engine import default_hyper
 
-    found = find_rule(rule)
-    if found.wraps:
-        _report_wrapper(found, json)
+    loaded = find_rule(rule)
+    if loaded.wraps:
+        _report_wrapper(loaded, json)
         return
-    values = default_hyper(found, numbers(hyper, "--hyper"))
-    programs = {str(shape): _program_facts(found, shape, check_dtype(dtype)) for shape in shapes_for(found)}
-    exact = _oracle(found, values, dtype, backend, steps)
-    report = {"rule": found.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
+    values = default_hyper(loaded, numbers(hyper, "--hyper"))
+    programs = {str(shape): _program_facts(loaded, shape, check_dtype(dtype)) for shape in shapes_for(loaded)}
+    exact = _oracle(loaded, values, dtype, backend, steps)
+    report = {"rule": loaded.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
     if json:
         print_json(report)
     else:
@@ -47,7 +48,7 @@ def check(
 
 
 def _report_wrapper(wrapper: Rule, json: bool) -> None:
-    """A wrapper has no program of its own: what it costs is a matter of the rule it is put around."""
+    """Reports a wrapper, which has no program of its own: its costs depend on the rule inside."""
     if json:
         print_json({"rule": wrapper.name, "wraps": wrapper.wraps})
     else:
@@ -55,15 +56,15 @@ def _report_wrapper(wrapper: Rule, json: bool) -> None:
 
 
 def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The programs' facts, those of equal programs once, with the shapes they are for."""
-    found: list[dict[str, Any]] = []
+    """The facts of the different programs, each with its shapes."""
+    distinct: list[dict[str, Any]] = []
     for shape, facts in programs.items():
-        same = next((f for f in found if {**f, "shapes": 0} == {**facts, "shapes": 0}), None)
+        same = next((f for f in distinct if {**f, "shapes": 0} == {**facts, "shapes": 0}), None)
         if same is None:
-            found.append({**facts, "shapes": [shape]})
+            distinct.append({**facts, "shapes": [shape]})
         else:
             same["shapes"].append(shape)
-    return found
+    return distinct
 
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
 
 
 def _kept(state: State) -> str:
-    """What one value of a state is kept for, or the shape that it has of its own."""
+    """The level of a state in words, or its own shape."""
     from rulec.language.text import expression_text
 
     if state.shape is None:
@@ -106,7 +107,7 @@ def _kept(state: State) -> str:
 
 
 def scope(program: Program) -> str:
-    """How far one element's update looks: `elementwise`, or over its `tensor`, its `group`, the whole `model`."""
+    """The extent of one element's update: `elementwise`, or over its `tensor`, its `group`, the whole `model`."""
     levels = {str(join.arg) for join in program.joins}
     if levels:
         return "model" if "model" in levels else "group"
@@ -114,7 +115,7 @@ def scope(program: Program) -> str:
 
 
 def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> dict[str, Any]:
-    """The exactness of the reference and of the backend, in ulps, or why it was not found."""
+    """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured."""
     from rulec.compare.oracle import exactness
     from rulec.compare.trial import Trial, shapes_for
 
@@ -124,11 +125,11 @@ def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, st
         for name, trial in ((None, Trial("float64", steps, shapes)), (backend, Trial(dtype, steps, shapes))):
             task = shown.add_task(f"{name or 'reference'} against 50 digits", total=steps)
             try:
-                found = exactness(rule, hyper, trial, name, partial(shown.advance, task))
+                measured = exactness(rule, hyper, trial, name, partial(shown.advance, task))
             except (RuleError, BackendUnsupported, BackendUnavailable) as error:
                 sides.append({"side": name or "reference", "dtype": dtype if name else "float64", "reason": str(error)})
             else:
-                sides.append({"side": found.side, "dtype": found.dtype, "ulps": found.ulps})
+                sides.append({"side": measured.side, "dtype": measured.dtype, "ulps": measured.ulps})
     return {"steps": steps, "sides": sides}
 
 

@@ -1,4 +1,4 @@
-"""What commands print with: colour on a terminal, plain text in a pipe, JSON for scripts, progress on stderr."""
+"""The output of commands: colour on a terminal, plain text in a pipe, JSON for scripts, progress on stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def fail(message: str) -> None:
-    """An error, on stderr: its first line is the sentence, what follows shows the place."""
+    """Prints an error on stderr: its first line is the sentence, the others show the place."""
     from rich.console import Console
     from rich.text import Text
 

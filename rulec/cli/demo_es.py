@@ -1,4 +1,4 @@
-"""`rulec demo es`: a network that is trained by the losses of a population, with no backward pass."""
+"""`rulec demo es`: training of a network by the losses of a population, with no backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rulec diff`: where a rule and another implementation part."""
+"""`rulec diff`: the differences between a rule and another implementation."""
 
 from __future__ import annotations
 
@@ -64,25 +64,25 @@ def diff(
         task = shown.add_task(f"{ours.name} beside {against}", total=steps)
         sides = mine(trial.params), other.start(trial.params)
         order = order_of_values(ours.standalone())
-        found = compare(*sides, trial, order, allowed, other.states, lambda: shown.advance(task))
-    report = _report(ours, other, found, allowed, trial)
+        differences = compare(*sides, trial, order, allowed, other.states, lambda: shown.advance(task))
+    report = _report(ours, other, differences, allowed, trial)
     if json:
         print_json(report)
     else:
         _print(report)
-    if found.first is not None:
+    if differences.first is not None:
         raise typer.Exit(1)
 
 
-def keywords(given: Sequence[str] | None) -> dict[str, Any]:
+def keywords(texts: Sequence[str] | None) -> dict[str, Any]:
     """`["betas=0.9,0.99", "amsgrad=true"]` as `{"betas": (0.9, 0.99), "amsgrad": True}`; RulecError otherwise."""
-    found = {}
-    for text in given or ():
+    values = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier() or not value:
             raise RulecError(f"--theirs {text!r} is not KEYWORD=VALUE, as in --theirs weight_decay=0.1")
-        found[name] = tuple(map(_value, value.split(","))) if "," in value else _value(value)
-    return found
+        values[name] = tuple(map(_value, value.split(","))) if "," in value else _value(value)
+    return values
 
 
 def _value(text: str) -> Any:
@@ -100,8 +100,8 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class _Theirs:
-    """The other side: how to start it and how it is constructed in words, its names for our states, and our
-    hyper-parameters that it was not given."""
+    """The other side: a function that starts it, its construction as text, its names for our states, and our
+    hyper-parameters without a keyword there."""
 
     start: Callable[[list[Array]], Side]
     call: str
@@ -109,12 +109,12 @@ class _Theirs:
     left_out: Sequence[str]
 
 
-def _theirs(against: str, rule: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> _Theirs:
+def _theirs(against: str, rule: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
     if _is_rule(against):
-        return _other_rule(against, rule, hyper, given)
+        return _other_rule(against, rule, hyper, overrides)
     from rulec.compare.target import find_target
 
-    target = find_target(against, rule, hyper, given)
+    target = find_target(against, rule, hyper, overrides)
     return _Theirs(target.start, target.call, target.states, target.left_out)
 
 
@@ -126,14 +126,14 @@ def _is_rule(text: str) -> bool:
     return joined or text in names or text.endswith((".yaml", ".yml", ".py")) or ".py:" in text
 
 
-def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> _Theirs:
+def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
     from rulec.compare.sides import ReferenceSide, check_inputs
     from rulec.runtime.engine import default_hyper
 
     rule = find_rule(text).standalone()
     check_inputs(rule)
     known = rule.all_hyper
-    values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in known}, **given})
+    values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in known}, **overrides})
     call = f"{rule.name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
     states = {name: name for name in ours.state if name in rule.state}
     left_out = [name for name in hyper if name not in known]
@@ -148,16 +148,16 @@ def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[lis
     return lambda params: backend_side(rule, params, hyper, backend)
 
 
-def _report(rule: Rule, theirs: _Theirs, found: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
+def _report(rule: Rule, theirs: _Theirs, differences: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
     from rulec.compare.difference import line_of
 
-    first = found.first
+    first = differences.first
     line = "" if first is None else line_of(rule.standalone(), first.value)
-    missing = [name for name in rule.state if name not in found.largest]
+    missing = [name for name in rule.state if name not in differences.largest]
     return {
         "rule": rule.name, "theirs": theirs.call, "dtype": trial.dtype, "steps": trial.steps, "tolerance": tolerance,
         "shapes": [list(shape) for shape in trial.shapes],
-        "equal": first is None, "largest": found.largest,
+        "equal": first is None, "largest": differences.largest,
         "first": None if first is None else {**vars(first), "line": line},
         "not_compared": missing, "not_given": list(theirs.left_out),
     }  # fmt: skip

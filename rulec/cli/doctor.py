@@ -1,4 +1,4 @@
-"""`rulec doctor`: whether rulec can work here, and what is in its way."""
+"""`rulec doctor`: whether rulec can work here, and the problems where it cannot."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rulec.cli.console import console, print_json, print_table
 
 
 def doctor(json: JsonFlag = False) -> None:
-    """Say what runs here, and what does not and why.
+    """Say which backends run here, and why the others do not.
 
-    Each backend, versions, cores and the cache of kernels. Exit code 1 where rulec cannot work.
+    With versions, cores and the cache of kernels. Exit code 1 where rulec cannot work.
     """
-    found = examine()
+    facts = examine()
     if json:
-        print_json(found)
+        print_json(facts)
     else:
-        _print(found)
-    if found["problems"]:
+        _print(facts)
+    if facts["problems"]:
         raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
-    """What doctor says, as data."""
+    """The report of `rulec doctor`, as data."""
     from rulec.compare.machine import facts
 
     machine = facts()
@@ -40,42 +40,42 @@ def examine() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, str | None]:
-    """Each installed backend: None where it runs here, else why not."""
+    """Installed backend -> None where it runs here, else the reason."""
     from rulec.backend import registry
     from rulec.errors import BackendUnavailable
 
-    found: dict[str, str | None] = {}
+    reasons: dict[str, str | None] = {}
     for name in registry.names():
         try:
-            found[name] = registry.get(name).unavailable_reason()
+            reasons[name] = registry.get(name).unavailable_reason()
         except BackendUnavailable as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons
 
 
 def _cache() -> tuple[dict[str, Any], str | None]:
-    """What the cache holds, and what is wrong with it."""
+    """The facts of the cache, and its problem, None where there is none."""
     from rulec.cli.cache import cache_info
 
-    found = cache_info()
-    trouble = found.pop("trouble")
-    return ({}, trouble) if trouble else (found, None)
+    facts = cache_info()
+    trouble = facts.pop("trouble")
+    return ({}, trouble) if trouble else (facts, None)
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any]) -> None:
     rows = [[name, "[green]ok[/]" if reason is None else f"[yellow]no[/]: {reason}"]
-            for name, reason in found["backends"].items()]  # fmt: skip
+            for name, reason in facts["backends"].items()]  # fmt: skip
     print_table(("backend", "here"), rows)
     out = console()
     out.print()
-    threads = found["rulec_num_threads"]
-    size = found["last_level_cache_bytes"]
-    machine = f"{found['cpu']}, {found['cores']} cores" + (f", {size / 2**20:.0f} MiB cache" if size else "")
+    threads = facts["rulec_num_threads"]
+    size = facts["last_level_cache_bytes"]
+    machine = f"{facts['cpu']}, {facts['cores']} cores" + (f", {size / 2**20:.0f} MiB cache" if size else "")
     out.print(machine + (f", RULEC_NUM_THREADS={threads}" if threads else ""), markup=False)
-    installed = [f"{name} {version}" for name, version in found["versions"].items() if version]
+    installed = [f"{name} {version}" for name, version in facts["versions"].items() if version]
     out.print(", ".join(installed), markup=False)
-    if found["cache"]:
-        cache = found["cache"]
+    if facts["cache"]:
+        cache = facts["cache"]
         out.print(f"cache {cache['folder']}: {cache['kernels']} kernels, {cache['bytes'] / 1e6:.1f} MB", markup=False)
-    for problem in found["problems"]:
+    for problem in facts["problems"]:
         out.print(f"[red]problem[/]: {problem}")

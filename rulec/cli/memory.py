@@ -1,4 +1,4 @@
-"""`rulec memory`: what training a model takes, before there is a machine that has it."""
+"""`rulec memory`: the memory of training a model, on a machine that need not have it."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def memory(
     way: Way = "epilogue" if epilogue else "eager" if eager else "deferred"
     with progress() as shown:
         shown.add_task(f"a step of {training.rule.name}", total=None)
-        found = account(training, way, before=1)
+        measured = account(training, way, before=1)
     if json:
-        print_json(_data(found, training, way))
+        print_json(_data(measured, training, way))
     else:
-        _print(found, training, way, known)
+        _print(measured, training, way, known)
 
 
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
-    """What makes the model, and its inputs."""
+    """The model's maker, and its inputs."""
     from rulec.memory.header import read_shapes
     from rulec.memory.shape import read_shape
     from rulec.torch.account.models import Transformer, Weights
@@ -104,31 +104,31 @@ def _files(path: Path) -> list[Path]:
     return weights
 
 
-def _data(found: Account, training: Training, way: Way) -> dict[str, Any]:
-    return {"rule": training.rule.name, "way": way, "parameters": _parameters(found, training), **found.data()}
+def _data(measured: Account, training: Training, way: Way) -> dict[str, Any]:
+    return {"rule": training.rule.name, "way": way, "parameters": _parameters(measured, training), **measured.data()}
 
 
-def _parameters(found: Account, training: Training) -> int:
+def _parameters(measured: Account, training: Training) -> int:
     from rulec.compiler.layout import ITEM_SIZE
 
-    return found.peak["weights"] // ITEM_SIZE[training.dtype]
+    return measured.peak["weights"] // ITEM_SIZE[training.dtype]
 
 
-def _print(found: Account, training: Training, way: Way, known: bool) -> None:
+def _print(measured: Account, training: Training, way: Way, known: bool) -> None:
     from rulec.memory.live import KINDS
 
     state = training.dtype if training.state_dtype is None else training.state_dtype
-    unit, size = ("GiB", 2**30) if found.total >= 2**30 else ("MiB", 2**20)
+    unit, size = ("GiB", 2**30) if measured.total >= 2**30 else ("MiB", 2**20)
     print(
-        f"{_parameters(found, training):,} parameters in {training.dtype}, {training.rule.name} with states in "
+        f"{_parameters(measured, training):,} parameters in {training.dtype}, {training.rule.name} with states in "
         f"{state}, {way}; {unit}"
     )
-    rows = [("at the peak", found.peak), ("most of each", found.most)]
+    rows = [("at the peak", measured.peak, True), ("most of each", measured.most, False)]
     if known:
-        rows.insert(1, ("most without activations", {**found.beside, "activations": 0}))
+        rows.insert(1, ("most without activations", {**measured.beside, "activations": 0}, True))
     table = [
-        [name, *(_in(size, made[kind]) for kind in KINDS), "" if made is found.most else _in(size, sum(made.values()))]
-        for name, made in rows
+        [name, *(_in(size, kinds[kind]) for kind in KINDS), _in(size, sum(kinds.values())) if summed else ""]
+        for name, kinds, summed in rows
     ]
     print_table(("", *KINDS, "all"), table, right=(*KINDS, "all"))
     if not known:

@@ -93,7 +93,7 @@ def new(
 def rule_names(name: str) -> tuple[str, str]:
     """The file's name and the rule's: `MyRule` and `my_rule` both give `("my_rule", "MyRule")`.
 
-    RulecError for what is no name, or no name that a rule or a module can have.
+    RulecError for text that cannot be the name of a rule and of a module.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise RulecError(f"{name!r} is not a name for a rule: use letters, digits and _, as in my_rule")

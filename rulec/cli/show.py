@@ -1,4 +1,4 @@
-"""`rulec show`: what rulec makes of a rule, for any backend, on any machine."""
+"""`rulec show`: the kernel of a rule for any backend, and its other forms, on any machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
 
-#: What backends print that is not Python.
+#: Backend -> language of its source, where this is not Python.
 _LANGUAGES = {"c": "c", "cupy": "cuda"}
 
 
@@ -41,26 +41,26 @@ def show(
     Or its kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
     mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
-    found = find_rule(rule)
+    loaded = find_rule(rule)
     if passes:
-        kind, text, language = "passes", _passes(found, check_dtype(dtype), state_dtype), "python"
+        kind, text, language = "passes", _passes(loaded, check_dtype(dtype), state_dtype), "python"
     elif latex:
-        kind, text, language = "latex", found.latex(), "latex"
+        kind, text, language = "latex", loaded.latex(), "latex"
     elif yaml:
-        kind, text, language = "yaml", found.to_yaml(), "yaml"
+        kind, text, language = "yaml", loaded.to_yaml(), "yaml"
     elif analysis:
-        kind, text, language = "analysis", str(found.analysis), "text"
+        kind, text, language = "analysis", str(loaded.analysis), "text"
     elif epilogue:
-        kind, text, language = "epilogue", _epilogue(found, backend, check_dtype(dtype), state_dtype), "python"
+        kind, text, language = "epilogue", _epilogue(loaded, backend, check_dtype(dtype), state_dtype), "python"
     elif estimate:
         kind, language = "estimate", _LANGUAGES.get(backend, "python")
-        text = _estimate(found, backend, estimate, check_dtype(dtype), state_dtype)
+        text = _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
     else:
         language = _LANGUAGES.get(backend, "python")
-        kind, text = "source", _source(found, backend, check_dtype(dtype), state_dtype)
+        kind, text = "source", _source(loaded, backend, check_dtype(dtype), state_dtype)
     if json:
         printed = backend if kind in ("source", "epilogue", "estimate") else None
-        print_json({"rule": found.name, "kind": kind, "backend": printed, "text": text})
+        print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
     else:
         print_source(text, language)
 
@@ -78,11 +78,11 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
     from rulec.compiler.pipeline import compile
 
-    made: Any = registry.get(backend)
-    if not hasattr(made, "emit_epilogue"):
+    printer: Any = registry.get(backend)
+    if not hasattr(printer, "emit_epilogue"):
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
     program = compile(rule)
-    text: str = made.emit_epilogue(program, _layout(program, dtype, state_dtype), dtype)
+    text: str = printer.emit_epilogue(program, _layout(program, dtype, state_dtype), dtype)
     return text
 
 
@@ -95,11 +95,11 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
     kinds = get_args(Values)
     if values not in kinds:
         raise RulecError(f"there is no noise {values!r}{did_you_mean(values, kinds)}: give {', '.join(kinds)}")
-    made: Any = registry.get(backend)
-    if not hasattr(made, "emit_estimate"):
+    printer: Any = registry.get(backend)
+    if not hasattr(printer, "emit_estimate"):
         raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
     program = compile(rule)
-    text: str = made.emit_estimate(program, _layout(program, dtype, state_dtype), values)
+    text: str = printer.emit_estimate(program, _layout(program, dtype, state_dtype), values)
     return text
 
 
@@ -114,5 +114,5 @@ def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes, static_defaults
     from rulec.compiler.show import program_text
 
-    made = passes(rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype))
-    return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in made)
+    programs = passes(rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype))
+    return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in programs)

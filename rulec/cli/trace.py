@@ -1,4 +1,4 @@
-"""`rulec trace`: what every line of a step gives, in the reference and beside it in a backend."""
+"""`rulec trace`: the value of every line of a step, in the reference and beside it in a backend."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def trace(
     whole, extent = find_rule(rule), read_shape(shape)
     values = default_hyper(whole, numbers(hyper, "--hyper"))
     trial = Trial(check_dtype(dtype), steps, (extent,), seed)
-    found = route(whole, extent)
-    kept = lines.keep_lines(found, extent)
-    own = {name: value for name, value in values.items() if name in found.hyper}
-    numbers_given = trial.params[0], [g[0] for g in trial.gradients()]
+    routed = route(whole, extent)
+    kept = lines.keep_lines(routed, extent)
+    routed_values = {name: value for name, value in values.items() if name in routed.hyper}
+    operands = trial.params[0], [g[0] for g in trial.gradients()]
     beside = None if backend == "none" else registry.usable(backend).name
     reason = ""
     try:
-        traced = lines.trace(kept, own, *numbers_given, beside)
+        traced = lines.trace(kept, routed_values, *operands, beside)
     except BackendUnsupported as error:
         beside, reason = None, str(error)
-        traced = lines.trace(kept, own, *numbers_given, None)
+        traced = lines.trace(kept, routed_values, *operands, None)
     if json:
-        print_json(_data(found, trial.params[0], traced, beside, dtype))
+        print_json(_data(routed, trial.params[0], traced, beside, dtype))
         return
-    if found.name != whole.name:
-        print(f"a tensor of shape {extent} goes to {found.name}")
+    if routed.name != whole.name:
+        print(f"a tensor of shape {extent} goes to {routed.name}")
     if reason:
         print(f"the reference alone: {reason}")
     _print(trial.params[0], traced, beside, dtype)

@@ -1,4 +1,4 @@
-"""A rule beside something that should compute the same: another library, the 50-digit oracle, a backend.
+"""A rule beside another computation of the same: another library's, the 50-digit oracle's, a backend's.
 
-`difference` finds where two sides part, `oracle` how exact a side is, `lines` what every line of a step gives.
+`difference` finds where two sides part, `oracle` measures the exactness of a side, `lines` traces every line of a step.
 """

@@ -1,4 +1,4 @@
-"""Where two sides of a comparison part, and how far."""
+"""The differences between two sides of a comparison, and the first value that differs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 4 * 2.0**-23}
 
 @dataclass(frozen=True)
 class Parting:
-    """The first value that differs by more than the tolerance: at which step, which value, tensor and element."""
+    """The first value that differs by more than the tolerance: its step, name, tensor and element."""
 
     step: int
     value: str
@@ -45,15 +45,31 @@ class Differences:
         """The largest of all."""
         return max(self.largest.values(), default=0.0)
 
+    def add(
+        self, step: int, name: str, tensor: int, values: tuple[Array, Array], scale: float, tolerance: float
+    ) -> None:
+        """Adds one value of a step, ours and theirs; RulecError where the two differ in size."""
+        a, b = (np.asarray(v, np.float64) for v in values)
+        if a.size != b.size:
+            raise RulecError(f"{name} has shape {a.shape} on one side and {b.shape} on the other: name other states")
+        b = b.reshape(a.shape)
+        relative = _relative(a, b, scale)
+        worst = float(np.max(relative, initial=0.0))
+        self.largest[name] = max(self.largest.get(name, 0.0), worst)
+        if worst > tolerance and self.first is None:
+            at = np.unravel_index(int(np.argmax(relative > tolerance)), relative.shape)
+            element = tuple(int(i) for i in at)
+            self.first = Parting(step, name, tensor, element, float(a[at]), float(b[at]))
+
 
 def order_of_values(rule: Rule) -> list[str]:
-    """States in the order their lines stand, then `p`: the first to part in a step is nearest the cause."""
+    """States in the order of their lines, then `p`: the first to differ in a step is nearest to the cause."""
     targets = [line.target for line in assignments(rule.step) if line.target in rule.state]
     return [*dict.fromkeys([*targets, *rule.state]), "p"]
 
 
 def line_of(rule: Rule, value: str) -> str:
-    """The last line of a rule's step that assigns a value, and where it stands where that is known."""
+    """The last line of a rule's step that assigns a value, with its file and line if known."""
     lines = [line for line in assignments(rule.step) if line.target == value]
     if not lines:
         return ""
@@ -69,10 +85,10 @@ def compare(
 ) -> Differences:  # fmt: skip
     """Steps both sides through a trial; `advance` is called after each step.
 
-    `names` gives their name for states of ours. Any other state of ours is matched with the first of theirs that
-    holds the same values after a step, and left out of the comparison until one does.
+    `names` is state of ours -> their name for it. Any other state of ours is matched with the first state of theirs
+    with the same values after a step, and left out of the comparison until there is one.
     """
-    found = Differences()
+    differences = Differences()
     matched = {"p": "p", **names}
     scale: dict[tuple[str, int], float] = {}
     for step, grads in enumerate(trial.gradients(), 1):
@@ -85,44 +101,28 @@ def compare(
                 if name in a and matched.get(name) in b:
                     value, other, key = a[name], b[matched[name]], (name, tensor)
                     scale[key] = max(scale.get(key, 0.0), _magnitude(other))
-                    _join(found, step, name, tensor, (value, other), scale[key], tolerance)
+                    differences.add(step, name, tensor, (value, other), scale[key], tolerance)
         advance()
-    return found
+    return differences
 
 
 def _match(
     names: Sequence[str], ours: Values, theirs: Values, taken: Iterable[str], tolerance: float
 ) -> dict[str, str]:
-    """For states of ours the one of theirs that holds the same values, not all zero, in every tensor."""
-    found: dict[str, str] = {}
+    """State of ours -> state of theirs with the same values, not all zero, in every tensor."""
+    matches: dict[str, str] = {}
     for name in names:
-        for other in [k for k in theirs[0] if k not in {*taken, *found.values()}]:
+        for other in [k for k in theirs[0] if k not in {*taken, *matches.values()}]:
             pairs = [(a[name], b[other]) for a, b in zip(ours, theirs, strict=True) if name in a and other in b]
             if len(pairs) == len(ours) and all(_equal(a, b, tolerance) for a, b in pairs):
-                found[name] = other
+                matches[name] = other
                 break
-    return found
+    return matches
 
 
 def _equal(a: Array, b: Array, tolerance: float) -> bool:
     scale = _magnitude(b)
     return scale > 0 and a.shape == b.shape and float(np.max(_relative(a, b, scale), initial=0.0)) <= tolerance
-
-
-def _join(
-    found: Differences, step: int, name: str, tensor: int, values: tuple[Array, Array], scale: float, tolerance: float
-) -> None:
-    a, b = (np.asarray(v, np.float64) for v in values)
-    if a.shape != b.shape:
-        if a.size != b.size:
-            raise RulecError(f"{name} has shape {a.shape} on one side and {b.shape} on the other: name other states")
-        b = b.reshape(a.shape)
-    relative = _relative(a, b, scale)
-    worst = float(np.max(relative, initial=0.0))
-    found.largest[name] = max(found.largest.get(name, 0.0), worst)
-    if worst > tolerance and found.first is None:
-        at = np.unravel_index(int(np.argmax(relative > tolerance)), relative.shape)
-        found.first = Parting(step, name, tensor, tuple(int(i) for i in at), float(a[at]), float(b[at]))
 
 
 def _relative(a: Array, b: Array, scale: float) -> Array:

@@ -1,4 +1,4 @@
-"""A rule of ours through the runtime, on the arrays that a backend works on."""
+"""A rule of ours through the runtime, on a backend's arrays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Array = np.ndarray[Any, Any]
 
 
 class EngineSide:
-    """A rule of ours on arrays of whatever library its backend takes.
+    """A rule of ours on the arrays of its backend's library.
 
-    `params` are NumPy arrays, which are copied. BackendUnsupported where the runtime does not know the backend's.
+    `params` are NumPy arrays, and are copied. BackendUnsupported where the runtime does not know the backend's arrays.
     """
 
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str) -> None:
@@ -38,16 +38,16 @@ class EngineSide:
 
     def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
         """One update of every tensor."""
-        given = {k: [*map(self.kind.make, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()}
-        self.engine.step(self.ids, [*map(self.kind.make, grads)], self.table, given)
+        arguments = {k: [*map(self.kind.make, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()}
+        self.engine.step(self.ids, [*map(self.kind.make, grads)], self.table, arguments)
 
     def values(self) -> list[dict[str, Array]]:
         """For each tensor its parameter as `p`, and its states by the rule's names."""
-        found = []
+        values = []
         for param, i in zip(self.params, self.ids, strict=True):
             states = {k: v for k, v in self.engine.state(i).items() if k != "step"}
-            found.append({"p": self.kind.read(param), **{k: self._read(v) for k, v in states.items()}})
-        return found
+            values.append({"p": self.kind.read(param), **{k: self._read(v) for k, v in states.items()}})
+        return values
 
     def _read(self, value: Any) -> Array:
         return np.array(value) if isinstance(value, np.ndarray | np.generic) else self.kind.read(value)

@@ -1,4 +1,4 @@
-"""Timing by turns: every contender once a round, so that what the machine does meanwhile meets all of them alike."""
+"""Timing by turns: every contender once a round, so that other work of the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -52,13 +52,12 @@ def interleaved(
 ) -> Times:  # fmt: skip
     """Times every contender once a round, in an order that turns; two rounds before do not count.
 
-    Where `settled`, each is called once untimed before its sample: where the data of one contender fits the cache and
-    that of all does not, each then finds what its own call before left there, as in training, whoever's turn was last.
-    Short ones are called several times for one sample. `advance` is called after each round. Garbage is collected
-    between rounds and never within one.
+    With `settled` each is called once untimed before its sample. This matters where the data of one contender fits the
+    cache and the data of all does not: each then finds its own data in the cache, as in training. Short calls are
+    repeated for one sample. `advance` is called after each round. Garbage is collected between rounds, never within.
     """
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
     with without_collection():
         calls = {name: _calls(contenders[name]) for name in names}
         for number in range(-1, rounds):
@@ -68,14 +67,14 @@ def interleaved(
                     contenders[name]()
                 seconds = _sample(contenders[name], calls[name])
                 if number >= 0:
-                    found[name].append(seconds)
+                    samples[name].append(seconds)
             gc.collect()
             advance()
-    return Times(found)
+    return Times(samples)
 
 
 def _calls(contender: Callable[[], object]) -> int:
-    """How many calls make a sample; the calls made to find out are the first warm-up."""
+    """The number of calls in a sample; the calls that determine it are the first warm-up."""
     contender()
     count = 1
     while True:
@@ -94,7 +93,7 @@ def _sample(contender: Callable[[], object], calls: int) -> float:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Within the block nothing is collected unless it is asked for, and then nothing that was there before."""
+    """Within the block Python collects no garbage by itself, and `gc.collect` spares objects from before the block."""
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""What another library calls the same rule: their keywords for our hyper-parameters, their keys for our states.
+"""Another library's names for the same rule: its keywords for our hyper-parameters, its keys for our states.
 
-Where a rule has an interop section (rules/README.md) it is followed; else keywords are matched by name as well as
-they can be, and what found no place is said.
+A rule's interop section (rules/README.md) is followed where there is one. Else keywords are matched by name as far as
+possible, and the hyper-parameters left over are listed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rulec.language.rule import Rule
 
 @dataclass(frozen=True)
 class Translation:
-    """Keywords to construct theirs with, their key for states of ours, and our hyper-parameters without a place."""
+    """Keywords to construct theirs, state of ours -> their key, and our hyper-parameters without a keyword."""
 
     keywords: Mapping[str, Any]
     states: Mapping[str, str]
@@ -32,8 +32,8 @@ def entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
 
 def entry_for(rule: Rule, package: str, called: str) -> Mapping[str, Any]:
     """The entry for their class or function of that name; empty where the rule has none."""
-    found = (e for e in entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
-    return next(found, {})
+    matches = (e for e in entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
+    return next(matches, {})
 
 
 def _names_of(called: str | list[str]) -> list[str]:
@@ -41,11 +41,11 @@ def _names_of(called: str | list[str]) -> list[str]:
 
 
 def translate(
-    hyper: Mapping[str, float], target: Any, entry: Mapping[str, Any], given: Mapping[str, Any]
+    hyper: Mapping[str, float], target: Any, entry: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> Translation:
-    """How to construct `target`, their class or function, for these values of our hyper-parameters.
+    """The construction of `target`, their class or function, for these values of our hyper-parameters.
 
-    `entry` is the rule's interop entry for it, or empty; `given` are keywords of theirs that override.
+    `entry` is the rule's interop entry for it, or empty; `overrides` are keywords of theirs that take precedence.
     """
     parameters = inspect.signature(target).parameters
     keywords = {k: v for k, v in entry.get("when", {}).items() if v not in ("nonzero", "given")}
@@ -57,7 +57,7 @@ def translate(
             keywords[keyword] = values if isinstance(ours, list) else _as_theirs(values[0], parameters.get(keyword))
             used.update(names)
     left_out = tuple(name for name in hyper if name not in used)
-    return Translation({**keywords, **given}, entry.get("state", {}), left_out)
+    return Translation({**keywords, **overrides}, entry.get("state", {}), left_out)
 
 
 def _as_theirs(value: float, parameter: inspect.Parameter | None) -> float | int:
@@ -69,21 +69,21 @@ def _as_theirs(value: float, parameter: inspect.Parameter | None) -> float | int
 def _names(
     parameters: Mapping[str, inspect.Parameter], hyper: Iterable[str], entry: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keyword of theirs: the hyper-parameter of ours, or a list of them where theirs is a tuple."""
+    """Keyword of theirs -> hyper-parameter of ours, or a list of them where the keyword is a tuple."""
     told = dict(entry.get("args", {}))
     taken = {name for value in told.values() for name in (value if isinstance(value, list) else [value])}
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     betas = [name for name in hyper if re.fullmatch(r"beta\d*", name)]
     for keyword, parameter in parameters.items():
         numbered = re.fullmatch(r"b(\d)", keyword)
         if keyword in hyper:
-            found[keyword] = keyword
+            places[keyword] = keyword
         elif keyword == "learning_rate":
-            found[keyword] = "lr"
+            places[keyword] = "lr"
         elif keyword == "betas":
             wanted = len(parameter.default) if isinstance(parameter.default, tuple) else len(betas)
             # Some of theirs cannot be told: without all of them, theirs keeps its own.
-            found |= {keyword: betas[:wanted]} if len(betas) >= wanted else {}
+            places |= {keyword: betas[:wanted]} if len(betas) >= wanted else {}
         elif numbered:
-            found[keyword] = f"beta{numbered[1]}"
-    return {k: v for k, v in found.items() if not isinstance(v, str) or v not in taken} | told
+            places[keyword] = f"beta{numbered[1]}"
+    return {k: v for k, v in places.items() if not isinstance(v, str) or v not in taken} | told

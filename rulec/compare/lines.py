@@ -1,6 +1,6 @@
-"""What every line of a step gives: the rule with a state added for each line, which keeps that line's value.
+"""The value of every line of a step: the rule gets one more state for each line, to keep the line's value.
 
-So any backend shows its lines by the means it has anyway, stores, and the values are those of its own arithmetic.
+So any backend can show its lines, by stores, and the values come from its own arithmetic.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rulec.language.text import expression_text
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a step: what it assigns, its text, and the state that keeps its value.
+    """One line of a step: its target, its text, and the state with its value.
 
-    `narrow` says that all elements have one value, as a bias correction.
+    A `narrow` line has one value for all elements, as a bias correction has.
     """
 
     target: str
@@ -34,14 +34,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """A rule with its lines kept in states, and these lines in the order they run."""
+    """A rule with states for its lines, and these lines in the order of execution."""
 
     rule: Rule
     lines: tuple[Line, ...]
 
 
 def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
-    """The rule whose extra states keep the value of every line that runs for a tensor of this shape."""
+    """The rule with extra states for the values of the lines, and the lines that run for a tensor of this shape."""
     from rulec.compiler.view import matrix_view
 
     rule = rule.standalone()
@@ -57,35 +57,35 @@ def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     inference = AxisInference(program)
     stores = (s for stage in program.stages for s in stage.stores if s.buffer in kept)
     axes = {s.buffer: inference.axes(_assigned(s.buffer, s.value)) for s in stores}
-    states = {key: _state(found) for key, found in axes.items()}
+    states = {key: _state(of_line) for key, of_line in axes.items()}
     ran = [replace(line, narrow=not set("bij") & set(axes[line.state].letters)) for line in lines if line.state in axes]
     return Lines(replace(rule, step=step, state={**rule.state, **states}), tuple(ran))
 
 
 def _assigned(state: str, value: Node) -> Node:
-    """What a line assigns, where a branch around it keeps the state as it was otherwise."""
+    """The value of a line, without the branches around it that may keep the state."""
     while value.op is Op.WHERE and node(Op.LOAD, state) in value.args[1:]:
         value = next(a for a in value.args[1:] if a is not node(Op.LOAD, state))
     return value
 
 
 def _with_copies(step: Sequence[Statement], prefix: str, lines: list[Line]) -> tuple[Statement, ...]:
-    """The statements, each assignment followed by a copy of what it assigned into a state of its own."""
-    found: list[Statement] = []
+    """The statements, each assignment followed by a copy of its value into a state for this line."""
+    copied: list[Statement] = []
     for statement in step:
         if isinstance(statement, Branch):
             then = _with_copies(statement.then, prefix, lines)
             otherwise = _with_copies(statement.otherwise, prefix, lines)
-            found.append(replace(statement, then=then, otherwise=otherwise))
+            copied.append(replace(statement, then=then, otherwise=otherwise))
             continue
         text = f"{statement.target} = {expression_text(statement.value)}"
         lines.append(Line(statement.target, text, f"{prefix}{len(lines)}"))
-        found += [statement, Assign(lines[-1].state, name(statement.target))]
-    return tuple(found)
+        copied += [statement, Assign(lines[-1].state, name(statement.target))]
+    return tuple(copied)
 
 
 def _state(axes: Axes) -> State:
-    """A state that holds a value of these axes: of the parameter's shape, or of a low-rank value's own."""
+    """A state for a value with these axes: of the parameter's shape, or of a low-rank shape."""
     rows, cols = axes.rows or ROWS, axes.cols or COLS
     if rows is ROWS and cols is COLS:
         return State(const(0))
@@ -99,7 +99,7 @@ def _as_text(extent: Node) -> Node:
 
 @dataclass(frozen=True)
 class LineValue:
-    """What one line gave in one step: by the reference, and by a backend where one ran."""
+    """The value of one line in one step: by the reference, and by a backend where one ran."""
 
     line: Line
     reference: Array
@@ -132,7 +132,7 @@ def trace(
     for grad in grads:
         for side in sides:
             side.step([grad.copy()])
-        found = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
-        values = [LineValue(line, *(f[line.state] for f in found), *[None] * (2 - len(found))) for line in kept.lines]
+        states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
+        values = [LineValue(line, *(s[line.state] for s in states), *[None] * (2 - len(states))) for line in kept.lines]
         steps.append(TracedStep(grad, tuple(values)))
     return tuple(steps)

@@ -1,4 +1,4 @@
-"""The machine that figures come from: enough to judge them by, and nothing that names it."""
+"""The machine behind the figures: enough facts to judge them, and nothing that identifies it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-#: Packages whose versions change what is measured or checked.
+#: Packages whose versions change the results of measurements and checks.
 PACKAGES = ("numpy", "numba", "llvmlite", "torch", "jax", "jaxlib", "optax", "mlx", "triton", "cupy", "sympy")
 
 #: The names under which some of them are installed, beside their own.
@@ -17,8 +17,7 @@ _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")}
 
 def versions() -> dict[str, str | None]:
     """The version of Python, of rulec and of each package that matters; None where it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "rulec": version("rulec")}
-    return found | {package: version(package) for package in PACKAGES}
+    return {"python": platform.python_version(), **{name: version(name) for name in ("rulec", *PACKAGES)}}
 
 
 def version(package: str) -> str | None:
@@ -37,7 +36,7 @@ def cores() -> int:
 
 
 def cpu_model() -> str:
-    """The processor as it calls itself."""
+    """The processor's own name of itself."""
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

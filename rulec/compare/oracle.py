@@ -1,4 +1,4 @@
-"""How exact a side is: its largest distance, in units in the last place, from the same rule in 50 digits."""
+"""The exactness of a side: its largest distance from the same rule in 50 digits, in units in the last place."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rulec.language.rule import Rule
 class Exactness:
     """The largest distance of each value from the oracle over all steps, in ulps of `dtype`.
 
-    An ulp is that of the largest magnitude the element has had so far, so that a value near zero after a
-    cancellation is not measured by its own smallness. Infinite where one side alone is not finite.
+    The ulp of an element is taken at its largest magnitude so far: a value near zero after a cancellation is not
+    measured by its own smallness. Infinite where one side alone is not finite.
     """
 
     side: str
@@ -31,9 +31,9 @@ class Exactness:
 def exactness(
     rule: Rule, hyper: Hyper, trial: Trial, backend: str | None = None, advance: Callable[[], Any] = lambda: None
 ) -> Exactness:
-    """The exactness of a backend, or of the float64 reference where none is named.
+    """The exactness of a backend, or of the float64 reference where `backend` is None.
 
-    `advance` is called after each step. Raises RuleError for a function that has no 50-digit form.
+    `advance` is called after each step. RuleError for a function without a 50-digit form.
     """
     side, dtype = _side(rule, hyper, trial, backend)
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
@@ -55,7 +55,7 @@ def exactness(
 
 
 def _side(rule: Rule, hyper: Hyper, trial: Trial, backend: str | None) -> tuple[Side, str]:
-    """What is judged, and the dtype it computes in."""
+    """The measured side, and the dtype of its arithmetic."""
     if backend is None:
         return ReferenceSide(rule, trial.params, hyper), "float64"
     return backend_side(rule, trial.params, hyper, backend), trial.dtype

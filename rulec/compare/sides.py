@@ -17,12 +17,12 @@ Inputs = Mapping[str, Any]
 
 
 class Side(Protocol):
-    """One side: it owns its parameters, and gradients move them."""
+    """One side: it owns its parameters and updates them by gradients."""
 
     name: str
 
     def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
-        """One update of every tensor, with what the rule names under `inputs`: numbers, or an array for each tensor."""
+        """One update of every tensor; `inputs` are the rule's by name: numbers, or an array for each tensor."""
         ...
 
     def values(self) -> list[dict[str, Array]]:
@@ -31,7 +31,7 @@ class Side(Protocol):
 
 
 def check_inputs(rule: Rule) -> None:
-    """RuleError for a rule with inputs: another library has nothing to give it, and a trace shows none."""
+    """RuleError for a rule with inputs: neither another library nor a trace has values for them."""
     if rule.inputs:
         raise RuleError(
             f"{rule.name} has inputs ({', '.join(rule.inputs)}), which only rulec check has values for: use that"
@@ -39,9 +39,9 @@ def check_inputs(rule: Rule) -> None:
 
 
 def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
-    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the arrays that the backend works on.
+    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays.
 
-    BackendUnsupported for a rule that the backend does not run.
+    BackendUnsupported for a rule that the backend cannot run.
     """
     from rulec.compare.engine_side import EngineSide
     from rulec.compare.jax_side import JaxSide
@@ -50,7 +50,7 @@ def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str
 
 
 class ReferenceSide:
-    """A rule of ours as its formulas say: in float64, or in 50 digits where `arithmetic` is "mpmath"."""
+    """A rule of ours by its formulas alone: in float64, or in 50 digits where `arithmetic` is "mpmath"."""
 
     def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64") -> None:
         from rulec.compiler.reference import ReferenceOptimizer
@@ -66,7 +66,7 @@ class ReferenceSide:
 
 
 class TorchSide:
-    """An optimizer class of torch's kind; its states have their own names."""
+    """An optimizer of a subclass of torch.optim.Optimizer; its states have their own names."""
 
     def __init__(self, kind: Any, keywords: Mapping[str, Any], params: Sequence[Array]) -> None:
         import torch
@@ -83,12 +83,12 @@ class TorchSide:
         self.optimizer.step()
 
     def values(self) -> list[dict[str, Array]]:
-        found = []
+        values = []
         for tensor in self.tensors:
             kept = {k: v for k, v in self.optimizer.state[tensor].items() if v is not None and k != "step"}
             arrays = {k: v.detach().numpy() if hasattr(v, "detach") else np.asarray(v) for k, v in kept.items()}
-            found.append({"p": tensor.detach().numpy(), **arrays})
-        return found
+            values.append({"p": tensor.detach().numpy(), **arrays})
+        return values
 
 
 class OptaxSide:
@@ -112,8 +112,8 @@ class OptaxSide:
         import optax
 
         with _wide():
-            given = [jax.numpy.asarray(g) for g in grads]
-            updates, self.kept = self.transformation.update(given, self.kept, self.now)
+            arrays = [jax.numpy.asarray(g) for g in grads]
+            updates, self.kept = self.transformation.update(arrays, self.kept, self.now)
             self.now = optax.apply_updates(self.now, updates)
 
     def values(self) -> list[dict[str, Array]]:
@@ -127,8 +127,8 @@ def _wide() -> AbstractContextManager[Any]:
     """JAX with float64, for the block alone."""
     import jax
 
-    found: AbstractContextManager[Any] = jax.enable_x64(True)
-    return found
+    context: AbstractContextManager[Any] = jax.enable_x64(True)
+    return context
 
 
 def _fields(kept: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a rule is compared against, by name: a class or function of another library, or another rule."""
+"""The other side of a comparison, by name: a class or function of another library."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rulec.language.source import did_you_mean
 
 
 def resolve(text: str) -> Any:
-    """The object that `package.module.Name` or `package.module:Name` names; RulecError where there is none."""
+    """The object with the name `package.module.Name` or `package.module:Name`; RulecError where there is none."""
     module_name, _, attribute = text.partition(":") if ":" in text else text.rpartition(".")
     if not module_name or not attribute:
         raise RulecError(f"{text!r} names nothing to compare with: write torch.optim.Adam, optax.adam or module:Class")
-    found, rest = _import(module_name, text)
+    place, rest = _import(module_name, text)
     for name in [*rest, *attribute.split(".")]:
-        if not hasattr(found, name):
-            near = did_you_mean(name, [n for n in dir(found) if not n.startswith("_")])
-            raise RulecError(f"{getattr(found, '__name__', found)!s} has no {name!r}{near}")
-        found = getattr(found, name)
-    return found
+        if not hasattr(place, name):
+            near = did_you_mean(name, [n for n in dir(place) if not n.startswith("_")])
+            raise RulecError(f"{getattr(place, '__name__', place)!s} has no {name!r}{near}")
+        place = getattr(place, name)
+    return place
 
 
 def _import(name: str, text: str) -> tuple[Any, list[str]]:
-    """The longest part of a dotted name that is a module, and the attributes that remain."""
+    """The module of the longest possible part of a dotted name, and the attributes after it."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -55,11 +55,11 @@ class Target:
 
     @property
     def call(self) -> str:
-        """How it is constructed, for people to read."""
+        """The call that constructs it, as text."""
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.keywords.items())})"
 
     def start(self, params: Sequence[Array]) -> Side:
-        """The side that runs it; RulecError where it does not take its keywords."""
+        """A side with this optimizer; RulecError where it refuses its keywords."""
         try:
             if self.package == "torch":
                 return TorchSide(self.kind, self.keywords, params)
@@ -68,15 +68,15 @@ class Target:
             raise RulecError(f"{self.call} cannot be made: {error}") from error
 
 
-def find_target(text: str, rule: Rule, hyper: Mapping[str, float], given: Mapping[str, Any]) -> Target:
-    """The optimizer that `text` names, with its keywords for `hyper`; `given` are keywords of theirs that override.
+def find_target(text: str, rule: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> Target:
+    """The optimizer with the name `text`, and its keywords for `hyper`; `overrides` are keywords that take precedence.
 
     RulecError where it is neither a torch.optim.Optimizer class nor an optax function.
     """
     kind = resolve(text)
     package = _package(text, kind)
     called = text.replace(":", ".").removeprefix("torch.optim." if package == "torch" else "optax.")
-    translated = translate(hyper, kind, entry_for(rule, package, called), given)
+    translated = translate(hyper, kind, entry_for(rule, package, called), overrides)
     return Target(text, kind, package, translated.keywords, translated.states, translated.left_out)
 
 

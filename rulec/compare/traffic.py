@@ -1,4 +1,4 @@
-"""The memory a step moves: bytes per parameter that a program reads and writes, and what it would unfused."""
+"""The memory traffic of a step: bytes per parameter read and written by a program, and by the same program unfused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rulec.language.node import Kind, Node, Op, walk
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes per parameter of one step. What is kept per row, tensor or group counts nothing beside them.
+    """Bytes per parameter of one step. Values per row, tensor or group do not count.
 
-    `read` and `written` have the bytes of each buffer, once for every stage that reads or writes it, and `read` those
-    of each matrix that is worked out between the stages. `values` are the operations done for each element, `unfused`
-    the bytes that these would move one by one, each reading its operands and writing its result.
+    `read` and `written` have the bytes of each buffer, once for every stage that reads or writes it; `read` also has
+    each matrix computed between the stages. `values` is the number of operations for each element. `unfused` is their
+    bytes if each operation read its operands from memory and wrote its result there.
     """
 
     read: dict[str, int]

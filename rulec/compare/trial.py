@@ -1,4 +1,4 @@
-"""The numbers that two sides of a comparison are given."""
+"""The numbers for the two sides of a comparison."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
 
 
 def shapes_for(rule: Rule, itself: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Those of `SHAPES` that a rule has an update for; RuleError where it has one for neither.
+    """The shapes among `SHAPES` for which a rule has an update; RuleError where there is none.
 
-    Where `itself`, those that it applies to by itself, without the rules that it routes other tensors to.
+    With `itself` only shapes that the rule updates itself, without routing to another rule.
     """
-    found, refused = [], None
+    shapes, refused = [], None
     for shape in SHAPES:
         try:
             route(rule, shape)
@@ -33,10 +33,10 @@ def shapes_for(rule: Rule, itself: bool = False) -> tuple[tuple[int, ...], ...]:
             refused = error
         else:
             if not itself or applies(rule, shape, ()):
-                found.append(shape)
-    if not found and refused is not None:
+                shapes.append(shape)
+    if not shapes and refused is not None:
         raise refused
-    return tuple(found)
+    return tuple(shapes)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Trial:
             yield [g.copy() for g in grads]
 
     def inputs(self, rule: Rule) -> Iterator[dict[str, Any]]:
-        """What the rule names under `inputs` at each step: a number above 0, or an array for each parameter."""
+        """The rule's inputs at each step, by name: a number above 0, or a list of an array for each parameter."""
         rng = np.random.default_rng((self.seed, 1))
         for _ in range(self.steps):
             yield {

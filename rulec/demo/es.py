@@ -1,4 +1,4 @@
-"""Training without a backward pass: a population of perceptrons, behind the same rule that gradients are given to."""
+"""Training without a backward pass: a population of perceptrons, and the same rule by gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Population(Protocol):
 
 
 def framework() -> str:
-    """What the population is evaluated with: torch where it is installed, else NumPy."""
+    """The framework for the population: torch where it is installed, else NumPy."""
     return "torch" if importlib.util.find_spec("torch") else "numpy"
 
 
@@ -61,7 +61,7 @@ def train_by_gradients(digits: Digits, epochs: int, advance: Callable[[], object
 
 
 class _Descent:
-    """Stands where a population does, and has the gradient instead."""
+    """The same interface as a population, with gradients."""
 
     def __init__(self) -> None:
         self._network = Network(SETTING.widths)

@@ -1,4 +1,4 @@
-"""The demonstration's population in NumPy, for where there is no framework."""
+"""The demonstration's population in NumPy, where no framework is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ArrayPopulation:
         return self._params
 
     def _logits(self, value: Array) -> Array:
-        """What the members make of a batch of theirs."""
+        """The logits of the members' batches, `(members * rows, classes)`."""
         layers = len(self._params) // 2
         for layer in range(layers):
             value = self._es.product(value, f"{2 * layer}")

@@ -1,4 +1,4 @@
-"""What the demonstration without a backward pass trains, and how."""
+"""The settings of the demonstration without a backward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rulec.es import Perturbation
 
 @dataclass(frozen=True)
 class Setting:
-    """The layers' widths, the batch, the rule and its learning rate, and what members are made and judged by."""
+    """The perturbation of members, the layers' widths, the batch, the rule and its rate, and the fitness shaping."""
 
     perturbation: Perturbation
     widths: tuple[int, ...] = (64, 64, 10)

@@ -82,5 +82,5 @@ def accuracy(model: nn.Module, digits: Digits) -> float:
     import torch
 
     with torch.no_grad():
-        found = model(torch.from_numpy(digits.test_images)).argmax(1)
-    return float((found == torch.from_numpy(digits.test_labels)).double().mean())
+        predicted = model(torch.from_numpy(digits.test_images)).argmax(1)
+    return float((predicted == torch.from_numpy(digits.test_labels)).double().mean())

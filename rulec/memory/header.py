@@ -1,4 +1,4 @@
-"""The shapes of weights, from the headers of safetensors files: their beginnings are enough."""
+"""The shapes of weights, from the headers of safetensors files: the beginnings of the files are enough."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def read_shapes(files: Iterable[Path]) -> Shapes:
-    """The shapes of all weights in some files, by name; RulecError for a file that is none, or where there are none."""
-    found: Shapes = {}
+    """The shapes of all weights in some files, by name; RulecError for another kind of file, or without weights."""
+    shapes: Shapes = {}
     names = []
     for file in files:
         names.append(str(file))
-        found.update(_shapes(file))
-    if not found:
+        shapes.update(_shapes(file))
+    if not shapes:
         raise RulecError(f"{', '.join(names)} has no weights of {', '.join(sorted(_TRAINED))}: nothing can be trained")
-    return found
+    return shapes
 
 
 def _shapes(file: Path) -> Shapes:

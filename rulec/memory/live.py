@@ -1,4 +1,4 @@
-"""What is alive at every moment of a step, by kind, and what the most of it is made of."""
+"""The bytes alive at every moment of a step, by kind, and their peaks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Bytes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes of each kind: at the moment when most is alive, and when most is alive beside the activations.
+    """Bytes of each kind: at the `peak` of all, and at the peak of all kinds `beside` the activations.
 
-    `most` has the most of each kind by itself, and `gradient` the size of the largest gradient; one that is a sum, of
-    a weight that is used several times, counts with all its parts, which are alive together.
+    `most` has the peak of each kind by itself, and `gradient` the size of the largest gradient. The gradient of a
+    weight that is used several times is a sum; it counts with all its parts, since they are alive together.
     """
 
     peak: Bytes
@@ -58,7 +58,7 @@ class Timeline:
         self._start = 0
 
     def born(self, size: int, kind: str | None = None) -> int:
-        """A new piece of so many bytes; its number."""
+        """Adds a piece of `size` bytes, and returns its number."""
         self._sizes.append(size)
         number = len(self._sizes) - 1
         self._events.append((number, 1))
@@ -75,22 +75,22 @@ class Timeline:
         self._events.insert(at, (number, -1))
 
     def kind(self, number: int) -> str | None:
-        """What a piece is, as far as that is known."""
+        """The kind of a piece; None where it is not known yet."""
         return self._kinds.get(number)
 
     def joins(self, number: int, parts: int) -> None:
-        """Says of how many parts a gradient is the sum."""
+        """Notes that a gradient is the sum of `parts` parts."""
         self._parts[number] = parts
 
     def becomes(self, number: int, kind: str | None) -> None:
-        """Says what a piece is, and was from the beginning."""
+        """Sets the kind of a piece, from its beginning on."""
         if kind is None:
             self._kinds.pop(number, None)
         else:
             self._kinds[number] = kind
 
     def begin(self) -> None:
-        """Peaks count from here on."""
+        """Starts the count of peaks here."""
         self._start = len(self._events)
 
     def account(self) -> Account:
@@ -102,17 +102,17 @@ class Timeline:
         return Account(peak, beside, most, self._largest_gradient())
 
     def _largest_gradient(self) -> int:
-        made = {number for number, sign in self._events[self._start :] if sign > 0}
-        found = [n for n, kind in self._kinds.items() if kind == "gradients" and n in made]
-        return max((self._sizes[n] * self._copies(n) for n in found), default=0)
+        born = {number for number, sign in self._events[self._start :] if sign > 0}
+        gradients = [n for n, kind in self._kinds.items() if kind == "gradients" and n in born]
+        return max((self._sizes[n] * self._copies(n) for n in gradients), default=0)
 
     def _copies(self, number: int) -> int:
-        """How often a gradient is there while it is summed: its parts, and itself where it is not one of them."""
+        """The copies of a gradient while it is summed: its parts, and the sum unless it is one of them."""
         parts = self._parts.get(number, 1)
         return parts + 1 if parts > 1 and number not in self._in_place else parts
 
     def _moments(self) -> Iterator[dict[str, int]]:
-        """What is alive of each kind, at the beginning and after every event from there on."""
+        """The bytes alive of each kind, at the beginning and after every event from there on."""
         now = dict.fromkeys(KINDS, 0)
         for place, (number, sign) in enumerate(self._events):
             if place == self._start:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rulec.errors import RulecError
 
-#: The keys of a configuration of each family, for what is asked of both.
+#: Family -> member of `Shape` -> key of the configuration, for the members that both families have.
 _KEYS = {
     "llama": {
         "vocabulary": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
@@ -28,9 +28,12 @@ _FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "llama", "qwen3": "l
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer of a family: `inner` is the width inside its feed-forward layers, `groups` the heads of keys and
-    values, `head` the width of a head; `biased` says that queries, keys and values have biases, `normed` that queries
-    and keys are normalised, and `tied` that the embedding is the last layer's weight."""
+    """A transformer of a family.
+
+    `inner` is the width inside its feed-forward layers, `groups` the number of heads of keys and values, and `head` the
+    width of a head. With `biased` queries, keys and values have biases, with `normed` queries and keys are normalised,
+    and with `tied` the embedding is the last layer's weight.
+    """
 
     family: Literal["llama", "gpt2"]
     vocabulary: int
@@ -47,7 +50,7 @@ class Shape:
 
 
 def read_shape(path: Path) -> Shape:
-    """The shape that a configuration file describes; RulecError where it describes none that is known here."""
+    """The shape in a configuration file; RulecError for another kind of file or an unknown family."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -66,26 +69,26 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
         raise RulecError(f"{where} has model_type {kind!r}, and known are {known}: give its .safetensors file instead")
-    found: dict[str, Any] = {name: _whole(config, key, where) for name, key in _KEYS[family].items()}
-    if found["width"] % found["heads"] and "head_dim" not in config:
-        raise RulecError(f"{where} has {found['heads']} heads, which do not divide its width of {found['width']}")
-    head = _whole(config, "head_dim", where, found["width"] // found["heads"])
+    sizes: dict[str, Any] = {name: _whole(config, key, where) for name, key in _KEYS[family].items()}
+    if sizes["width"] % sizes["heads"] and "head_dim" not in config:
+        raise RulecError(f"{where} has {sizes['heads']} heads, which do not divide its width of {sizes['width']}")
+    head = _whole(config, "head_dim", where, sizes["width"] // sizes["heads"])
     if family == "gpt2":
-        inner = _whole(config, "n_inner", where, 4 * found["width"])
+        inner = _whole(config, "n_inner", where, 4 * sizes["width"])
         tied = bool(config.get("tie_word_embeddings", True))
-        return Shape("gpt2", inner=inner, groups=found["heads"], head=head, tied=tied, **found)
-    groups = _whole(config, "num_key_value_heads", where, found["heads"])
-    if found["heads"] % groups:
-        raise RulecError(f"{where} has {groups} heads of keys, which do not divide its {found['heads']} heads")
+        return Shape("gpt2", inner=inner, groups=sizes["heads"], head=head, tied=tied, **sizes)
+    groups = _whole(config, "num_key_value_heads", where, sizes["heads"])
+    if sizes["heads"] % groups:
+        raise RulecError(f"{where} has {groups} heads of keys, which do not divide its {sizes['heads']} heads")
     biased = bool(config.get("attention_bias", kind == "qwen2"))
     return Shape(
         "llama", inner=_whole(config, "intermediate_size", where), groups=groups, head=head,
-        tied=bool(config.get("tie_word_embeddings", False)), biased=biased, normed=kind == "qwen3", **found,
+        tied=bool(config.get("tie_word_embeddings", False)), biased=biased, normed=kind == "qwen3", **sizes,
     )  # fmt: skip
 
 
 def _whole(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """A whole number above 0; a missing one, or null, is the default."""
+    """A whole number above 0; the default where it is missing or null. RulecError for anything else."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
