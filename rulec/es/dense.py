@@ -38,7 +38,7 @@ def estimate(
 
 
 def _of_gains(perturbation: Perturbation, weight: Floats, total: Floats) -> Floats:
-    """The gradient's part along the gains of inputs, which is all that dropout can see of it."""
+    """The gradient's part along the gains of inputs: dropout sees no other part of it."""
     columns = weight.shape[1]
     variance = columns / perturbation.kept_of(columns) - 1.0
     others = tuple(axis for axis in range(weight.ndim) if axis != 1)
@@ -56,10 +56,10 @@ def _sparse(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], 
     rows, columns, rest = shape[0], shape[1], shape[2:]
     count = perturbation.lines_of(rows, columns)[1]
     chosen = stream.of(direction, streams.COLUMNS).permutation(columns)[:count]
-    found = np.zeros(shape)
+    noise = np.zeros(shape)
     there = _plain(perturbation, stream, (rows, count, *rest), direction)
-    found[:, chosen] = there * perturbation.scale_of(rows, columns)
-    return found
+    noise[:, chosen] = there * perturbation.scale_of(rows, columns)
+    return noise
 
 
 def _permuted(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
@@ -80,14 +80,14 @@ def _permuted(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...]
 
 def _signflip(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
     rows, columns = shape[0], shape[1]
-    found = _plain(perturbation, stream, shape, streams.SHARED)
+    noise = _plain(perturbation, stream, shape, streams.SHARED)
     by_rows, by_columns = perturbation.sides_of(rows, columns)
     ones = (1,) * (len(shape) - 2)
     if by_rows:
-        found = found * stream.of(direction, streams.ROWS).signs(rows).reshape(rows, 1, *ones)
+        noise = noise * stream.of(direction, streams.ROWS).signs(rows).reshape(rows, 1, *ones)
     if by_columns:
-        found = found * stream.of(direction, streams.COLUMNS).signs(columns).reshape(1, columns, *ones)
-    return found
+        noise = noise * stream.of(direction, streams.COLUMNS).signs(columns).reshape(1, columns, *ones)
+    return noise
 
 
 def _lowrank(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
@@ -107,7 +107,7 @@ def _dropout(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...],
 
 
 def window(perturbation: Perturbation, stream: Stream, columns: int, direction: int) -> streams.Numbers:
-    """The inputs that a direction keeps: a window of a ring, which is all inputs in an order of this step's own."""
+    """The inputs that a direction keeps: a window of a ring of all inputs, in an order of this step's own."""
     kept = perturbation.kept_of(columns)
     ring = stream.of(streams.SHARED, streams.DROPPED).permutation(columns)
     start = direction * columns // perturbation.directions

@@ -23,10 +23,10 @@ TOP = 0.5
 
 @dataclass(frozen=True)
 class Weights:
-    """What each direction's noise is multiplied by: (directions,) in float64, 0 for those that count for nothing.
+    """The factor of each direction's noise: (directions,) in float64, 0 for a direction that counts for nothing.
 
     `scores` are how much worse each did; `counted` directions count, `dropped` members had no finite fitness. The
-    weighted sum of noise is the gradient of minus the fitness. `values` are the weights for the perturbation asked of.
+    weighted sum of noise is the gradient of minus the fitness. `values` are the weights for `perturbation`.
     """
 
     perturbation: Perturbation
@@ -55,8 +55,8 @@ def weights(
     """Weights of directions from fitness by (sign, direction), which is to be maximised.
 
     Without shaping the weighted sum of noise has the gradient of minus the smoothed fitness as its mean. A direction
-    with a member whose fitness is not finite counts for nothing. TensorError where what counts has weights that are not
-    finite in float32, for this perturbation or one of the `others` of the same members.
+    with a member whose fitness is not finite counts for nothing. TensorError where a weight is not finite in
+    float32, for this perturbation or one of the `others` of the same members.
     """
     finite = np.isfinite(fitness)
     whole = np.asarray(finite.all(axis=0))
@@ -66,16 +66,16 @@ def weights(
         return Weights(perturbation, np.zeros(perturbation.directions), 0, dropped)
     shaped = shape_fitness(np.where(whole, fitness, np.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
-    found = Weights(perturbation, np.where(whole, -score, 0.0), counted, dropped)
+    result = Weights(perturbation, np.where(whole, -score, 0.0), counted, dropped)
     most = np.finfo(np.float32).max
-    if not all((np.abs(found.of(each)) <= most).all() for each in (perturbation, *others)):
-        made = "fitness" if shaping is None else f"what shaping={shaping!r} makes of it"
-        raise TensorError(f"{made} is not a number or too large for an estimate in float32: scale it down")
-    return found
+    if not all((np.abs(result.of(each)) <= most).all() for each in (perturbation, *others)):
+        title = "fitness" if shaping is None else f"what shaping={shaping!r} makes of it"
+        raise TensorError(f"{title} is not a number or too large for an estimate in float32: scale it down")
+    return result
 
 
 def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antithetic: bool) -> Floats:
-    """What each direction was better by than its opposite, or than the mean of the others."""
+    """The advantage of each direction over its opposite, or over the mean of the others."""
     if antithetic:
         return np.asarray(shaped[0] / 2 - shaped[1] / 2)
     count = int(whole.sum())
@@ -87,10 +87,12 @@ def shape_fitness(fitness: Floats, shaping: Shaping) -> Floats:
     if shaping is None:
         return fitness
     if callable(shaping):
-        found = np.asarray(shaping(fitness.copy()), np.float64)
-        if found.shape != fitness.shape:
-            raise TensorError(f"shaping made {found.shape} of fitness of shape {fitness.shape}: it must keep the shape")
-        return found
+        shaped = np.asarray(shaping(fitness.copy()), np.float64)
+        if shaped.shape != fitness.shape:
+            raise TensorError(
+                f"shaping made {shaped.shape} of fitness of shape {fitness.shape}: it must keep the shape"
+            )
+        return shaped
     if shaping not in SHAPINGS:
         known = ", ".join(SHAPINGS)
         raise HyperError(
@@ -103,12 +105,12 @@ def centered_rank(fitness: Floats) -> Floats:
     """Ranks from -1/2 to 1/2; equal ones share the mean of theirs (Salimans et al., arXiv 1703.03864)."""
     flat = fitness.reshape(-1)
     there = ~np.isnan(flat)
-    found = np.full(flat.shape, np.nan)
+    ranks = np.full(flat.shape, np.nan)
     _, inverse, counts = np.unique(flat[there], return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts
     mean_rank = below + (counts - 1) / 2
-    found[there] = mean_rank[inverse] / max(1, int(there.sum()) - 1) - 0.5
-    return found.reshape(fitness.shape)
+    ranks[there] = mean_rank[inverse] / max(1, int(there.sum()) - 1) - 0.5
+    return ranks.reshape(fitness.shape)
 
 
 def zscore(fitness: Floats) -> Floats:
@@ -127,9 +129,9 @@ def ars_top(fitness: Floats) -> Floats:
     kept = there[np.argsort(-best[there], kind="stable")[: max(1, round(TOP * there.size))]]
     chosen = fitness[:, kept]
     mean, spread = float(chosen.mean()), float(chosen.std())
-    found = np.where(np.isnan(fitness), np.nan, 0.0)
-    found[:, kept] = _over(chosen - mean, spread) * (there.size / kept.size)
-    return found
+    scores = np.where(np.isnan(fitness), np.nan, 0.0)
+    scores[:, kept] = _over(chosen - mean, spread) * (there.size / kept.size)
+    return scores
 
 
 def _over(numbers: Floats, spread: float) -> Floats:

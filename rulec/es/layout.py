@@ -31,10 +31,10 @@ def tiled(samples: int, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[
 def numbers(fitness: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Fitness in float64; TensorError for what is no array of real numbers."""
     try:
-        found = np.asarray(fitness)
-        if found.dtype.kind in "OcSUmM":
-            raise TypeError(f"there is an array of {found.dtype}")
-        return found.astype(np.float64)
+        array = np.asarray(fitness)
+        if array.dtype.kind in "OcSUmM":
+            raise TypeError(f"there is an array of {array.dtype}")
+        return array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TensorError(f"fitness or loss must be an array of real numbers: {error}") from error
 
@@ -42,22 +42,22 @@ def numbers(fitness: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 def fitness_of(
     fitness: Any, loss: Any, perturbation: Perturbation, rows: Collection[int]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Fitness by (sign, direction), or minus the loss, of which one is given: by member, or by row of a batch.
+    """Fitness by (sign, direction), from either the fitness or the loss, by member or by row of a batch.
 
-    `rows` are the lengths of the batches that were evaluated. HyperError where not one of both is given, TensorError
-    for numbers of neither members nor rows: by its place nothing would be known of a number's member.
+    `rows` are the lengths of the batches that were evaluated. HyperError where neither or both are given, TensorError
+    for numbers of neither members nor rows: a number's place would not tell its member.
     """
     if (fitness is None) == (loss is None):
         raise HyperError("an update needs either fitness= or loss=, and not both")
-    found = numbers(fitness) if loss is None else -numbers(loss)
+    values = numbers(fitness) if loss is None else -numbers(loss)
     members = perturbation.members
-    if found.ndim == 1 and found.size not in {members, *rows}:
+    if values.ndim == 1 and values.size not in {members, *rows}:
         batches = " or ".join(map(str, sorted(rows)))
         raise TensorError(
-            f"fitness has {found.size} numbers, where there are {members} members and batches of {batches} rows: take "
+            f"fitness has {values.size} numbers, where there are {members} members and batches of {batches} rows: take "
             f"the mean over what a row has more of, such as tokens, and over several batches by member"
         )
-    return of_members(found, perturbation)
+    return of_members(values, perturbation)
 
 
 def of_members(fitness: Any, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -65,14 +65,14 @@ def of_members(fitness: Any, perturbation: Perturbation) -> np.ndarray[Any, np.d
 
     Raises TensorError for another length.
     """
-    found = numbers(fitness)
+    values = numbers(fitness)
     members, shape = perturbation.members, (perturbation.signs, perturbation.directions)
-    if found.shape == shape:
-        return found
-    if found.ndim != 1 or found.size == 0 or found.size % members:
+    if values.shape == shape:
+        return values
+    if values.ndim != 1 or values.size == 0 or values.size % members:
         raise TensorError(
-            f"fitness of shape {found.shape} must have one number for each of {members} members, "
+            f"fitness of shape {values.shape} must have one number for each of {members} members, "
             f"or for each row of their batch"
         )
-    by_row = found.reshape(shape[0], found.size // members, shape[1])
+    by_row = values.reshape(shape[0], values.size // members, shape[1])
     return np.asarray(by_row.mean(axis=1))

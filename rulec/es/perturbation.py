@@ -1,4 +1,4 @@
-"""What is done to the parameters of a population's members: the family of noise, how much of it, and its seed."""
+"""The perturbation of a population's members: the family of noise, its size, and its seed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Perturbation:
     """How the members of a population differ.
 
     `directions` draws of noise are made in each step; where `antithetic`, each is taken with both signs. The noise of
-    an element has mean 0 and variance 1 and is multiplied by `sigma`. What it is a function of, and of nothing else:
-    `seed`, layer, direction, step and element. Without a seed each strategy has one of its own, which its
-    `perturbation` then shows; the functions of `rulec.jax.es` take 0.
+    an element has mean 0 and variance 1 and is multiplied by `sigma`. It is a function of `seed`, layer, direction,
+    step and element, and of nothing else. Without a seed each strategy has one of its own, shown by its `perturbation`;
+    the functions of `rulec.jax.es` take 0.
 
-    Families, by what a direction's noise of a weight with `rows` outputs and `columns` inputs is:
+    Families, by a direction's noise of a weight with `rows` outputs and `columns` inputs:
 
     - `independent`: a number of its own for each element. `spsa`: the same, but members are evaluated one by one.
     - `sparse`: of its own for each element in `sparsity` of the columns, and zero elsewhere.
@@ -41,7 +41,7 @@ class Perturbation:
     - `lowrank`: the product of two factors of `rank`, over its root (Sarkar et al., EGGROLL, arXiv 2511.16652).
     - `dropout`: each sees a share `keep` of the inputs, scaled by its inverse; `sigma` means nothing.
 
-    `values` are what numbers noise is made of: `normal`, `rademacher` (1 and -1) or `popcount` (set bits of a byte,
+    `values` is the distribution of noise: `normal`, `rademacher` (1 and -1) or `popcount` (set bits of a byte,
     centred and scaled: a binomial); the last two are equal bit for bit on every backend.
 
     Raises HyperError for a family, a number or a combination that there is not.
@@ -114,11 +114,11 @@ class Perturbation:
 
     @property
     def size(self) -> float:
-        """What noise is multiplied by under the positive sign: `sigma`, and 1 for dropout."""
+        """The factor of noise under the positive sign: `sigma`, and 1 for dropout."""
         return 1.0 if self.family == "dropout" else self.sigma
 
     def with_sigma(self, sigma: float) -> Perturbation:
-        """The same with more or less noise; HyperError for what is no sigma, and for dropout, which has none."""
+        """The same with more or less noise; HyperError for a bad sigma, and for dropout, which has none."""
         if self.family == "dropout":
             raise HyperError("sigma means nothing to dropout: change keep, in a perturbation of its own")
         return replace(self, sigma=sigma)

@@ -19,10 +19,11 @@ ALL = "*"
 
 
 class Perturbations:
-    """The perturbations of a strategy, by the pattern of the names that each is for; the first that matches holds.
+    """The perturbations of a strategy by patterns of names; the first pattern that matches a parameter holds.
 
-    All have the same directions and signs, for a member is one network. Those without a seed have one that no other
-    strategy of the process has. HyperError for what is no perturbation, and for patterns that disagree about members.
+    All have the same directions and signs, for a member is one network. A perturbation without a seed gets one that no
+    other strategy of the process has. HyperError for anything but perturbations, and for patterns that disagree about
+    members.
     """
 
     def __init__(self, asked: Any) -> None:
@@ -43,7 +44,7 @@ class Perturbations:
         return repr(self.population if self._is_one else self._entries)
 
     def note_seeds(self) -> None:
-        """Keeps strategies that are given no seed from having one of these."""
+        """Marks these seeds as used: strategies without a seed get others."""
         for perturbation in self:
             seeds.use(perturbation.seed_or_0)
 
@@ -60,13 +61,13 @@ class Perturbations:
     # Patterns
 
     def pattern_of(self, name: str, separator: str) -> str | None:
-        """The first pattern that matches a parameter's name, or the name of what it is in; None where none does."""
+        """The first pattern that matches a parameter's name or the name of a container of it; None where none does."""
         if self._is_one:
             return ALL
         return next((pattern for pattern in self._entries if _matches(pattern, name, separator)), None)
 
     def check_used(self, used: Collection[str | None], reasons: Mapping[str, str], separator: str) -> None:
-        """HyperError for a pattern that no perturbed parameter has; `reasons` are those that others are left alone."""
+        """HyperError for a pattern of no perturbed parameter; `reasons` say why each of the others is left alone."""
         for pattern in self._entries:
             if self._is_one or pattern in used:
                 continue
@@ -81,7 +82,7 @@ class Perturbations:
     # What changes
 
     def with_sigma(self, sigma: Any) -> Perturbations:
-        """The same with another sigma for all that have one, or for some by their pattern; HyperError for bad ones."""
+        """The same with another sigma for all, or for some by their pattern; HyperError for a bad one."""
         if not isinstance(sigma, Mapping):
             some = {pattern: p for pattern, p in self._entries.items() if p.family != "dropout"}
             return self._with({pattern: p.with_sigma(sigma) for pattern, p in (some or self._entries).items()})
@@ -90,13 +91,13 @@ class Perturbations:
                 raise HyperError(
                     f"{pattern!r} is no pattern of the perturbations{did_you_mean(str(pattern), self._entries)}"
                 )
-        return self._with({pattern: self[pattern].with_sigma(own) for pattern, own in sigma.items()})
+        return self._with({pattern: self[pattern].with_sigma(value) for pattern, value in sigma.items()})
 
     def _with(self, changed: Mapping[str, Perturbation]) -> Perturbations:
-        found = copy.copy(self)
-        found._entries = {**self._entries, **changed}
-        found.note_seeds()
-        return found
+        result = copy.copy(self)
+        result._entries = {**self._entries, **changed}
+        result.note_seeds()
+        return result
 
     # Checkpoints
 
@@ -109,7 +110,7 @@ class Perturbations:
     def restored(self, state: Mapping[str, Any]) -> Perturbations:
         """These with the sigma of a saved state, and with its seeds where none were given.
 
-        StateMismatch where it is of others.
+        StateMismatch where the state is of other perturbations.
         """
         fields: Any = {ALL: state.get("perturbation")} if self._is_one else state.get("perturbations")
         if not isinstance(fields, Mapping) or not all(isinstance(each, Mapping) for each in fields.values()):
@@ -122,15 +123,15 @@ class Perturbations:
                 f"the saved perturbations are of the patterns {', '.join(map(repr, fields))}, where these are of "
                 f"{', '.join(map(repr, self._entries))}"
             )
-        return self._with({pattern: self._restored(pattern, own) for pattern, own in fields.items()})
+        return self._with({pattern: self._restored(pattern, entry) for pattern, entry in fields.items()})
 
     def _restored(self, pattern: str, fields: Mapping[str, Any]) -> Perturbation:
-        own = self[pattern].as_dict()
+        expected = self[pattern].as_dict()
         moved = {"sigma", "seed"} if pattern in self._unseeded and fields.get("seed") is not None else {"sigma"}
-        for name in {**own, **fields}:
-            if name not in moved and own.get(name) != fields.get(name):
+        for name in {**expected, **fields}:
+            if name not in moved and expected.get(name) != fields.get(name):
                 raise StateMismatch(
-                    f"the saved perturbation has {name}={fields.get(name)!r}, where this one has {own.get(name)!r}"
+                    f"the saved perturbation has {name}={fields.get(name)!r}, where this one has {expected.get(name)!r}"
                 )
         try:
             return replace(self[pattern], **{name: fields[name] for name in moved})
@@ -161,6 +162,6 @@ def _checked(asked: Any) -> dict[str, Perturbation]:
 
 
 def _matches(pattern: str, name: str, separator: str) -> bool:
-    """Whether a pattern matches a name, or what comes before one of its separators: the name of what it is in."""
+    """Whether a pattern matches a name, or the part of it before a separator: the name of a container."""
     parts = name.split(separator)
     return any(fnmatchcase(separator.join(parts[:count]), pattern) for count in range(1, len(parts) + 1))

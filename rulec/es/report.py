@@ -1,4 +1,4 @@
-"""What an update did."""
+"""The report of an update."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Report:
 
     `directions` counted; `dropped` members had no finite fitness. Where too few were left the step was `skipped`:
     nothing was estimated. `unused` are the names of parameters that no forward of the step came by: they have no
-    gradient. `fused` are those that were updated from their noise, and had no gradient either; those of the others took
-    `gradient_bytes`.
+    gradient. `fused` are the names of parameters that were updated from their noise, without a gradient. The gradients
+    of the others took `gradient_bytes`.
     """
 
     step: int
@@ -26,7 +26,7 @@ class Report:
 
 
 def skipped(step: int, dropped: int, members: int, stacklevel: int) -> Report:
-    """That of a step for which too few members had a finite fitness; a RuntimeWarning says so."""
+    """The report of a step in which too few members had a finite fitness; a RuntimeWarning says so."""
     warnings.warn(
         f"step {step} is skipped: {dropped} of {members} members have no finite fitness; nothing is updated",
         RuntimeWarning, stacklevel=stacklevel + 1,

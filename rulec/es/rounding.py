@@ -1,4 +1,4 @@
-"""Whether noise is lost where it is added: to a weight of few bits, or to a large one, which then rounds to itself."""
+"""Whether noise is lost where it is added: a weight of few bits, or a large one, rounds to itself."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def rounded(numbers: Floats, dtype: str) -> Floats:
 def warn_of_lost_noise(perturbation: Perturbation, samples: Sequence[tuple[Floats, str]], stacklevel: int = 2) -> None:
     """Warns where adding noise to many weights gives the same weights again.
 
-    `samples` are elements of each array, at `places`, with its dtype; others than those of 16 to 64 bits are not looked
-    at, nor is dropout, whose noise is as large as the weights.
+    `samples` are elements of each array, at `places`, with its dtype. Only floating-point numbers of 16 to 64 bits are
+    looked at. Dropout is not: its noise is as large as the weights.
     """
     if perturbation.family == "dropout":
         return
     noise = Stream(perturbation.seed_or_0, 0, 0, 0).values(perturbation.values, SAMPLE)
     lost = [(_lost(sample, perturbation.sigma * noise, dtype), dtype) for sample, dtype in samples if dtype in _BITS]
-    share = sum(found.sum() for found, _ in lost) / max(1, sum(found.size for found, _ in lost))
+    share = sum(mask.sum() for mask, _ in lost) / max(1, sum(mask.size for mask, _ in lost))
     if share > _SHARE:
         worst = max(lost, key=lambda each: int(each[0].sum()))[1]
         outputs = "" if perturbation.family == "spsa" else ", and outputs of layers about as often"
@@ -56,6 +56,6 @@ def warn_of_lost_noise(perturbation: Perturbation, samples: Sequence[tuple[Float
 
 
 def _lost(weights: Floats, noise: Floats, dtype: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether weights stay as they are, of those whose noise is not zero."""
+    """Whether each weight stays as it is, among the weights with noise other than zero."""
     noise = noise[: weights.size]
     return np.asarray((rounded(weights + noise, dtype) == weights)[noise != 0])

@@ -1,4 +1,4 @@
-"""What a strategy saves, and whether what was saved is its own."""
+"""The saved state of a strategy, and whether a saved state belongs to one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rulec.es.perturbations import Perturbations
 
 
 def saved(perturbations: Perturbations, step: int, names: Sequence[str]) -> dict[str, Any]:
-    """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
+    """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
     return {"step": step, **perturbations.saved(), "parameters": list(names)}
 
 
 def restored(state: Mapping[str, Any], perturbations: Perturbations, names: Sequence[str]) -> tuple[Perturbations, int]:
     """The perturbations and the number of the next step.
 
-    StateMismatch where these are of another perturbation, but for its sigma, or of other parameters.
+    StateMismatch where the state is of another perturbation, its sigma aside, or of other parameters.
     """
-    found = state if isinstance(state, Mapping) else {}
-    step = found.get("step")
+    content = state if isinstance(state, Mapping) else {}
+    step = content.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise StateMismatch("this is no state of an evolution strategy: it has no step and no perturbation")
-    own = perturbations.restored(found)
-    if list(found.get("parameters", ())) != list(names):
+    resumed = perturbations.restored(content)
+    if list(content.get("parameters", ())) != list(names):
         raise StateMismatch("the saved state is of other parameters than those perturbed here: give it the same")
-    return own, step
+    return resumed, step

@@ -1,7 +1,7 @@
 """The random streams of perturbations: Philox4x32-10, by seed, layer, purpose, direction, step and element.
 
-Key: (seed, layer + 2**31); the top bit keeps these streams apart from those of rules. Counter: (block, its high part
-and the purpose, direction, step). A block is four words; how many elements it serves depends on what they become. The
+Key: (seed, layer + 2**31); the top bit keeps these streams apart from the streams of rules. Counter: (block, its high
+part and the purpose, direction, step). A block is four words; how many elements it serves depends on what they become. The
 words are the same on every backend, bit for bit; this is the reference of them.
 """
 
@@ -39,7 +39,7 @@ SHORT = 20
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream: all that its words are a function of but the element's number."""
+    """One stream: the arguments of its words, but for the element's number."""
 
     seed: int
     layer: int
@@ -48,7 +48,7 @@ class Stream:
     purpose: int = NOISE
 
     def of(self, pair: int, purpose: int | None = None) -> Stream:
-        """That of another direction, and for another purpose."""
+        """The stream of another direction, and for another purpose."""
         return replace(self, pair=pair, purpose=self.purpose if purpose is None else purpose)
 
     @property
@@ -87,7 +87,7 @@ class Stream:
         return self.whole("rademacher", count)
 
     def permutation(self, count: int) -> Numbers:
-        """An order of `count` lines: that which sorts their words, equal ones in their old order."""
+        """The order of `count` lines that sorts their words, equal ones in their old order."""
         return np.argsort(self.words(count), kind="stable").astype(np.int64)
 
     def _elements(self, kind: str, count: int, offset: int) -> Words:

@@ -1,8 +1,8 @@
 """What each family computes, once for NumPy, CuPy and JAX: noise, products with it, and its weighted sum.
 
-A weight lies here as (*window, inputs, outputs): `x @ W`, and kernels of convolutions as HWIO. Its noise is that which
-`rulec.es.dense` defines for a weight of (outputs, inputs, *window), transposed; only noise that is of its own for each
-element is numbered as the weight lies in memory.
+A weight lies here as (*window, inputs, outputs): `x @ W`, and kernels of convolutions as HWIO. Its noise is the noise
+of a weight of (outputs, inputs, *window) in `rulec.es.dense`, transposed. Only independent noise, with a number of its
+own for each element, is numbered as the weight lies in memory.
 
 Rows of a batch are (repeats, directions, ..., inputs), the first half of the repeats of positive sign where antithetic.
 """
@@ -34,10 +34,10 @@ def family(perturbation: Perturbation, shape: tuple[int, ...], draws: Draws, siz
 
     It is multiplied by `size`, which may be an array of one number, and by default by the perturbation's.
     """
-    found = _kind(perturbation, shape)(perturbation, shape, draws)
+    noise = _kind(perturbation, shape)(perturbation, shape, draws)
     if size is not None:
-        found.size = size
-    return found
+        noise.size = size
+    return noise
 
 
 def is_plain(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What arithmetic is done with: the random numbers of a layer, and what libraries of arrays do in different ways."""
+"""The random numbers of a layer, and operations whose form differs between libraries of arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Draws(Protocol):
-    """The random numbers of one layer in one step as arrays of one library, and what libraries do in different ways.
+    """The random numbers of one layer in one step as arrays of one library, and operations that differ by library.
 
     Directions may be traced; counts and shapes may not.
     """

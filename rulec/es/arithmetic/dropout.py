@@ -1,4 +1,4 @@
-"""Members that drop inputs, which are not computed: each sees a window of a ring of inputs."""
+"""Members that drop inputs: each sees a window of a ring of inputs, and the rest is not computed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Dropout(Family):
         ring = self._ring()
         scaled = self.xp.take(weight, ring, axis=-2) * self.xp.asarray(self.inputs / self.kept, weight.dtype)
 
-        def one(direction: Any, own: Any) -> Any:
-            found = []
-            for number, half in enumerate(self.xp.split(own, self.perturbation.signs)):
+        def one(direction: Any, rows: Any) -> Any:
+            halves = []
+            for number, half in enumerate(self.xp.split(rows, self.perturbation.signs)):
                 places = (self._start(direction) + number * self.kept + self.xp.arange(self.kept)) % self.inputs
-                found.append(apply(self.xp.take(half, places, axis=-1), self.xp.take(scaled, places, axis=-2)))
-            return self.xp.concatenate(found)
+                halves.append(apply(self.xp.take(half, places, axis=-1), self.xp.take(scaled, places, axis=-2)))
+            return self.xp.concatenate(halves)
 
         return self.each(one, self.xp.take(x, ring, axis=-1))
 
     def estimate(self, weights: Any, weight: Any) -> Any:
-        """The gradient's part along the gains of inputs, which is all that dropout can see of it."""
+        """The gradient's part along the gains of inputs: dropout sees no other part of it."""
         gains = self.draws.product(weights[None], self.draws.batched(self._gains, self.directions))[0]
         weight = weight.astype(self.draws.dtype)
         others = (*range(len(self.window)), weight.ndim - 1)

@@ -71,9 +71,9 @@ class Family(ABC):
         """Noise of (rows, columns, *window) as a kernel."""
         return self.as_kernel(self.draws.values(direction, NOISE, (rows, columns, *self.window)))
 
-    def as_kernel(self, found: Any) -> Any:
+    def as_kernel(self, array: Any) -> Any:
         """An array (rows, columns, *window) as (*window, columns, rows)."""
-        return self.xp.transpose(found, (*range(2, 2 + len(self.window)), 1, 0))
+        return self.xp.transpose(array, (*range(2, 2 + len(self.window)), 1, 0))
 
     def lines(self, of: Callable[..., Any], purpose: int, count: int) -> Any:
         """Signs or orders of lines for every direction: (directions, count)."""
@@ -85,7 +85,7 @@ class Family(ABC):
 
 
 class SecondProduct(Family):
-    """Noise that rows meet in a product of its own, beside the one that all of them have with the weight."""
+    """Noise with a product of its own, beside the product of all rows with the weight."""
 
     @abstractmethod
     def moved(self, x: Any, apply: Apply) -> Any:
@@ -99,8 +99,8 @@ class SecondProduct(Family):
 
     def together(self, x: Any, kernel: Any, apply: Apply) -> Any:
         """All rows times one kernel."""
-        found = apply(x.reshape(-1, *x.shape[2:]), kernel)
-        return found.reshape(*x.shape[:2], *found.shape[1:])
+        outputs = apply(x.reshape(-1, *x.shape[2:]), kernel)
+        return outputs.reshape(*x.shape[:2], *outputs.shape[1:])
 
 
 def along(lines: Any, x: Any) -> Any:

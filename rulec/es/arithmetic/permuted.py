@@ -35,27 +35,27 @@ class Permuted(SecondProduct):
         return self.draws.signs(SHARED, SIGNS, self.perturbation.directions)
 
     def dense(self, direction: Any) -> Any:
-        found = self._ordered(self.whole, direction)
-        return found if self.perturbation.antithetic else found * self.signs[direction]
+        noise = self._ordered(self.whole, direction)
+        return noise if self.perturbation.antithetic else noise * self.signs[direction]
 
-    def _ordered(self, found: Any, direction: Any) -> Any:
+    def _ordered(self, noise: Any, direction: Any) -> Any:
         if self.by_rows:
-            found = self.xp.take(found, self.draws.order(direction, ROWS, self.outputs), axis=-1)
+            noise = self.xp.take(noise, self.draws.order(direction, ROWS, self.outputs), axis=-1)
         if self.by_columns:
-            found = self.xp.take(found, self.draws.order(direction, COLUMNS, self.inputs), axis=-2)
-        return found
+            noise = self.xp.take(noise, self.draws.order(direction, COLUMNS, self.inputs), axis=-2)
+        return noise
 
     def moved(self, x: Any, apply: Apply) -> Any:
         x = self._reaching(x) if self.by_columns else x
-        found = self.together(x, self.shared, apply)
+        moved = self.together(x, self.shared, apply)
         if not self.perturbation.antithetic:
-            found = found * along(self.signs[:, None], found)
+            moved = moved * along(self.signs[:, None], moved)
         if not self.by_rows:
-            return found
+            return moved
         short = self.outputs - self.high
-        found = self.xp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, short)]) if short else found
+        moved = self.xp.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, short)]) if short else moved
         order = self.lines(self.draws.order, ROWS, self.outputs)
-        return self.xp.take_along_axis(found, along(order, found), axis=-1)
+        return self.xp.take_along_axis(moved, along(order, moved), axis=-1)
 
     def _reaching(self, x: Any) -> Any:
         """The inputs that meet the lines of the shared noise, in their order."""
@@ -82,5 +82,5 @@ class Permuted(SecondProduct):
         """The weighted sum of permutation matrices: what line i of the noise gives to line j, (i, j)."""
         order = self.lines(self.draws.order, purpose, count)
         place = order * count + self.xp.arange(count)
-        given = self.xp.broadcast_to(weights[:, None], place.shape)
-        return self.draws.summed_at(count * count, place.reshape(-1), given.reshape(-1)).reshape(count, count)
+        terms = self.xp.broadcast_to(weights[:, None], place.shape)
+        return self.draws.summed_at(count * count, place.reshape(-1), terms.reshape(-1)).reshape(count, count)

@@ -23,19 +23,19 @@ class SignFlip(SecondProduct):
         return self.drawn(SHARED, self.outputs, self.inputs)
 
     def dense(self, direction: Any) -> Any:
-        found = self.shared
+        noise = self.shared
         if self.by_rows:
-            found = found * self.draws.signs(direction, ROWS, self.outputs)
+            noise = noise * self.draws.signs(direction, ROWS, self.outputs)
         if self.by_columns:
-            found = found * self.draws.signs(direction, COLUMNS, self.inputs)[:, None]
-        return found
+            noise = noise * self.draws.signs(direction, COLUMNS, self.inputs)[:, None]
+        return noise
 
     def moved(self, x: Any, apply: Apply) -> Any:
         x = x * along(self.lines(self.draws.signs, COLUMNS, self.inputs), x) if self.by_columns else x
-        found = self.together(x, self.shared, apply)
+        moved = self.together(x, self.shared, apply)
         if not self.by_rows:
-            return found
-        return found * along(self.lines(self.draws.signs, ROWS, self.outputs), found)
+            return moved
+        return moved * along(self.lines(self.draws.signs, ROWS, self.outputs), moved)
 
     def estimate(self, weights: Any, weight: Any) -> Any:
         return self._factor(weights) * self.shared

@@ -13,12 +13,12 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def member_weights(fitness: Floats, shaping: Shaping = None) -> Floats:
-    """From fitness by (sign, direction), which is to be maximised, to weights (members,), which sum to zero.
+    """Weights (members,) of sum zero from fitness by (sign, direction), which is to be maximised.
 
-    A member's is minus its fitness, less the mean fitness of all other directions, over the number of members: the
-    baseline does not depend on the member, so that the estimate has no bias. Directions with fitness that is not finite
-    count for nothing; where fewer than two are left there is no baseline, all weights are 0 and a RuntimeWarning says
-    so.
+    A member's weight is minus its fitness, less the mean fitness of all other directions, over the number of members.
+    The baseline does not depend on the member, so that the estimate has no bias. Directions with fitness that is not
+    finite count for nothing. Where fewer than two are left there is no baseline, all weights are 0 and a RuntimeWarning
+    says so.
     """
     whole = np.isfinite(fitness).all(axis=0)
     count = int(whole.sum())
@@ -28,7 +28,7 @@ def member_weights(fitness: Floats, shaping: Shaping = None) -> Floats:
             RuntimeWarning, stacklevel=2,
         )  # fmt: skip
         return np.zeros(fitness.size)
-    given = np.where(whole, shape_fitness(np.where(whole, fitness, np.nan), shaping), 0.0)
+    scores = np.where(whole, shape_fitness(np.where(whole, fitness, np.nan), shaping), 0.0)
     signs = len(fitness)
-    baseline = (given.sum() - given.sum(axis=0)) / (signs * (count - 1))
-    return np.where(whole, (baseline - given) / (signs * count), 0.0).reshape(-1)
+    baseline = (scores.sum() - scores.sum(axis=0)) / (signs * (count - 1))
+    return np.where(whole, (baseline - scores) / (signs * count), 0.0).reshape(-1)

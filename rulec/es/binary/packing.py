@@ -26,8 +26,8 @@ def unpack(words: Any, count: int) -> Array:
     """The first `count` bits of each line of words (..., words), as booleans (..., count)."""
     octets = words.astype("<u8").reshape(-1).view(np.uint8)
     bits = np.unpackbits(octets, bitorder="little").reshape(*words.shape[:-1], words.shape[-1] * WORD_BITS)
-    found: Array = bits[..., :count].astype(np.bool_)
-    return found
+    chosen: Array = bits[..., :count].astype(np.bool_)
+    return chosen
 
 
 def contiguous(array: Any) -> Any:

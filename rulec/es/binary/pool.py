@@ -21,9 +21,9 @@ def max_pool(words: Any, kernel: Pair, *, stride: Pair | None = None) -> Any:
     rows, columns = (height - size[0]) // steps[0] + 1, (width - size[1]) // steps[1] + 1
     if height < size[0] or width < size[1]:
         raise TensorError(f"a window of {size} is larger than inputs of {(height, width)}")
-    found = None
+    union = None
     for y, x in product(range(size[0]), range(size[1])):
         lines = slice(y, y + (rows - 1) * steps[0] + 1, steps[0])
         shifted = words[..., lines, slice(x, x + (columns - 1) * steps[1] + 1, steps[1]), :]
-        found = shifted if found is None else found | shifted
-    return found
+        union = shifted if union is None else union | shifted
+    return union

@@ -24,8 +24,7 @@ def product(a: Any, b: Any, n: int, *, backend: str | None = None) -> Any:
     2*(equal bits) - n: n less twice the set bits of the exclusive or (Rastegari et al., XNOR-Net, arXiv 1603.05279).
 
     `backend` is "cpu" (Numba; the default for NumPy's arrays), "c", "cupy" (for CuPy's) or "numpy". Raises TensorError
-    for other dtypes, shapes that do not fit or bits set behind the n-th, BackendUnavailable for a backend that cannot
-    run.
+    for other dtypes, other shapes and bits set behind the n-th, BackendUnavailable for a backend that cannot run.
     """
     _check_words("a", a, n, 2)
     _check_words("b", b, n, 2)
@@ -37,9 +36,9 @@ def product(a: Any, b: Any, n: int, *, backend: str | None = None) -> Any:
         ) from None
     rows, columns, members = a.shape[-2], b.shape[-2], math.prod(batch)
     window = Window(members, rows, (1, 1), n, columns)
-    own = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(members, rows, 1, 1, window.words)
+    inputs = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(members, rows, 1, 1, window.words)
     weights = np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(members, columns, 1, 1, window.words)
-    return _convolved(own, weights, window, backend).reshape(*batch, rows, columns)
+    return _convolved(inputs, weights, window, backend).reshape(*batch, rows, columns)
 
 
 def convolve(
@@ -73,15 +72,14 @@ def window_of(inputs: Any, n: int, weights: Any, stride: Pair, padding: Pair) ->
 
 def pair(name: str, value: Pair, least: int) -> tuple[int, int]:
     """A number for both axes, or one for each; TensorError where one is less than `least` or none."""
-    found = (value, value) if isinstance(value, int) else tuple(value)
-    if len(found) != 2 or any(not isinstance(x, int) or isinstance(x, bool) or x < least for x in found):
+    values = (value, value) if isinstance(value, int) else tuple(value)
+    if len(values) != 2 or any(not isinstance(x, int) or isinstance(x, bool) or x < least for x in values):
         raise TensorError(f"{name}={value!r} must be a whole number of at least {least}, or two")
-    return found[0], found[1]
+    return values[0], values[1]
 
 
 def _convolved(inputs: Any, weights: Any, window: Window, backend: str | None) -> Any:
-    given = contiguous(inputs), contiguous(weights)
-    return kernels_of(inputs, backend).convolve(*given, window)
+    return kernels_of(inputs, backend).convolve(contiguous(inputs), contiguous(weights), window)
 
 
 def _check_words(name: str, words: Any, n: int, dimensions: int, exactly: bool = False) -> None:

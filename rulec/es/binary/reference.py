@@ -1,4 +1,4 @@
-"""The kernels of binary layers in NumPy: what those of every backend must give."""
+"""The kernels of binary layers in NumPy. Those of every backend must give the same."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ReferenceKernels:
 
     def convolve(self, inputs: Array, weights: Array, window: Window) -> Array:
         """2*(equal bits) - (all bits), int32 of shape `window.shape`."""
-        found = np.zeros(window.shape, np.int32)
+        totals = np.zeros(window.shape, np.int32)
         rows, columns = window.inside(0), window.inside(1)
         for y, x in product(*map(range, window.kernel)):
             there: Any = (slice(None), slice(None), *np.ix_(rows[:, y], columns[:, x]))
             at = np.ix_(window.first(0)[rows[:, y]] + y, window.first(1)[columns[:, x]] + x)
-            own: Any = (slice(None), slice(None), *at)
-            found[there] += _agreement(inputs[own], weights[:, :, y, x], window.bits)
-        return found
+            places: Any = (slice(None), slice(None), *at)
+            totals[there] += _agreement(inputs[places], weights[:, :, y, x], window.bits)
+        return totals
 
     def draw(self, thresholds: Array, shape: Sequence[int], bits: Bits) -> Array:
         """Words (members, *shape[:-1], words): 1 where an element's word is below its threshold."""
@@ -49,6 +49,6 @@ def _agreement(inputs: Array, weights: Array, bits: int) -> Array:
     """2*(equal bits) - (all bits) of inputs (members, samples, y, x, words) with weights (members, outputs, words)."""
     differing = np.zeros((*inputs.shape[:-1], weights.shape[1]), np.int32)
     for word in range(inputs.shape[-1]):
-        own = weights[:, None, None, None, :, word]
-        differing += np.bitwise_count(inputs[..., word, None] ^ own)
+        kernel = weights[:, None, None, None, :, word]
+        differing += np.bitwise_count(inputs[..., word, None] ^ kernel)
     return np.asarray(bits - 2 * differing, np.int32)

@@ -1,9 +1,9 @@
-"""Weights that are bits: their probabilities, drawing them, and the gradient of what is to be expected of them.
+"""Weights that are bits: their probabilities, their draws, and the gradient of the expected fitness.
 
 A weight is 1 with probability p = sigmoid(z), where z = sharpness*theta/(mean|theta| + 1e-5): scaled so, weights are as
 certain on the average all through training (NESgpu has 5). The gradient of the expected fitness in z is the mean of
-fitness times (bit - p), which has no division in it and so nothing to overflow; that in theta follows by the chain
-rule, through the mean too.
+fitness times (bit - p). It has no division and so nothing overflows. The gradient in theta follows by the chain rule,
+through the mean too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def logits(theta: Any, sharpness: float | None = SHARPNESS) -> Any:
 
 
 def thresholds(z: Any) -> Any:
-    """The word below which a bit is 1, floor(sigmoid(z)*2**32), uint32; never 0, so that no weight is lost for good."""
+    """For each bit the word below which it is 1, floor(sigmoid(z)*2**32), uint32; never 0, or weights would stay 0."""
     p = 0.5 + 0.5 * np.tanh(0.5 * z)
     return np.clip(np.floor(p * _WORDS), 1.0, _WORDS - 1.0).astype(np.uint32)
 
@@ -64,15 +64,15 @@ def score_gradient(
 ) -> Any:  # fmt: skip
     """The sum over members of weight times the gradient of the logarithm of their bits' probability, float64.
 
-    `words` are what `draw` gave for `theta`, `weights` those of `member_weights`: then this is an estimate, without
-    bias, of the gradient of minus the expected fitness.
+    With `words` from `draw(theta, ...)` and `weights` from `member_weights` this is an estimate, without bias, of the
+    gradient of minus the expected fitness.
     """
-    given = np.ascontiguousarray(weights, np.float64)
+    factors = np.ascontiguousarray(weights, np.float64)
     wide = theta.astype(np.float64)
     z = logits(theta, sharpness)
     p = thresholds(z).astype(np.float64) / _WORDS
-    summed = kernels_of(words, backend).weighted_sum(words, given, theta.shape[-1])
-    by_z = summed - math.fsum(given.tolist()) * p
+    summed = kernels_of(words, backend).weighted_sum(words, factors, theta.shape[-1])
+    by_z = summed - math.fsum(factors.tolist()) * p
     if sharpness is None:
         return by_z
     # Each z depends on all of theta through the mean of their magnitudes.
