@@ -1,8 +1,8 @@
 """The random streams of perturbations: Philox4x32-10, by seed, layer, purpose, direction, step and element.
 
 Key: (seed, layer + 2**31); the top bit keeps these streams apart from the streams of rules. Counter: (block, its high
-part and the purpose, direction, step). A block is four words; how many elements it serves depends on what they become. The
-words are the same on every backend, bit for bit; this is the reference of them.
+part and the purpose, direction, step). A block is four words; the kind of noise decides how many elements it serves.
+The words are the same on every backend, bit for bit; this is the reference of them.
 """
 
 from __future__ import annotations

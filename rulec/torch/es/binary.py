@@ -30,7 +30,8 @@ __all__ = [
 class BinaryThreshold(Thresholds):
     """Bits of numbers (rows, features, *space): 1 where a number is above its feature's threshold.
 
-    For sums of what layers without thresholds give, as in residual networks. `scale` is how far the numbers scatter.
+    For sums of the outputs of layers without thresholds, as in residual networks. `scale` is how far the numbers
+    scatter.
     """
 
     def __init__(self, features: int, *, scale: float = 1.0, sigma: float = SIGMA, centre: bool = False) -> None:
@@ -59,7 +60,7 @@ class BinaryThreshold(Thresholds):
 
 
 class _BinaryWeights(Thresholds):
-    """What the layers with weights have in common; `weight` (outputs, *kernel, inputs) is what bits are drawn by.
+    """Layers with binary weights; `weight` (outputs, *kernel, inputs) has the logits of their bits, before scaling.
 
     A bit is 1 with probability sigmoid(sharpness*weight/mean|weight|), or sigmoid(weight) where `sharpness` is None.
     """
@@ -82,38 +83,38 @@ class _BinaryWeights(Thresholds):
         """The weights, and the thresholds where there are any."""
         return ("weight", *super().own_parameters())
 
-    def numbers(self, given: Tensor, words: Any, weights: Any) -> Tensor:
-        """What inputs (members, rows..., words) and weights (members, outputs, ..., words) give, features last."""
+    def numbers(self, batch: Tensor, words: Any, weights: Any) -> Tensor:
+        """Products of inputs (members, rows..., words) and weights (members, outputs, ..., words), features last."""
         raise NotImplementedError
 
     def lines(self, bits: Tensor) -> Tensor:
         """Bits with their features in the last axis."""
         raise NotImplementedError
 
-    def outward(self, found: Tensor, given: Tensor) -> Tensor:
-        """What was found (rows..., features), as `given` has its features."""
+    def outward(self, features: Tensor, batch: Tensor) -> Tensor:
+        """Outputs (rows..., features) with the features where `batch` has its own."""
         raise NotImplementedError
 
     def forward(self, bits: Tensor) -> Tensor:
-        """The plain network's."""
+        """The plain network's outputs."""
         words = packed(self.lines(bits), self.inputs, type(self).__name__)
         weights = pack(likely(array_of(self.weight.float())))
-        found = self.numbers(bits, words[None], weights[None]).squeeze(0)
-        return self._finished(found if self.bias is None else self.fire(found), bits)
+        sums = self.numbers(bits, words[None], weights[None]).squeeze(0)
+        return self._finished(sums if self.bias is None else self.fire(sums), bits)
 
     def members(self, batch: Tensor, draw: Draw) -> Tensor:
-        """All members'."""
+        """The outputs of all members."""
         words = packed(deal(self.lines(batch), draw), self.inputs, type(self).__name__)
-        found = self.numbers(batch, words, self._weights(draw))
-        return self._finished(gather(found if self.bias is None else self.fire_members(found, draw), draw), batch)
+        sums = self.numbers(batch, words, self._weights(draw))
+        return self._finished(gather(sums if self.bias is None else self.fire_members(sums, draw), draw), batch)
 
     def estimate(self, draw: Draw, weights: Weights) -> dict[str, Tensor]:
         """The gradients of weights and thresholds."""
         by_score = score_gradient(array_of(self.weight.double()), self._weights(draw), weights, self.sharpness)
-        found = {"weight": narrowed(tensor_of(by_score), self.weight)}
+        gradients = {"weight": narrowed(tensor_of(by_score), self.weight)}
         if self.bias is not None:
-            found["bias"] = narrowed(self.estimate_bias(draw, weights), self.bias)
-        return found
+            gradients["bias"] = narrowed(self.estimate_bias(draw, weights), self.bias)
+        return gradients
 
     def noise_bytes(self, draw: Draw) -> int:
         """The members' weights: a bit of each."""
@@ -123,9 +124,9 @@ class _BinaryWeights(Thresholds):
         """Forgets the members' weights."""
         self._drawn = None
 
-    def _finished(self, found: Tensor, given: Tensor) -> Tensor:
-        """Numbers as they are, and bits in the form of what was given, both with features where they were."""
-        return self.outward(found if self.bias is None else as_given(found, given), given)
+    def _finished(self, features: Tensor, batch: Tensor) -> Tensor:
+        """Numbers as they are, and bits in the form of the batch, both with the features in its place for them."""
+        return self.outward(features if self.bias is None else as_given(features, batch), batch)
 
     def _weights(self, step: Draw) -> Any:
         """The members' weights, drawn once for a step."""
@@ -149,22 +150,22 @@ class BinaryLinear(_BinaryWeights):
     ) -> None:  # fmt: skip
         super().__init__((out_features, in_features), threshold, centre, sharpness, sigma)
 
-    def numbers(self, given: Tensor, words: Any, weights: Any) -> Tensor:
+    def numbers(self, batch: Tensor, words: Any, weights: Any) -> Tensor:
         """Products of lines."""
         if words.ndim != 3:
-            raise TensorError(f"BinaryLinear takes bits (rows, inputs) and was given shape {tuple(given.shape)}")
+            raise TensorError(f"BinaryLinear takes bits (rows, inputs) and was given shape {tuple(batch.shape)}")
         members, rows, _ = words.shape
         window = Window(members, rows, (1, 1), self.inputs, self.features)
-        found = kernels_of(words).convolve(words, weights, window)
-        return tensor_of(found.reshape(members, rows, self.features))
+        sums = kernels_of(words).convolve(words, weights, window)
+        return tensor_of(sums.reshape(members, rows, self.features))
 
     def lines(self, bits: Tensor) -> Tensor:
-        """They are so."""
+        """The same: features are last already."""
         return bits
 
-    def outward(self, found: Tensor, given: Tensor) -> Tensor:
-        """They are so."""
-        return found
+    def outward(self, features: Tensor, batch: Tensor) -> Tensor:
+        """The same: features are last already."""
+        return features
 
 
 class BinaryConv2d(_BinaryWeights):
@@ -183,10 +184,10 @@ class BinaryConv2d(_BinaryWeights):
         super().__init__((out_channels, *kernel, in_channels), threshold, centre, sharpness, sigma)
         self.stride, self.padding = pair("stride", stride, 1), pair("padding", padding, 0)
 
-    def numbers(self, given: Tensor, words: Any, weights: Any) -> Tensor:
+    def numbers(self, batch: Tensor, words: Any, weights: Any) -> Tensor:
         """Convolutions of images."""
         if words.ndim != 5:
-            raise TensorError(f"BinaryConv2d takes bits (rows, inputs, height, width), not {tuple(given.shape)}")
+            raise TensorError(f"BinaryConv2d takes bits (rows, inputs, height, width), not {tuple(batch.shape)}")
         window = window_of(words.shape, self.inputs, weights.shape, self.stride, self.padding)
         return tensor_of(kernels_of(words).convolve(words, weights, window))
 
@@ -194,9 +195,9 @@ class BinaryConv2d(_BinaryWeights):
         """Channels last."""
         return bits.movedim(1, -1) if bits.dtype == torch.bool and bits.dim() == 4 else bits
 
-    def outward(self, found: Tensor, given: Tensor) -> Tensor:
+    def outward(self, features: Tensor, batch: Tensor) -> Tensor:
         """Channels where they were."""
-        return found.movedim(-1, 1) if given.dtype == torch.bool else found
+        return features.movedim(-1, 1) if batch.dtype == torch.bool else features
 
 
 class BinaryMaxPool2d(nn.Module):
@@ -234,9 +235,9 @@ def deal(batch: Tensor, draw: Draw) -> Tensor:
     return by_sign.transpose(1, 2).flatten(0, 1)
 
 
-def gather(found: Tensor, draw: Draw) -> Tensor:
+def gather(outputs: Tensor, draw: Draw) -> Tensor:
     """Results of members (members, rows of each, *rest) as rows of the batch."""
-    by_sign = found.reshape(draw.signs, draw.directions, *found.shape[1:])
+    by_sign = outputs.reshape(draw.signs, draw.directions, *outputs.shape[1:])
     return by_sign.transpose(1, 2).flatten(0, 2)
 
 

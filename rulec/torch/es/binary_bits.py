@@ -1,4 +1,4 @@
-"""Bits as tensors: booleans as PyTorch has them, or packed in int64; and the arrays that kernels are given."""
+"""Bits as tensors: booleans as PyTorch has them, or packed in int64; and as the arrays of kernels."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def packed(bits: Tensor, count: int, name: str) -> Any:
     return array_of(bits).view(np.uint64)
 
 
-def as_given(bits: Tensor, given: Tensor) -> Tensor:
-    """Booleans (rows..., count) in the form of what was given: as they are, or packed."""
-    return bits if given.dtype == torch.bool else pack_bits(bits)
+def as_given(bits: Tensor, batch: Tensor) -> Tensor:
+    """Booleans (rows..., count) in the form of the batch: as they are, or packed."""
+    return bits if batch.dtype == torch.bool else pack_bits(bits)
 
 
 def pack_bits(bits: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ class Thresholds(nn.Module):
 
     `bias` (features,) is in units of `scale`, the root of how many bits a number is made of, as far as such numbers
     scatter. A member's thresholds are bias + sigma*noise. Where `centre`, each member's own mean of a feature, over all
-    its rows of the batch, is added: members never mix. The plain network's mean is that of its batch in training mode,
-    which is kept in `mean` for evaluation mode, as BatchNorm does it; call it once in training mode before.
+    its rows of the batch, is added: members never mix. The plain network in training mode takes the mean of its batch,
+    and keeps it in `mean` for evaluation mode, as BatchNorm does; call it once in training mode before.
     """
 
     bias: Tensor | None
@@ -84,7 +84,7 @@ class Thresholds(nn.Module):
         return self.mean.double().unsqueeze(0)
 
     def _above(self, numbers: Tensor, mean: Tensor | None, thresholds: Tensor) -> Tensor:
-        """Which numbers (members, rows..., features) are above thresholds (members, features): whole ones exactly."""
+        """Whether numbers (members, rows..., features) are above thresholds (members, features); exact for integers."""
         limits = thresholds * self.scale if mean is None else mean + thresholds * self.scale
         if not numbers.dtype.is_floating_point:
             limits = limits.floor().clamp(-(2**31), 2**31 - 1)

@@ -1,4 +1,4 @@
-"""What of a model is perturbed, what is left alone and why, and whether the model is still the same."""
+"""The perturbed parameters of a model, the others with their reasons, and whether the model is still the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A perturbed parameter: its name in the model, its number, the modules that have it, and the pattern it is of."""
+    """A perturbed parameter: its name in the model, its number, the modules that have it, and its pattern."""
 
     name: str
     number: int
@@ -51,18 +51,18 @@ class Perturbed:
 
     @property
     def padding(self) -> int | None:
-        """The line of an embedding that stands for nothing: where it is looked up, it stays as it is."""
-        found = (use.module.padding_idx for use in self.uses if isinstance(use.module, nn.Embedding))
-        return next((place for place in found if place is not None), None)
+        """The line of an embedding that stands for nothing: it is not perturbed where it is looked up."""
+        paddings = (use.module.padding_idx for use in self.uses if isinstance(use.module, nn.Embedding))
+        return next((place for place in paddings if place is not None), None)
 
     @property
     def fixed(self) -> int | None:
-        """The same where no other layer reads that line, which is then perturbed nowhere."""
+        """The same line, where no other layer reads it: it is perturbed nowhere."""
         return self.padding if all(isinstance(use.module, nn.Embedding) for use in self.uses) else None
 
 
 class Census:
-    """The parameters of a model in its order: `perturbed`, and the names of those `left_alone` with the reason."""
+    """The `perturbed` parameters of a model, in its order, and the names of those `left_alone`, with the reason."""
 
     def __init__(self, model: nn.Module, perturbations: Perturbations) -> None:
         self.perturbed: list[Perturbed] = []
@@ -92,13 +92,13 @@ class Census:
         return tuple(dict.fromkeys(use.module_name for entry in self.perturbed for use in entry.uses))
 
     def check(self, model: nn.Module) -> None:
-        """TensorError where the model's parameters are others than they were."""
-        found = _signature(model)
-        if found == self._seen:
+        """TensorError where the model has other parameters than before."""
+        signature = _signature(model)
+        if signature == self._seen:
             return
-        for name in (*self._seen, *found):
-            if self._seen.get(name) != found.get(name):
-                what = "is new" if name not in self._seen else "is gone" if name not in found else "is another one"
+        for name in (*self._seen, *signature):
+            if self._seen.get(name) != signature.get(name):
+                what = "is new" if name not in self._seen else "is gone" if name not in signature else "is another one"
                 raise TensorError(
                     f"parameter {name!r} {what} (its shape, dtype or whether it needs a gradient count too): "
                     f"the model has changed since it was perturbed, call rulec.torch.perturb again"
@@ -111,11 +111,11 @@ def _signature(model: nn.Module) -> dict[str, tuple[object, ...]]:
 
 
 def _uses(model: nn.Module) -> dict[int, list[Use]]:
-    found: dict[int, list[Use]] = {}
+    uses: dict[int, list[Use]] = {}
     for module_name, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            found.setdefault(id(param), []).append(Use(module_name, module, name, param))
-    return found
+            uses.setdefault(id(param), []).append(Use(module_name, module, name, param))
+    return uses
 
 
 def _read_without_call(model: nn.Module) -> dict[int, str]:

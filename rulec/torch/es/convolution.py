@@ -27,8 +27,8 @@ class Convolution(Map):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The layer's own convolution."""
-        found = self.function(x.flatten(0, 2), weight, bias, *self.settings, self.groups)
-        return found.view(*x.shape[:3], *found.shape[1:])
+        outputs = self.function(x.flatten(0, 2), weight, bias, *self.settings, self.groups)
+        return outputs.view(*x.shape[:3], *outputs.shape[1:])
 
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
         """From the axis after the directions."""
@@ -44,8 +44,8 @@ class Convolution(Map):
     def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
         """With the places that a convolution of tensors without values has."""
         one = torch.empty_like(x[0, 0, :1], device="meta")
-        found = self.function(one, torch.empty_like(weight, device="meta"), None, *self.settings, self.groups)
-        return x.new_empty(*lead, *found.shape[1:])
+        example = self.function(one, torch.empty_like(weight, device="meta"), None, *self.settings, self.groups)
+        return x.new_empty(*lead, *example.shape[1:])
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """A convolution with a group, or several, for each direction."""
@@ -53,15 +53,15 @@ class Convolution(Map):
         if x.shape[2] == 1:
             return self._same(x, weights)
         lines = x.reshape(-1, directions * x.shape[3], *x.shape[4:])
-        found = self.function(lines, weights.flatten(0, 1), None, *self.settings, directions * self.groups)
-        return found.view(*x.shape[:2], directions, outputs, *found.shape[2:])
+        result = self.function(lines, weights.flatten(0, 1), None, *self.settings, directions * self.groups)
+        return result.view(*x.shape[:2], directions, outputs, *result.shape[2:])
 
     def _same(self, x: Tensor, weights: Tensor) -> Tensor:
         """Where all directions have the same rows: one convolution with all directions' outputs in each group."""
         directions, outputs, groups = weights.shape[0], weights.shape[1], self.groups
         by_group = weights.reshape(directions, groups, outputs // groups, *weights.shape[2:]).transpose(0, 1)
-        found = self.function(x.flatten(0, 2), by_group.flatten(0, 2), None, *self.settings, groups)
-        parts = found.view(*x.shape[:2], groups, directions, outputs // groups, *found.shape[2:])
+        outputs_by_group = self.function(x.flatten(0, 2), by_group.flatten(0, 2), None, *self.settings, groups)
+        parts = outputs_by_group.view(*x.shape[:2], groups, directions, outputs // groups, *outputs_by_group.shape[2:])
         return parts.transpose(2, 3).flatten(3, 4)
 
     def spread(self, vectors: Tensor, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Convolution(Map):
         return replace(self, settings=(1, 0, 1))
 
     def narrowed(self, x: Tensor, outputs: range, rows: int) -> tuple[Map, Tensor]:
-        """The groups whose outputs these are, and their inputs."""
+        """The groups of some outputs, and their inputs."""
         if self.groups == 1 or len(outputs) == rows:
             return self, x
         each, wide = rows // self.groups, x.shape[3] // self.groups

@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 15
 
 @dataclass(frozen=True)
 class Draws:
-    """The streams of one layer at one step, on a device; `kind` is what its noise is made of.
+    """The streams of one layer at one step, on a device; `kind` is the distribution of its noise.
 
     Directions are numbers of pairs; results have a line for each.
     """
@@ -75,7 +75,7 @@ class Draws:
         return replace(self, kind="rademacher").values(purpose, pairs, count, dtype)
 
     def orders(self, purpose: int, pairs: Sequence[int], count: int) -> Tensor:
-        """An order of `count` lines, int64: that which sorts their words, equal ones in their old order."""
+        """The order of `count` lines that sorts their words, equal ones in their old order; int64."""
         # Words with their places behind them are sorted several times as fast as an argsort takes.
         keys = (self._words(purpose, pairs, count) << 31) + torch.arange(count, device=self.device)
         if keys.device.type == "cpu":
@@ -100,11 +100,11 @@ class Draws:
         lines = torch.tensor(list(pairs), dtype=torch.int64, device=self.device).unsqueeze(1)
         blocks = torch.arange(first, last, device=self.device)
         step = max(1, _AT_ONCE // blocks.numel())
-        found = [
+        parts = [
             torch.stack(self._blocks(purpose, lines[i : i + step], blocks), dim=-1).flatten(1)
             for i in range(0, len(lines), step)
         ]
-        words = torch.cat(found)
+        words = torch.cat(parts)
         if each > 4:
             size = 128 // each
             shifts = torch.arange(0, 32, size, device=self.device)

@@ -1,4 +1,4 @@
-"""Members that drop inputs, which are not computed: each sees a window of a ring of inputs, and windows overlap."""
+"""Members that drop inputs: each computes a window of a ring of inputs alone, and windows overlap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run:
 
     @cached_property
     def shape(self) -> str:
-        """What runs with the same windows have in common."""
+        """A key of the run's windows: runs of one key have the same gains."""
         return f"{self.stop - self.first} {self.offsets}"
 
 
@@ -76,15 +76,15 @@ class Dropout(LayerNoise):
     def _seen(self, x: Tensor, runs: Sequence[Run], way: Map) -> Tensor:
         """The inputs in runs of the ring, as members see them: (runs, repeats, neighbours, ...)."""
         indices = [way.inputs_of(self._ring()[run.first : run.stop], self.columns) for run in runs]
-        own = [way.chosen(_of(x, run.sign, run.some), index) for run, index in zip(runs, indices, strict=True)]
-        gains = way.spread(way.of_columns(self._gains(runs[0]).to(x.dtype)), own[0])
-        seen = x.new_empty(len(runs), x.shape[1], len(runs[0].some), *own[0].shape[3:])
-        for part, inputs in zip(torch.split(seen, 1), own, strict=True):
+        chosen = [way.chosen(_of(x, run.sign, run.some), index) for run, index in zip(runs, indices, strict=True)]
+        gains = way.spread(way.of_columns(self._gains(runs[0]).to(x.dtype)), chosen[0])
+        seen = x.new_empty(len(runs), x.shape[1], len(runs[0].some), *chosen[0].shape[3:])
+        for part, inputs in zip(torch.split(seen, 1), chosen, strict=True):
             torch.mul(inputs, gains, out=part)
         return seen
 
     def _gains(self, run: Run) -> Tensor:
-        """What each of some members multiplies the inputs of a run by: (members, length)."""
+        """The gains of the inputs of a run, for each of its members: (members, length)."""
         return self.kept(run.shape, lambda: self._make_gains(run))
 
     def _make_gains(self, run: Run) -> Tensor:
@@ -103,18 +103,18 @@ class Dropout(LayerNoise):
         raise NotImplementedError
 
     def dense(self, direction: int) -> Tensor:
-        """What inputs are multiplied by, less 1."""
+        """The gains of inputs, less 1."""
         start, ring = _start(direction, len(self.directions), self.columns), self._ring()
         gains = torch.full((self.columns,), -1.0, dtype=self.dtype, device=self.draws.device)
         gains[ring[start : start + self.kept_inputs]] += self.columns / self.kept_inputs
         return gains.view(1, -1, *(1,) * len(self.kernel)).expand(self.shape)
 
     def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
-        """The gradient's part along the gains of inputs, which is all that dropping them can tell of it."""
+        """The gradient's part along the gains of inputs: dropout sees no other part of it."""
         return weight.detach().to(self.dtype) * self._scales(weights, weight)
 
     def _scales(self, weights: Floats, weight: Tensor) -> Tensor:
-        """What the weight is multiplied by, as it meets it."""
+        """The factors of the weight in its estimate, in a shape that broadcasts with it."""
         short = self.short(weights)
         count = len(self.directions)
         starts = torch.tensor([_start(d, count, self.columns) for d in self.directions], device=weight.device)

@@ -1,4 +1,4 @@
-"""One update: from the fitness of members to gradients, or to steps that need none."""
+"""One update: from the fitness of members to gradients, or to a step without them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.noise import Noise
-from rulec.backend.product import GradientRows, Product
 from rulec.errors import HyperError
 from rulec.es.binary.fitness import member_weights
 from rulec.es.fitness import Shaping, Weights, weights
@@ -19,6 +17,7 @@ from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report, skipped
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.fused import fused_step
+from rulec.torch.es.layer import Source
 from rulec.torch.es.noises import Noises
 from rulec.torch.es.owned import Owned
 
@@ -32,43 +31,43 @@ class Estimating:
     """
 
     def __init__(
-        self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned, given: Floats,
-        shaping: Shaping, penalty: tuple[float, float] = (0.0, 0.0),
+        self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned,
+        fitness: Floats, shaping: Shaping, penalty: tuple[float, float] = (0.0, 0.0),
     ) -> None:  # fmt: skip
         self._perturbations, self._perturbed, self._noises, self._owned = perturbations, perturbed, noises, owned
         self._shaping, self._penalty = shaping, penalty
         owned.check_penalty(penalty)
-        self._fitness = given
-        self._weights: Weights = weights(given, perturbations.population, shaping, perturbations)
+        self._fitness = fitness
+        self._weights: Weights = weights(fitness, perturbations.population, shaping, perturbations)
 
     def update(self) -> Report:
         """Sets gradients."""
         if self._weights.empty:
             return self._skip()
-        own = self._own()
+        estimates = self._module_estimates()
         for entry in self._perturbed:
-            entry.param.grad = self._gradient(entry, own)
+            entry.param.grad = self._gradient(entry, estimates)
         return self._report(gradient_bytes=self._gradient_bytes(self._perturbed))
 
     def step(self, opt: Any) -> Report:
-        """Takes a step of the optimizer, by noise where it takes that, else by gradients, which are then freed."""
+        """Takes a step of the optimizer, by noise where its kernels make it, else by gradients, freed afterwards."""
         held = self._held(opt)
         if self._weights.empty:
             return self._skip()
-        own, made = self._own(), self._made(held)
+        estimates, sources = self._module_estimates(), self._sources(held)
         by_param = {entry.param: entry for entry in held}
         for entry in self._perturbed:
             entry.param.grad = None
-        for param in by_param.keys() - made.keys():
-            param.grad = self._gradient(by_param[param], own)
-        fused = fused_step(opt, made, lambda param: self._gradient(by_param[param], own))
+        for param in by_param.keys() - sources.keys():
+            param.grad = self._gradient(by_param[param], estimates)
+        fused = fused_step(opt, sources, lambda param: self._gradient(by_param[param], estimates))
         report = self._report([e.name for e in held if e.param in fused], self._gradient_bytes(held))
         for entry in self._perturbed:
             entry.param.grad = None
         return report
 
     def _held(self, opt: Any) -> list[Perturbed]:
-        """The parameters that the optimizer has; HyperError where these are none."""
+        """The perturbed parameters of the optimizer; HyperError where there are none."""
         groups = getattr(opt, "param_groups", None)
         if groups is None or not callable(getattr(opt, "step", None)):
             raise HyperError(f"a step is taken by an optimizer, with param_groups and step(), not by {opt!r}")
@@ -84,9 +83,9 @@ class Estimating:
         return held
 
     @torch.no_grad()
-    def _made(self, held: Sequence[Perturbed]) -> dict[Tensor, Noise | Product | GradientRows]:
-        """What kernels may be given in the place of gradients, by parameter."""
-        found: dict[Tensor, Noise | Product | GradientRows] = {}
+    def _sources(self, held: Sequence[Perturbed]) -> dict[Tensor, Source]:
+        """The sources of gradients for kernels that take them, by parameter."""
+        sources: dict[Tensor, Source] = {}
         for entry in held:
             param = entry.param
             if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():
@@ -94,8 +93,8 @@ class Estimating:
             noise = self._noises.of(entry)
             one = noise.source(self._weights.of(noise.perturbation))
             if one is not None:
-                found[param] = one
-        return found
+                sources[param] = one
+        return sources
 
     def _skip(self) -> Report:
         report = skipped(self._noises.step, self._weights.dropped, self._fitness.size, stacklevel=4)
@@ -103,7 +102,7 @@ class Estimating:
             entry.param.grad = None
         return report
 
-    def _own(self) -> dict[int, Tensor]:
+    def _module_estimates(self) -> dict[int, Tensor]:
         """The estimates of modules that make their own."""
         if not self._owned.modules:
             return {}
@@ -111,18 +110,18 @@ class Estimating:
         return self._owned.gradients(self._perturbations, self._noises.step, mine, self._penalty)
 
     @torch.no_grad()
-    def _gradient(self, entry: Perturbed, own: dict[int, Tensor]) -> Tensor | None:
+    def _gradient(self, entry: Perturbed, estimates: dict[int, Tensor]) -> Tensor | None:
         """A parameter's estimate, in its dtype; None where no forward came by it."""
         param = entry.param
         if entry.is_own:
-            return own[id(param)].to(param.dtype)
+            return estimates[id(param)].to(param.dtype)
         if not self._noises.used(param):
             return None
         noise = self._noises.of(entry)
-        found = noise.estimate(self._weights.of(noise.perturbation), param)
+        gradient = noise.estimate(self._weights.of(noise.perturbation), param)
         if entry.fixed is not None:
-            found[entry.fixed] = 0.0
-        return found.to(param.dtype)
+            gradient[entry.fixed] = 0.0
+        return gradient.to(param.dtype)
 
     def _report(self, fused: Sequence[str] = (), gradient_bytes: int = 0) -> Report:
         unused = (e.name for e in self._perturbed if not e.is_own and not self._noises.used(e.param))

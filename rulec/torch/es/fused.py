@@ -26,28 +26,28 @@ from rulec.torch.tensors import OtherDtype, dtype_name
 Gradient = Callable[[Tensor], Tensor | None]
 
 
-def fused_step(opt: Any, given: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
-    """One step of an optimizer in which gradients are made inside the updates of some parameters; gives these.
+def fused_step(opt: Any, sources: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
+    """One step of an optimizer, with gradients made inside the updates of some parameters; returns these parameters.
 
-    `given` says what of, for parameters of the optimizer without a gradient. Where an update cannot make one,
-    `gradient` gives it, of the parameter's dtype, before hooks are called and anything is written. Other parameters
-    have gradients, or none, as in any step. Noise is counted along a parameter's elements, row by row. Bits, states,
-    counts and hooks are those of a step with all gradients in `.grad`.
+    `sources` has the sources of gradients, for parameters of the optimizer without a gradient. Where an update cannot
+    use one, `gradient` returns the gradient, of the parameter's dtype, before hooks are called and anything is written.
+    Other parameters have gradients, or none, as in any step. Noise is counted along a parameter's elements, row by row.
+    Bits, states, counts and hooks are those of a step with all gradients in `.grad`.
 
     An update can where the optimizer is a `RuleOptimizer` whose rules need no more than gradients and never skip, the
     parameter's rule is elementwise, its backend has such a kernel, and it is contiguous and neither complex nor
     distributed. Errors are those of `step`.
     """
     if not isinstance(opt, RuleOptimizer) or opt.interface.inputs or opt.interface.skips or opt._scaling() is not None:
-        return _plain_step(opt.step, given, gradient)
+        return _plain_step(opt.step, sources, gradient)
     if not opt._is_watched():
-        return _update(opt, given, gradient) or _plain_step(opt.step, given, gradient)
+        return _update(opt, sources, gradient) or _plain_step(opt.step, sources, gradient)
     # Hooks look at gradients, may change what is stepped with, and are called for steps alone.
-    chosen = _update(opt, given)
-    _give(given.keys() - chosen, gradient)
+    chosen = _update(opt, sources)
+    _give(sources.keys() - chosen, gradient)
     if not chosen:
-        return _plain_step(opt.step, given, gradient)
-    hooked: set[Tensor] = _hooked_update(opt, {param: given[param] for param in chosen}, gradient)
+        return _plain_step(opt.step, sources, gradient)
+    hooked: set[Tensor] = _hooked_update(opt, {param: sources[param] for param in chosen}, gradient)
     return hooked
 
 
@@ -65,26 +65,26 @@ def _give(params: Collection[Tensor], gradient: Gradient) -> None:
             param.grad = gradient(param)
 
 
-def _update(opt: RuleOptimizer, given: Mapping[Tensor, Source], gradient: Gradient | None = None) -> set[Tensor]:
-    """The step, or without `gradient` what it would be: the parameters whose gradients are made inside their updates.
+def _update(opt: RuleOptimizer, sources: Mapping[Tensor, Source], gradient: Gradient | None = None) -> set[Tensor]:
+    """Takes the step; returns the parameters with gradients made inside their updates.
 
-    Where there are none, nothing was done.
+    Nothing is done where there are none, and without `gradient`.
     """
     opt._check_trained()
     # Made anew where gradients had other dtypes before.
     for current in (opt._current, opt._build):
         machine = current()
-        own = {place: given[p] for place, p in enumerate(machine.params) if p in given}
-        if not own or machine.residence.capturing:
+        by_place = {place: sources[p] for place, p in enumerate(machine.params) if p in sources}
+        if not by_place or machine.residence.capturing:
             break
         machine.begin(opt.param_groups)
         try:
-            _prepare(machine, own)
-            chosen, launches = _ready(machine, own)
+            _prepare(machine, by_place)
+            chosen, launches = _ready(machine, by_place)
             params = {machine.params[place] for place in chosen}
             if not chosen or gradient is None:
                 return params
-            _give([machine.params[place] for place in own if place not in chosen], gradient)
+            _give([machine.params[place] for place in by_place if place not in chosen], gradient)
             if _write(machine, chosen, launches):
                 opt._opt_called = True  # type: ignore[attr-defined]  # what torch's schedulers ask
                 return params
@@ -95,17 +95,17 @@ def _update(opt: RuleOptimizer, given: Mapping[Tensor, Source], gradient: Gradie
     return set()
 
 
-def _update_of_hooks(opt: RuleOptimizer, given: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
+def _update_of_hooks(opt: RuleOptimizer, sources: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
     """The step when hooks were called."""
     opt._opt_called = True  # type: ignore[attr-defined]  # as where no hook is called
-    return _update(opt, given, gradient) or _plain_step(opt._update, given, gradient)
+    return _update(opt, sources, gradient) or _plain_step(opt._update, sources, gradient)
 
 
 _hooked_update: Any = Optimizer.profile_hook_step(_update_of_hooks)
 
 
 class _Calls:
-    """The other calls of a machine's buckets."""
+    """The calls of a machine's buckets that take sources."""
 
     def __init__(self) -> None:
         self.estimates, self.products = EstimateCalls(), ProductCalls()
@@ -115,7 +115,7 @@ _CALLS: WeakKeyDictionary[Machine, _Calls] = WeakKeyDictionary()
 
 
 def _prepare(machine: Machine, places: Collection[int]) -> None:
-    """Gives every parameter that is updated its states, before anything is bound to those of its like."""
+    """Allocates the states of every updated parameter, before a launch binds the states of its bucket."""
     for engine in machine.engines:
         dtypes = {}
         for place, (home, tensor_id) in enumerate(machine.homes):
@@ -126,21 +126,21 @@ def _prepare(machine: Machine, places: Collection[int]) -> None:
         engine.prepare([*dtypes], [*dtypes.values()], engine.table)
 
 
-def _ready(machine: Machine, own: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
-    """The places whose parameters' updates can make the gradients themselves, and these updates, checked."""
+def _ready(machine: Machine, by_place: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
+    """The places of parameters whose updates make the gradients themselves, and the updates, checked."""
     calls = _CALLS.setdefault(machine, _Calls())
-    at = {id(_tensor(machine, place)): place for place in own if _is_plain(machine, place)}
-    noises = {place: made for place in at.values() if isinstance(made := own[place], Noise)}
+    at = {id(_tensor(machine, place)): place for place in by_place if _is_plain(machine, place)}
+    noises = {place: source for place in at.values() if isinstance(source := by_place[place], Noise)}
     launches = [
         launch
         for launch in _of(machine, tuple(noises))
         if calls.estimates.give(launch, [noises[at[id(tensor)]] for tensor in launch.part.tensors])
     ]
     for place in at.values():
-        if not isinstance(made := own[place], Noise):
+        if not isinstance(source := by_place[place], Noise):
             alone = _of(machine, (place,))
             for launch in alone:
-                calls.products.give(launch, made)
+                calls.products.give(launch, source)
             launches += alone
     return {at[id(tensor)] for launch in launches for tensor in launch.part.tensors}, launches
 
@@ -158,7 +158,7 @@ def _is_plain(machine: Machine, place: int) -> bool:
 
 
 def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:
-    """The launches of those of these parameters that take parts, with gradients still to be given."""
+    """The launches for some parameters, as far as kernels take parts; their gradients are still to be bound."""
     # Of gradients only shape and dtype are looked at.
     shapes = [torch.empty_like(machine.params[place], device="meta", requires_grad=False) for place in places]
     launches = launches_of(machine.plans.of(places, shapes), shapes, None)
@@ -166,7 +166,7 @@ def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:
 
 
 def _write(machine: Machine, places: Collection[int], launches: Sequence[Launch]) -> bool:
-    """Updates these parameters, and first all others that have gradients; False, and nothing done, for a new dtype."""
+    """Updates first all others with gradients, then these parameters; False, and nothing done, for a new dtype."""
     grads = {place: p.grad for place, p in enumerate(machine.params) if p.grad is not None and place not in places}
     if grads and not machine.fire(tuple(grads), [*grads.values()]):
         return False

@@ -1,4 +1,4 @@
-"""Noise of its own for each direction and element, which is never kept: it is made again in tiles for every product."""
+"""Noise of its own for each direction and element. It is never kept: every product makes it again, in tiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TILE = 1 << 20
 
 
 class Independent(LayerNoise):
-    """Of the families `independent` and `spsa`, and of whatever has fewer than two dimensions."""
+    """The families `independent` and `spsa`, and any family for arrays of fewer than two dimensions."""
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """Products by tiles of noise: of several directions, or of some outputs of one."""
@@ -45,8 +45,8 @@ class Independent(LayerNoise):
     def _tile(self, directions: range, outputs: range, columns: int) -> Tensor:
         """The noise of some outputs of some directions, (directions, outputs, columns, *kernel)."""
         each = columns * self.kernel.numel()
-        found = self.draws.values(NOISE, directions, len(outputs) * each, self.dtype, outputs.start * each)
-        return found.view(len(directions), len(outputs), columns, *self.kernel)
+        noise = self.draws.values(NOISE, directions, len(outputs) * each, self.dtype, outputs.start * each)
+        return noise.view(len(directions), len(outputs), columns, *self.kernel)
 
     @property
     def _columns(self) -> int:

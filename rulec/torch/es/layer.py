@@ -1,4 +1,4 @@
-"""The noise of one layer at one step: what each family must be able to do with it."""
+"""The noise of one layer at one step: the operations of each family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Source = Noise | Product | GradientRows
 class LayerNoise(ABC):
     """Noise of a weight of `shape` (rows, columns, *kernel); `dtype` is what it is made in, float32 or float64.
 
-    What all directions share, and what is cheap to keep of each, is made once and kept until the step's update.
+    Noise that all directions share is made once and kept until the step's update, and so are small arrays of each.
     """
 
     def __init__(self, perturbation: Perturbation, draws: Draws, shape: torch.Size, dtype: torch.dtype) -> None:
@@ -42,7 +42,7 @@ class LayerNoise(ABC):
 
     @abstractmethod
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
-        """`base` with what the noise makes of `x` added to it, for all members."""
+        """`base` plus the product of `x` with the noise, for all members."""
 
     def add_one_by_one(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """The same by the noise of one direction after the other as a whole."""
@@ -63,10 +63,10 @@ class LayerNoise(ABC):
 
     @abstractmethod
     def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
-        """The sum over directions of weight times noise, in `dtype`, or what the family estimates instead."""
+        """The sum over directions of weight times noise, in `dtype`; of dropout the gradient's part along the gains."""
 
     def source(self, weights: Floats) -> Source | None:
-        """The gradient as a kernel may be given it in its place, to be made inside the update; None where it cannot."""
+        """The source of the estimate for a kernel that makes it inside the update; None where no kernel can."""
         return None
 
     @property
@@ -79,7 +79,7 @@ class LayerNoise(ABC):
         self._kept.clear()
 
     def kept(self, name: str, make: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """What `make` gives, kept under this name, in another dtype than this noise's if need be."""
+        """The tensor that `make` returns, kept under this name, in another dtype than this noise's if need be."""
         key = name if dtype in (None, self.dtype) else f"{name} {dtype}"
         if key not in self._kept:
             self._kept[key] = make() if dtype is None else make().to(dtype)
@@ -87,9 +87,9 @@ class LayerNoise(ABC):
 
     def last(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """The same in this noise's dtype, and no longer kept: it may be written to."""
-        found = self.kept(name, make)
+        tensor = self.kept(name, make)
         del self._kept[name]
-        return found
+        return tensor
 
     def shared(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """The noise that all directions share."""
@@ -102,7 +102,7 @@ class LayerNoise(ABC):
 
 @dataclass(frozen=True)
 class RowSource:
-    """A gradient that is made some rows at a time: `write(span, out)` writes those of a slice."""
+    """A gradient that is made some rows at a time: `write(span, out)` writes the rows of a slice."""
 
     dtype: torch.dtype
     write: Callable[[slice, Tensor], None]

@@ -39,21 +39,21 @@ class Linear(Map):
         lines, parts = x.flatten(1, -2), torch.unflatten(out[0], 1, (x.shape[0], -1)).transpose(0, 1)
         into = parts.view(*lines.shape[:2], weight.shape[0]) if parts.is_contiguous() else None
         if bias is None:
-            found = torch.bmm(lines, slid, out=into)
+            products = torch.bmm(lines, slid, out=into)
         else:
-            found = torch.baddbmm(bias, lines, slid, out=into)
+            products = torch.baddbmm(bias, lines, slid, out=into)
         if into is None:
-            parts.copy_(found.view(parts.shape))
+            parts.copy_(products.view(parts.shape))
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """A batched product over directions; one product where all directions have the same rows."""
         directions, outputs = weights.shape[:2]
         if x.shape[2] == 1:
-            found = F.linear(x.squeeze(2), weights.flatten(0, 1))
-            return found.view(*found.shape[:-1], directions, outputs).movedim(-2, 2)
+            products = F.linear(x.squeeze(2), weights.flatten(0, 1))
+            return products.view(*products.shape[:-1], directions, outputs).movedim(-2, 2)
         lines = x.movedim(2, 0)
-        found = torch.bmm(lines.reshape(directions, -1, x.shape[-1]), weights.transpose(1, 2))
-        return found.view(*lines.shape[:-1], outputs).movedim(0, 2)
+        products = torch.bmm(lines.reshape(directions, -1, x.shape[-1]), weights.transpose(1, 2))
+        return products.view(*lines.shape[:-1], outputs).movedim(0, 2)
 
     def spread(self, vectors: Tensor, x: Tensor) -> Tensor:
         """With axes of 1 between the directions and the channels."""

@@ -30,8 +30,8 @@ class LowRank(LayerNoise):
     def _factor(self, purpose: int, count: int) -> Tensor:
         """Each with the fourth root of the rank in it, so that their product is over its root."""
         rank = self.perturbation.rank
-        found = self.draws.values(purpose, self.directions, rank * count, self.dtype)
-        return (found / math.sqrt(math.sqrt(rank))).view(-1, rank, count)
+        values = self.draws.values(purpose, self.directions, rank * count, self.dtype)
+        return (values / math.sqrt(math.sqrt(rank))).view(-1, rank, count)
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """Rows by `right`, a few numbers for each (in each group and place), and these by `left`."""

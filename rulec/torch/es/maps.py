@@ -1,4 +1,4 @@
-"""What layers do with their weight: a linear map, of all rows by one weight or by one for each direction.
+"""The linear map of a layer: of all rows by one weight, or by one for each direction.
 
 Weights are (outputs, inputs, *kernel), rows and columns in the words of perturbations. Tensors are a population's: see
 `population`. A group of a convolution has all columns, so that inputs are groups times columns.
@@ -28,7 +28,7 @@ class Map(ABC):
 
     @abstractmethod
     def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
-        """A new tensor for what `weight` makes of rows like those of `x`, of so many signs, repeats and directions."""
+        """An uninitialised tensor for the products of rows like `x` with `weight`; `lead` is its first three axes."""
 
     @abstractmethod
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Map(ABC):
         return vectors if self.groups == 1 else vectors.repeat(*(1,) * (vectors.dim() - 1), self.groups)
 
     def inputs_of(self, columns: Tensor, count: int) -> Tensor:
-        """The numbers of inputs that are these of `count` columns, in every group: (..., groups*chosen)."""
+        """The numbers of the inputs at some of `count` columns, in every group: (..., groups*chosen)."""
         if self.groups == 1:
             return columns
         first = torch.arange(self.groups, dtype=columns.dtype, device=columns.device).unsqueeze(1) * count

@@ -1,7 +1,7 @@
 """All members in one forward: while it runs, layers with perturbed parameters compute what each member's layer would.
 
-Nothing of the model is touched. The operations that layers are made of are looked at as torch calls them: those with a
-perturbed parameter are replaced, whoever calls them, and one that cannot be is an error.
+Nothing of the model is touched. torch's calls of operations are intercepted: an operation on a perturbed parameter is
+replaced, whoever calls it, and is an error where it cannot be.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Members(TorchFunctionMode):
         self._noises, self._who, self._marked = noises, who, marked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation, or what members do in its place."""
+        """Runs the operation, or its replacement for all members."""
         kwargs = kwargs or {}
         check = _CHECKS.get(func)
         if check is not None:
@@ -45,10 +45,10 @@ class Members(TorchFunctionMode):
         way = _WAYS.get(func)
         if way is not None:
             return way(self, *args, **kwargs)
-        found = func(*args, **kwargs)
-        if self._reads(func, args) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
+        result = func(*args, **kwargs)
+        if self._reads(func, args) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             _refuse(func, there[0])
-        return found
+        return result
 
     def _reads(self, func: Any, args: Any) -> bool:
         """Whether an operation reads elements of a perturbed parameter among its arguments."""
@@ -110,11 +110,11 @@ class Members(TorchFunctionMode):
         index = self._lines(input, self._name(entry))
         each = index.expand(*index.shape[:2], self._who.directions, *index.shape[3:])
         noise = self._noises.of(entry)
-        found = noise.lookup(each).to(weight.dtype)
+        lines = noise.lookup(each).to(weight.dtype)
         if entry.padding is not None:
-            found = found.masked_fill_((each == entry.padding).unsqueeze(-1), 0.0)
+            lines = lines.masked_fill_((each == entry.padding).unsqueeze(-1), 0.0)
         who = self._who.under(noise.perturbation)
-        return whole(combined(F.embedding(index, weight), found, who), who).flatten(0, 2)
+        return whole(combined(F.embedding(index, weight), lines, who), who).flatten(0, 2)
 
     def _lines(self, x: Tensor, name: str) -> Tensor:
         """The tensor by signs, repeats and directions, with axes of 1 where it is known that members see the same."""

@@ -67,15 +67,15 @@ def _of_others(out: Any, who: Population) -> list[Tensor]:
 def _first_mixing(model: nn.Module, run: Callable[[], Any], who: Population) -> str:
     """The first module in whose outputs the NaN of the first member is found in others' rows."""
     names = {id(module): name for name, module in model.named_modules()}
-    found: list[str] = []
+    mixing: list[str] = []
 
     def look(module: nn.Module, _: Any, out: Any) -> None:
         if any(leaf.isnan().any() for leaf in _of_others(out, who)):
-            found.append(f"{type(module).__name__} {names.get(id(module), '')!r}")
+            mixing.append(f"{type(module).__name__} {names.get(id(module), '')!r}")
 
     handle = register_module_forward_hook(look)
     try:
         run()
     finally:
         handle.remove()
-    return found[0] if found else ""
+    return mixing[0] if mixing else ""

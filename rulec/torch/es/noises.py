@@ -29,7 +29,7 @@ class Noises:
     def __init__(self, perturbations: Perturbations, perturbed: Iterable[Perturbed], step: int) -> None:
         self._perturbations, self.step = perturbations, step
         self._entries = {id(entry.param): entry for entry in perturbed if not entry.is_own}
-        self._made: dict[int, LayerNoise] = {}
+        self._noises: dict[int, LayerNoise] = {}
 
     def entry(self, tensor: object) -> Perturbed | None:
         """The perturbed parameter that a tensor is; None where it is none."""
@@ -37,10 +37,10 @@ class Noises:
 
     def of(self, entry: Perturbed) -> LayerNoise:
         """Its noise."""
-        found = self._made.get(id(entry.param))
-        if found is None:
-            found = self._made[id(entry.param)] = self._make(entry)
-        return found
+        noise = self._noises.get(id(entry.param))
+        if noise is None:
+            noise = self._noises[id(entry.param)] = self._make(entry)
+        return noise
 
     def _make(self, entry: Perturbed) -> LayerNoise:
         p, param = self._perturbations[entry.pattern], entry.param
@@ -51,14 +51,14 @@ class Noises:
 
     def used(self, param: Tensor) -> bool:
         """Whether a parameter's noise was asked for in this step."""
-        return id(param) in self._made
+        return id(param) in self._noises
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept of all noise."""
-        return sum(noise.nbytes for noise in self._made.values())
+        return sum(noise.nbytes for noise in self._noises.values())
 
     def free(self) -> None:
         """Forgets what is kept."""
-        for noise in self._made.values():
+        for noise in self._noises.values():
             noise.free()

@@ -1,4 +1,4 @@
-"""What a module offers that brings its own perturbation and its own estimate of gradients, as binary layers do."""
+"""The protocol of modules with a perturbation and an estimate of gradients of their own, such as binary layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Draw:
-    """All that the noise of one step is a function of, for one module.
+    """The arguments of the noise of one step, for one module.
 
     `layers` are the numbers of its own parameters, by their names in the module. Members are in the order (sign,
     direction), and rows of a batch in the order (sign, repeat, direction), as everywhere.
@@ -47,14 +47,14 @@ class OwnEstimator(Protocol):
         ...
 
     def members(self, batch: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """What `forward` is to be for a batch of all members, a multiple of `draw.members` rows; without a graph."""
+        """The outputs of all members for a batch of a multiple of `draw.members` rows, without a graph."""
         ...
 
     def estimate(self, draw: Draw, weights: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, torch.Tensor]:
         """The gradients of its own parameters, by name: for each the sum over members of weight times score.
 
-        `weights` (members,) are those of `rulec.es.binary.member_weights`: with a minus and the baseline, divided by
-        how many count, 0 for those that do not. `draw` is that of the forward they come from.
+        `weights` (members,) come from `rulec.es.binary.member_weights`: with a minus and the baseline, divided by the
+        number of members that count, 0 for the others. `draw` is the argument of the forward before.
         """
         ...
 

@@ -19,7 +19,7 @@ from rulec.torch.es.own import Draw, OwnEstimator
 
 
 class Owned:
-    """The modules of a model that perturb parameters by themselves, with these parameters' numbers."""
+    """The modules of a model that perturb their parameters by themselves, and the parameters' numbers."""
 
     def __init__(self, perturbed: Sequence[Perturbed]) -> None:
         self._layers: dict[int, dict[str, int]] = {}
@@ -43,7 +43,7 @@ class Owned:
                 )
 
     def draw(self, module: nn.Module, perturbations: Perturbations, step: int) -> Draw:
-        """What the module's noise of a step is a function of."""
+        """The arguments of the module's noise in a step."""
         p = perturbations[self._patterns[id(module)]]
         return Draw(p.seed_or_0, step, p.directions, p.antithetic, self._layers[id(module)])
 
@@ -60,7 +60,7 @@ class Owned:
                 module.__dict__.pop("forward", None)
 
     def check_penalty(self, penalty: tuple[float, float]) -> None:
-        """HyperError for what is no l1 or l2, and where no module is here to have them."""
+        """HyperError for a bad l1 or l2, and for one where there is no binary layer."""
         for name, value in zip(("l1", "l2"), penalty, strict=True):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
                 raise HyperError(f"{name}={value!r} must be a finite number of at least 0")
@@ -77,14 +77,14 @@ class Owned:
 
         Where all weights of members are 0 nothing is to be updated, and there is no penalty.
         """
-        found = {}
+        gradients = {}
         for module in self.modules:
             grads = module.estimate(self.draw(module, perturbations, step), weights)
             for name, grad in grads.items():
                 param = getattr(module, name)
                 penalized = any(penalty) and name == "weight" and weights.any()
-                found[id(param)] = _penalized(grad, param.detach(), *penalty) if penalized else grad
-        return found
+                gradients[id(param)] = _penalized(grad, param.detach(), *penalty) if penalized else grad
+        return gradients
 
 
 def _penalized(grad: Tensor, weight: Tensor, l1: float, l2: float) -> Tensor:

@@ -72,28 +72,28 @@ class Permuted(LayerNoise):
             pairs = torch.arange(len(self.directions), device=index.device).view(-1, *ones)
             index = self._row_orders()[pairs, index].clamp(max=self._lines[0])
             common = _with_zero(common, 0, self.rows)
-        found = common[index]
+        lines = common[index]
         if by_columns:
             places = self._column_orders().clamp(max=self._lines[1]).view(-1, *ones, self.columns)
-            found = _with_zero(found, -1, self.columns).gather(-1, places.expand(*index.shape, self.columns))
+            lines = _with_zero(lines, -1, self.columns).gather(-1, places.expand(*index.shape, self.columns))
         signs = self._signs(self.dtype)
-        return found if signs is None else found * signs.view(-1, *ones, 1)
+        return lines if signs is None else lines * signs.view(-1, *ones, 1)
 
     def dense(self, direction: int) -> Tensor:
         """The one noise, in the direction's order and with its sign."""
-        found, signs = self._ordered(direction), self._signs(self.dtype)
-        return found if signs is None else found * signs[direction]
+        noise, signs = self._ordered(direction), self._signs(self.dtype)
+        return noise if signs is None else noise * signs[direction]
 
     def _ordered(self, direction: int) -> Tensor:
         by_rows, by_columns = self._sides
-        found = self._common()
+        noise = self._common()
         if by_rows:
             order = self._row_orders()[direction].clamp(max=self._lines[0])
-            found = _with_zero(found, 0, self.rows).index_select(0, order)
+            noise = _with_zero(noise, 0, self.rows).index_select(0, order)
         if by_columns:
             order = self._column_orders()[direction].clamp(max=self._lines[1])
-            found = _with_zero(found, 1, self.columns).index_select(1, order)
-        return found
+            noise = _with_zero(noise, 1, self.columns).index_select(1, order)
+        return noise
 
     def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The weighted sum of orders, as matrices, by the one noise; where both sides differ, term by term."""
@@ -108,8 +108,8 @@ class Permuted(LayerNoise):
             places = _summed(self._row_orders(), signed)[:, : common.shape[0]]
             return torch.mm(places, common.flatten(1)).view(self.shape)
         places = _summed(self._column_orders(), signed)[:, : common.shape[1]]
-        found: Tensor = torch.tensordot(common, places, ([1], [1]))
-        return found.movedim(-1, 1).contiguous()
+        total: Tensor = torch.tensordot(common, places, ([1], [1]))
+        return total.movedim(-1, 1).contiguous()
 
     def source(self, weights: Floats) -> Source | None:
         """Of orders of rows a product of two matrices, of them and of the noise; of others there is none."""
@@ -138,6 +138,6 @@ def _summed(orders: Tensor, weights: Tensor) -> Tensor:
     """The sum of weights times orders as matrices: element (i, order[i]) is 1."""
     count = orders.shape[1]
     places = orders + torch.arange(count, device=orders.device) * count
-    found = weights.new_zeros(count * count)
-    found.index_add_(0, places.flatten(), weights.repeat_interleave(count))
-    return found.view(count, count)
+    matrix = weights.new_zeros(count * count)
+    matrix.index_add_(0, places.flatten(), weights.repeat_interleave(count))
+    return matrix.view(count, count)

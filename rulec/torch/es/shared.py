@@ -1,4 +1,4 @@
-"""The batch in which all members see the same samples: a layer that sees it computes what members share once."""
+"""The batch of all members on the same samples: the first layer computes the shared product once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Marked:
         """Whether somebody still has the batch."""
         return self._batch() is not None
 
-    def is_batch(self, given: Tensor) -> bool:
+    def is_batch(self, batch: Tensor) -> bool:
         """Whether a batch is this one, unchanged."""
-        return self._batch() is given and self.has(given)
+        return self._batch() is batch and self.has(batch)
 
     def has(self, x: Tensor) -> bool:
         """Whether a tensor has the same rows: it is the batch, or the same memory in another shape of its rows."""

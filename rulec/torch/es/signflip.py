@@ -42,13 +42,13 @@ class SignFlip(LayerNoise):
     def lookup(self, index: Tensor) -> Tensor:
         """Lines of the one noise, with signs."""
         by_rows, by_columns = self._sides
-        found = self._common()[index]
+        lines = self._common()[index]
         if by_rows:
             pairs = torch.arange(len(self.directions), device=index.device).view(-1, *(1,) * (index.dim() - 3))
-            found = found * self._of_rows(self.dtype)[pairs, index].unsqueeze(-1)
+            lines = lines * self._of_rows(self.dtype)[pairs, index].unsqueeze(-1)
         if by_columns:
-            found = found * self._of_columns(self.dtype).view(-1, *(1,) * (index.dim() - 3), self.columns)
-        return found
+            lines = lines * self._of_columns(self.dtype).view(-1, *(1,) * (index.dim() - 3), self.columns)
+        return lines
 
     def dense(self, direction: int) -> Tensor:
         """The one noise, with signs."""
@@ -74,9 +74,9 @@ class SignFlip(LayerNoise):
         """The weighted sum of signs, as it meets the weight."""
         by_rows, by_columns = self._sides
         if by_rows and by_columns:
-            found = (self._of_rows(self.dtype) * weights.unsqueeze(1)).t() @ self._of_columns(self.dtype)
+            total = (self._of_rows(self.dtype) * weights.unsqueeze(1)).t() @ self._of_columns(self.dtype)
         elif by_rows:
-            found = (weights @ self._of_rows(self.dtype)).unsqueeze(1)
+            total = (weights @ self._of_rows(self.dtype)).unsqueeze(1)
         else:
-            found = (weights @ self._of_columns(self.dtype)).unsqueeze(0)
-        return found.view(*found.shape, *(1,) * len(self.kernel))
+            total = (weights @ self._of_columns(self.dtype)).unsqueeze(0)
+        return total.view(*total.shape, *(1,) * len(self.kernel))

@@ -39,10 +39,11 @@ def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturba
         es.update(loss=loss)
         opt.step()
 
-    Layers are Linear, Conv1d, Conv2d and Embedding; `es.left_alone` says which parameters are not perturbed, and why,
-    and a RuntimeWarning names layers of which none is. The model stays as it is: `model(x)` is the plain network. A
-    mapping such as `{"conv*": ..., "head": ...}` has perturbations by patterns of names of parameters or modules, of
-    which the first that matches holds. HyperError where nothing of the model, or of a pattern, can be perturbed.
+    Layers are Linear, Conv1d, Conv2d and Embedding. `es.left_alone` has the other parameters with the reasons, and a
+    RuntimeWarning names layers without a perturbed parameter. The model stays as it is: `model(x)` is the plain
+    network. A mapping such as `{"conv*": ..., "head": ...}` has perturbations by patterns of names of parameters or
+    modules; the first pattern that matches holds. HyperError where nothing of the model, or of a pattern, can be
+    perturbed.
     """
     if not isinstance(model, nn.Module):
         raise HyperError(f"a model to perturb is a torch.nn.Module, not {type(model).__name__}")
@@ -80,14 +81,14 @@ class Strategy(Turns):
 
     @property
     def perturbation(self) -> Any:
-        """The perturbation as it is now, or those by patterns as a mapping: with its seed and its sigma."""
+        """The perturbation as it is now, with its seed and sigma, or a mapping of patterns to perturbations."""
         return self._perturbations.as_given
 
     def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
         """Changes `sigma` from the next forward on: of all layers, or of those of some patterns.
 
-        It is in `state_dict()`. Binary layers have a sigma of their own. HyperError for what is no sigma, and
-        RulecError between a forward and its update, whose estimate would be of another size.
+        It is in `state_dict()`. Binary layers have a sigma of their own. HyperError for a bad sigma, and
+        RulecError between a forward and its update: the estimate would be of another size.
         """
         with self._turn:
             if self._rows:
@@ -111,7 +112,7 @@ class Strategy(Turns):
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are perturbed, by name: what an optimizer should be given."""
+        """The perturbed parameters by name, for an optimizer."""
         return {entry.name: entry.param for entry in self._census.perturbed}
 
     @property
@@ -126,9 +127,9 @@ class Strategy(Turns):
         """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
 
         Rows of the result are (repeats, directions), the first half of the repeats of positive sign where antithetic.
-        What is `shared` is `members` times as large; a first layer that is given it computes what members share once,
-        unless it was written to, which is not seen where that is through `.data` or NumPy. TensorError where `x` cannot
-        be dealt out.
+        A `shared` batch is `members` times as large as `x`, and a first layer computes the product of its samples once.
+        Writing to the batch ends that; writing through `.data` or NumPy is not noticed, and gives wrong outputs.
+        TensorError where `x` cannot be dealt out.
         """
         if not isinstance(x, Tensor) or x.dim() < 1:
             raise TensorError("a batch is a tensor whose first dimension is its samples")
@@ -196,8 +197,8 @@ class Strategy(Turns):
             for direction in range(population.directions):
                 for sign in range(population.signs):
                     with torch.no_grad(), uncompiled(), OneMember(self._noises, direction, -1 if sign else 1):
-                        found = closure()
-                    fitness[sign, direction] = _one_number(found)
+                        result = closure()
+                    fitness[sign, direction] = _one_number(result)
         return fitness.flatten()
 
     @in_turn
@@ -218,8 +219,8 @@ class Strategy(Turns):
         """Sets the gradient of every perturbed parameter to the estimate from the members' fitness; goes to a new step.
 
         `fitness`, to be maximised, has a number for each member, in the order (sign, direction), or for each row of the
-        batch; `loss` is the same, to be minimised. Gradients are those of the loss, or of minus the fitness, so that
-        any optimizer descends. Without `shaping` they have the gradient of the smoothed loss as their mean; `shaping`
+        batch; `loss` is the same, to be minimised. Gradients are of the loss, or of minus the fitness, so that any
+        optimizer descends. Without `shaping` they have the gradient of the smoothed loss as their mean; `shaping`
         ("centered_rank", "zscore", "ars_top" or a function of fitness) changes that.
 
         A direction whose fitness is not finite counts for nothing. Where too few are left nothing is estimated:
@@ -249,9 +250,9 @@ class Strategy(Turns):
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
-        given = fitness_of(_on_host(fitness), _on_host(loss), self._perturbations.population, self._rows)
+        values = fitness_of(_on_host(fitness), _on_host(loss), self._perturbations.population, self._rows)
         return Estimating(
-            self._perturbations, self._census.perturbed, self._noises, self._owned, given, shaping, penalty
+            self._perturbations, self._census.perturbed, self._noises, self._owned, values, shaping, penalty
         )
 
     def _end(self) -> None:
@@ -262,8 +263,10 @@ class Strategy(Turns):
 
     def noise_bytes(self) -> int:
         """Bytes that are kept of this step's noise."""
-        own: int = sum(m.noise_bytes(self._owned.draw(m, self._perturbations, self._step)) for m in self._owned.modules)
-        return self._noises.nbytes + own
+        of_modules: int = sum(
+            m.noise_bytes(self._owned.draw(m, self._perturbations, self._step)) for m in self._owned.modules
+        )
+        return self._noises.nbytes + of_modules
 
     @in_turn
     def free_memory(self) -> None:
@@ -274,7 +277,7 @@ class Strategy(Turns):
 
     @in_turn
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
+        """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
         return saved(self._perturbations, self._step, list(self.parameters))
 
     @in_turn
@@ -310,7 +313,7 @@ def _on_host(values: Any) -> Any:
 
 def _one_number(fitness: Any) -> float:
     """The fitness of one member; TensorError where it is not one number."""
-    found = numbers(_on_host(fitness))
-    if found.size != 1:
-        raise TensorError(f"the closure gave {list(found.shape)} numbers for a member: return one, such as their mean")
-    return float(found.reshape(()))
+    values = numbers(_on_host(fitness))
+    if values.size != 1:
+        raise TensorError(f"the closure gave {list(values.shape)} numbers for a member: return one, such as their mean")
+    return float(values.reshape(()))

@@ -34,8 +34,8 @@ class OneMember(TorchFunctionMode):
         if not there or _asks_only(func):
             return func(*args, **kwargs)
         _check_reads(func, self._written(func, args, kwargs))
-        made = {id(entry.param): self._parameter(entry) for entry in there}
-        args, kwargs = torch.utils._pytree.tree_map(lambda leaf: made.get(id(leaf), leaf), (args, kwargs))
+        parameters = {id(entry.param): self._parameter(entry) for entry in there}
+        args, kwargs = torch.utils._pytree.tree_map(lambda leaf: parameters.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
 
     def _written(self, func: Any, args: Any, kwargs: Any) -> Perturbed | None:

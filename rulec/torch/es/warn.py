@@ -1,4 +1,4 @@
-"""What a user should know of a model that is perturbed: noise that is lost in rounding, and layers left alone."""
+"""Warnings about a perturbed model: noise that is lost in rounding, and layers left alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturb
 
 
 def warn_of_left_alone(census: Census) -> None:
-    """Warns the caller's caller of layers that are trained and none of whose parameters is perturbed."""
+    """Warns the caller's caller of trained layers without a perturbed parameter."""
     there = set(census.replaced)
     reasons: dict[str, list[str]] = {}
     for name, reason in census.left_alone.items():
@@ -54,5 +54,5 @@ def _sample(param: torch.Tensor) -> rounding.Floats:
     """Elements of what is here of a parameter, in float64 on the host."""
     here = part_of(param).detach().reshape(-1)
     places = torch.from_numpy(rounding.places(here.numel())).to(here.device)
-    found: rounding.Floats = here[places].double().cpu().numpy()
-    return found
+    sample: rounding.Floats = here[places].double().cpu().numpy()
+    return sample

@@ -1,4 +1,4 @@
-"""What a device's backend has to write noise with."""
+"""The functions of a device's backend that write noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def line_writer(device: str) -> Callable[..., Any] | None:
 
 def _offered(device: str, name: str) -> Callable[..., Any] | None:
     try:
-        found = getattr(registry.usable(_BACKENDS[device]), name, None) if device in _BACKENDS else None
+        function = getattr(registry.usable(_BACKENDS[device]), name, None) if device in _BACKENDS else None
     except RulecError:
         return None
-    return found if callable(found) else None
+    return function if callable(function) else None
