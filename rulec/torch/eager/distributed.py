@@ -44,7 +44,7 @@ class Replicas:
         model.reducer._set_optimizer_in_backward()
 
     def tell(self, owner: Any) -> None:
-        """Has `owner._arrived(place)` called for gradients that were reduced, until that is gone or closed."""
+        """Has `owner.arrived(place)` called for gradients that were reduced, until that is gone or closed."""
         self._owner = weakref.ref(owner)
 
     def reduce(self, bucket: Any) -> None:
@@ -64,12 +64,12 @@ class Replicas:
         work, pairs = coming
         work.wait()
         owner = self._owner()
-        places = {} if owner is None or owner._closed else owner._roster.places
+        places = {} if owner is None or owner.closed else owner.roster.places
         for param, grad in pairs:
             local, place = param.grad, places.get(id(param))
             param.grad = grad
             if place is not None:
-                owner._arrived(place)
+                owner.arrived(place)
             if param.grad is grad:
                 # The bucket's memory is DDP's, and is used again in the next backward pass.
                 param.grad = grad.clone() if local is None else _filled(local, grad)

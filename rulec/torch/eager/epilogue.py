@@ -21,9 +21,9 @@ from rulec.torch.tensors import dtype_name
 
 
 class Owner(Protocol):
-    """An eager optimizer: the backward pass that is running in it, or None."""
+    """The passes of an eager optimizer: the one that is running, or None."""
 
-    _window: Window | None
+    window: Window | None
 
 
 class Epilogue:
@@ -91,7 +91,7 @@ class Epilogue:
 
 def _keeps(owner: Owner, weight: Tensor) -> bool:
     """Whether the factors of a weight's gradient are kept: the update can be made of them, if nothing else comes."""
-    window = _completed(owner._window, weight)
+    window = _completed(owner.window, weight)
     if window is None:
         return False
     machine, place = _home(window.step.inner, window.step.roster.places[id(weight)])

@@ -64,7 +64,7 @@ class _Hook:
     def __call__(self, param: Tensor) -> None:
         owner = self.owner()
         if owner is not None:
-            owner._arrived(self.place)
+            owner.arrived(self.place)
 
 
 def _hooks_on(param: Tensor) -> Any:

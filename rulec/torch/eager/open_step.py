@@ -149,7 +149,17 @@ class OpenStep:
             journal_bytes=self.journal.bytes if self.journal else 0,
         )  # fmt: skip
 
-    def partial(self) -> PartialUpdate:
+    def check_whole(self, gradients: bool = True) -> None:
+        """PartialUpdate where this step ended in its middle; RulecError where `gradients` are not complete."""
+        if self.poisoned:
+            raise self._partial()
+        if self.broken and gradients:
+            raise RulecError(
+                "a backward pass ended in its middle, and the gradients of this step's micro-batches are not complete: "
+                "call zero_grad() and begin the step again"
+            )
+
+    def _partial(self) -> PartialUpdate:
         """The error of a step that ended in its middle."""
         written = {**self.fired, **self.folded}
         updated = self.roster.named(written)

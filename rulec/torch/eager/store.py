@@ -16,6 +16,7 @@ from rulec.runtime.turns import Turns, in_turn, turn_of
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
+from rulec.torch.eager.passes import Passes
 from rulec.torch.eager.roster import Roster
 from rulec.torch.memory import plain_memory
 from rulec.torch.optimizer import RuleOptimizer
@@ -146,8 +147,9 @@ class GradStore(Turns):
             rest = []
             step.close()
             del opt.__dict__[_BEGUN]
-        if isinstance(opt, EagerUpdate) and opt._step is not None:
-            _check_once(opt._step, [opt._step.roster.places[id(tensor)] for tensor in rest])
+        opened = opt._passes.step if isinstance(opt, EagerUpdate) else None
+        if opened is not None:
+            _check_once(opened, [opened.roster.places[id(tensor)] for tensor in rest])
         with self._given(rest, names):
             opt.step()
 
@@ -217,7 +219,7 @@ def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
 def _step_of(opt: Optimizer) -> OpenStep:
     """The step of an optimizer that is open, or a new one."""
     if isinstance(opt, EagerUpdate):
-        return _eager_step(opt)
+        return _eager_step(opt._passes)
     if opt._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
         raise RulecError(
             "the optimizer has hooks that run before a step, and see all gradients: update all at once, with step(opt)"
@@ -228,13 +230,13 @@ def _step_of(opt: Optimizer) -> OpenStep:
     return found
 
 
-def _eager_step(opt: EagerUpdate) -> OpenStep:
-    if opt._window is not None:
+def _eager_step(passes: Passes) -> OpenStep:
+    if passes.window is not None:
         raise RulecError("a store's step(opt, params) belongs between backward passes, not inside of opt.backward()")
-    if opt._step is None:
-        return opt._enter()
-    opt._check_whole()
-    return opt._step
+    if passes.step is None:
+        return passes.enter()
+    passes.check_whole()
+    return passes.step
 
 
 def _inner(opt: Optimizer) -> Inner:

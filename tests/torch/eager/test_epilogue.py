@@ -490,8 +490,8 @@ def test_copies_of_a_model_have_their_own_layers() -> None:
             assert not same([made(numbers(0, 2))], [model(numbers(0, 2))])
         plain(made, 0, hazards.scope)
         assert made.first.weight.grad is not None
-        assert len(EagerUpdate(made, "adamw", epilogue=True)._epilogue.weights) == 3  # type: ignore[union-attr]
-    assert len(opt._epilogue.weights) == 3  # type: ignore[union-attr]
+        assert len(EagerUpdate(made, "adamw", epilogue=True)._passes.epilogue.weights) == 3  # type: ignore[union-attr]
+    assert len(opt._passes.epilogue.weights) == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def test_a_gradient_of_inputs_neither_makes_those_of_weights_nor_keeps_factors(c
             torch.autograd.grad(loss, x, create_graph=create_graph)
         assert made.seen >= {(6, WIDE), (6, 70)}
         assert not made.seen & set(ALL)
-        assert not opt._epilogue._kept._products  # type: ignore[union-attr]
+        assert not opt._passes.epilogue._kept._products  # type: ignore[union-attr]
 
 
 # Hooks of others, which are shown whole gradients

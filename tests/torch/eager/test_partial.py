@@ -212,4 +212,4 @@ def test_a_journal_is_counted_and_gone_after_the_step() -> None:
         opt.step()
     params = sum(p.nbytes for p in net.parameters())
     assert opt.report().journal_bytes == 3 * params + 4 * 9  # the parameters, two states, and the counts
-    assert opt._step is None
+    assert opt._passes.step is None
