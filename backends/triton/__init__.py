@@ -1,8 +1,8 @@
 """The triton backend: one launch for a stage and bucket, on NVIDIA's and AMD's GPUs, over torch tensors.
 
-A program of the grid takes one chunk of one tensor. Addresses come from tables, so tensors may lie anywhere; those of
-gradients are read at every call. Without a GPU the same kernels run in Triton's interpreter (TRITON_INTERPRET=1, set
-before Triton is imported), slowly, on tensors in main memory.
+A program of the grid takes one chunk of one tensor. Addresses come from tables, so tensors may lie anywhere; addresses
+of gradients are read at every call. Without a GPU the same kernels run in Triton's interpreter (TRITON_INTERPRET=1, set
+before the import of Triton), slowly, on tensors in main memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TritonBackend:
     on_device = True
 
     def unavailable_reason(self) -> str | None:
-        """None where there is a GPU or the interpreter; else what is missing."""
+        """None with a usable GPU or the interpreter; else the missing part, in words."""
         for package in ("triton", "torch"):
             if importlib.util.find_spec(package) is None:
                 return f"{package} is not installed: pip install {package}"
@@ -55,25 +55,25 @@ class TritonBackend:
         return program_source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
-        """The kernel of a source text; Triton compiles it at the first call, and keeps it in its own cache."""
+        """The kernel of a source text. Triton compiles it at the first call, and keeps it in its own cache."""
         return TritonKernel(program, layout, _kernels(program.name, source))
 
     def emit_epilogue(self, program: Program, layout: Layout, factors: str) -> str:
-        """The source of a kernel that makes a gradient tile by tile, a product of such factors, and updates with it."""
+        """The source of a kernel that computes a gradient tile by tile, a product of `factors`, and updates with it."""
         return epilogue_source(program, layout, factors)
 
     def build_epilogue(self, program: Program, layout: Layout, factors: str, source: str) -> ProductKernel:
-        """Its kernel."""
+        """The kernel of a source text of `emit_epilogue`."""
         from .product import ProductKernel
 
         return ProductKernel(program, layout, factors, _kernels(program.name, source)["product"])
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
-        """The source of a kernel that sums noise of such values in the place of a gradient, and updates with it."""
+        """The source of a kernel with a sum of noise of the kind `values` for its gradient."""
         return estimate_source(program, layout, values)
 
     def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> TritonEstimate:
-        """Its kernel."""
+        """The kernel of a source text of `emit_estimate`."""
         return TritonEstimate(program, layout, _kernels(program.name, source))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
@@ -88,14 +88,14 @@ def interpreted() -> bool:
 
 @functools.cache
 def _driver_trouble() -> str | None:
-    """Why Triton does not run on the GPU that torch has found, in one line; None where it does."""
+    """The reason why Triton does not run on torch's GPU, in one line; None where it runs."""
     import triton
 
     try:
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, OSError, AttributeError, AssertionError) as error:
-        found = str(error).strip().splitlines() or [type(error).__name__]
-        return f"Triton does not find the driver of the GPU that torch finds ({found[0]}): install a triton of its kind"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"Triton does not find the driver of the GPU that torch finds ({lines[0]}): install a triton of its kind"
     return None
 
 
@@ -113,9 +113,9 @@ class TritonKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> TritonCall:
-        """A call over these tensors: contiguous, of the layout's dtypes, all on one device; addresses are read now.
+        """A call over these tensors: contiguous, of the layout's dtypes, all on one device. Addresses are read now.
 
-        TensorError where they are not on one device, or not on a GPU.
+        TensorError for tensors of several devices, or not on a GPU; BackendUnsupported for arrays other than PyTorch's.
         """
         from .call import TritonCall
 
@@ -141,13 +141,13 @@ class TritonKernel:
 
 
 class TritonEstimate(TritonKernel):
-    """The same with noise in the place of gradients."""
+    """The kernels of a program with noise in place of gradients."""
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (),
         offset: int = 0,
     ) -> TritonNoiseCall:  # fmt: skip
-        """A call that takes Noise, of which each tensor begins with element `offset`, a multiple of 128."""
+        """A call with Noise for gradients. Each tensor begins at element `offset` of its noise, a multiple of 128."""
         from .noise_call import TritonNoiseCall
 
         self._check(params, states)

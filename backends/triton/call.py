@@ -1,4 +1,4 @@
-"""A kernel bound to tensors: what a step asks of it, in as few steps of Python as can be."""
+"""A kernel bound to tensors: the calls of a step, in as little Python as possible."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ class TritonCall(AddressedCall[StageWork]):
         words = self._words(work, moving, rows, scratch, fired)
         with current(self._device, stream):
             capturing = is_capturing(self._device)
-            given = work.uploads.put(words, stream, stream, capturing)
-            table = floats(given[work.given.count :]) if type(rows.table) is np.ndarray else rows.table
+            on_device = work.uploads.put(words, stream, stream, capturing)
+            table = floats(on_device[work.call_table.count :]) if type(rows.table) is np.ndarray else rows.table
             launch = work.launch(fired, capturing)
-            work.run(launch, given, table, truth_bytes(rows.stays), rows.scale)
+            work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
-        """The table, a row for each tensor of the bucket, and the new values of the scalar states, on the device."""
+        """The scalar table, a row for each tensor of the bucket, and the new scalar states by name, on the device."""
         import torch
 
         program, count = self._program, len(self._params)
         stores = program.scalars.stores
         if not has_scalars(program):
             return torch.zeros((count, len(program.columns)), dtype=torch.float64, device=self._device), {}
-        given = [argument.array(known) for argument in scalar_arguments(program)]
+        arrays = [argument.array(known) for argument in scalar_arguments(program)]
         with current(self._device, None):
             table = torch.empty((count, len(program.columns)), dtype=torch.float64, device=self._device)
             new = torch.empty((len(stores), count), dtype=torch.float64, device=self._device)
             self._kernels["scalars"][(-(-count // LANES),)](
-                known.counts, known.groups, known.hyper, *given, table, new, count, known.hyper.shape[-1],
+                known.counts, known.groups, known.hyper, *arrays, table, new, count, known.hyper.shape[-1],
                 LANES=LANES, enable_fp_fusion=False,
             )  # fmt: skip
         return table, {s.buffer: value for s, value in zip(stores, new, strict=True)}
@@ -86,8 +86,8 @@ class TritonCall(AddressedCall[StageWork]):
     def _words(
         self, work: StageWork, moving: Sequence[Any], rows: Rows, scratch: Scratch, fired: tuple[int, ...] | None
     ) -> Whole:
-        """The table `moving`, and behind it the scalar table, where it is NumPy's."""
-        table = work.given.words
+        """The table `moving`, and after it the scalar table, if it is NumPy's."""
+        table = work.call_table.words
         table[:, 0] = rows.index
         if work.reads_gradients:
             table[:, 1] = self._read_gradients(moving, fired)
@@ -95,10 +95,10 @@ class TritonCall(AddressedCall[StageWork]):
         for line in work.moving:
             arrays = line.take(scratch, self._everything if fired is None else fired)
             table[at, 1 + line.line] = self._addresses(arrays)
-        return work.given.with_scalars(rows.table)
+        return work.call_table.with_scalars(rows.table)
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
-        """InternalError where the first lies elsewhere."""
+        """The addresses of these arrays; InternalError where the first is on another device."""
         if moving and moving[0].device != self._device:
             raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
         return [*map(self._address, moving)]

@@ -1,4 +1,4 @@
-"""How large the chunks of tensors are that the programs of a grid take, and what a program is told of them."""
+"""The sizes of chunks for the programs of a grid, and their columns in the table `known`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 
 from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
 
-#: Chunks of one tensor, at most: where there are more blocks, a program takes several, one after the other, and the
-#: table of chunks stays small.
+#: Chunks of one tensor, at most. With more blocks, a program takes several, one after the other, and the table of
+#: chunks stays small.
 MOST_CHUNKS = 1 << 16
-#: The same where each chunk leaves a slot that another program must read.
+#: Chunks of one tensor, at most, where each writes a slot for another program.
 MOST_REDUCED = 1 << 12
-#: Tiles one below the other that a chunk has at least where columns are reduced, and chunks one below the other at
-#: most: a line of slots for each must cost little beside its elements.
+#: Where columns are reduced: the least tiles of a chunk, and the most chunks of a matrix, one below the other. The line
+#: of slots for each chunk must cost little beside its elements.
 LEAST_TILES = 8
 MOST_PIECES = 128
-#: Elements of a row from which on tiles have one row: the places in a tile of more must not need 64 bits.
+#: From this many elements of a row on, tiles have one row: places in a tile of several rows would need 64 bits.
 WIDEST = 1 << 26
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Chunks of whole blocks of so many elements; of a stage that `reduces` there are fewer."""
+    """Chunks of whole blocks of `block` elements; fewer in a stage that `reduces`."""
 
     block: int
     reduces: bool
@@ -39,9 +39,9 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Chunks of tiles one below the other, of one of the `shapes` that `tile_shapes` gives.
+    """Chunks of tiles one below the other, of one of the `shapes` of `tile_shapes`.
 
-    `columns` says that values of columns are reduced, `reduces` that anything is.
+    `columns` is True in a stage with reductions to columns, `reduces` with any reductions.
     """
 
     shapes: tuple[tuple[int, int, int], ...]
@@ -58,7 +58,7 @@ class Tiles:
         return Cut(tensors, matrices, np.minimum(depth, np.maximum(down, 1)) * rows, wide)
 
     def tile(self, tensors: Lying) -> Whole:
-        """Which of the shapes each tensor is cut into."""
+        """The index of each tensor's shape of tiles."""
         batch, height, width = tensors.batch, tensors.height, tensors.width
         wide, narrow, small = self.shapes[1][2], self.shapes[2][2], self.shapes[3][1]
         long = ((height == 1) & (width > wide)) | (width >= WIDEST)
@@ -75,5 +75,5 @@ class Tiles:
 
 
 def _together(count: Whole, reduces: bool) -> Whole:
-    """How many of so many blocks a chunk has."""
+    """The number of blocks in a chunk, for a tensor of `count` blocks."""
     return np.maximum(parts(count, MOST_REDUCED if reduces else MOST_CHUNKS), 1)

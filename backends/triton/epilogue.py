@@ -1,8 +1,8 @@
-"""Prints a product with an elementwise rule as its epilogue: where a layer's gradient is one, it never exists.
+"""Prints a product with an elementwise rule as its epilogue: a layer's gradient, the product, never exists in memory.
 
-The gradient of a weight of shape (height, width) is `outputs.T @ inputs`, of the gradients of the layer's outputs and
-of its inputs, a line of each for a token. A program of the grid makes one tile of it, in float32, rounds it as the
-product and the gradient would have been rounded, and updates the same tile of the parameter and its states.
+The gradient of a weight of shape (height, width) is `outputs.T @ inputs`: the gradients of the layer's outputs and its
+inputs, with a line of each for a token. A program of the grid computes one tile of it in float32, rounds it like the
+product and the gradient in memory, and updates the same tile of the parameter and its states.
 """
 
 from __future__ import annotations
@@ -76,15 +76,14 @@ _ENDS = ["ALL", "EVEN"]
 
 
 def fits(program: Program, layout: Layout) -> bool:
-    """Whether a rule's update can be an epilogue: of one elementwise stage, in float32, of no other inputs."""
+    """Whether a rule's update can be an epilogue: one elementwise stage, in float32, without other inputs."""
     return program.elementwise and layout.compute == "float32" and not moving_lines(program, program.stages[0])
 
 
 def epilogue_source(program: Program, layout: Layout, factors: str) -> str:
     """The whole file: the kernel `product`, for factors of this dtype.
 
-    BackendUnsupported for a rule that is more than one elementwise stage over gradient, parameter and states, and where
-    something is stored in float64.
+    BackendUnsupported for unknown factors, and for a rule with reductions, matrix functions, inputs or float64.
     """
     if not fits(program, layout) or factors not in FACTORS:
         what = "reductions, matrix functions, other inputs or float64 in the epilogue of a product"
@@ -97,10 +96,10 @@ def epilogue_source(program: Program, layout: Layout, factors: str) -> str:
 
 
 class EpilogueStage(StageSource):
-    """The one stage of an elementwise rule, over a tile whose gradient is in registers."""
+    """The one stage of an elementwise rule, over a tile with its gradient in registers."""
 
     works_on = True
-    own_names = frozenset(
+    local_names = frozenset(
         {
             "gradient", "outputs", "inputs", "output", "input", "total", "known", "one", "other", "high", "halves",
             "factor", "tile_of_product", "update_tile", "update_parts", "product", "output_at", "input_at",
@@ -113,8 +112,8 @@ class EpilogueStage(StageSource):
         self.factors = factors
         self.fixed = [b for b in self.buffers if b != "g"]
         self.emulates = True
-        self._own = [*(self.at[a] for a in self.fixed), *self.scalars]
-        self._own += ["scale"] * self.scaled + ["stays", "row"] * self.guarded
+        self._values = [*(self.at[a] for a in self.fixed), *self.scalars]
+        self._values += ["scale"] * self.scaled + ["stays", "row"] * self.guarded
         self._place = ["gradient", "top", "left", "height", "width"]
 
     def functions(self) -> list[list[str]]:
@@ -122,8 +121,8 @@ class EpilogueStage(StageSource):
         return [self._tile(), self._parts(), self._kernel()]
 
     def _switches(self, *names: str, typed: bool = False) -> list[str]:
-        found = [*names, "EMULATED"]
-        return [f"{name}: tl.constexpr" for name in found] if typed else found
+        switches = [*names, "EMULATED"]
+        return [f"{name}: tl.constexpr" for name in switches] if typed else switches
 
     # The update
 
@@ -132,7 +131,7 @@ class EpilogueStage(StageSource):
         return "gradient"
 
     def _tile(self) -> list[str]:
-        arguments = [*self._place, *self._own, *self._switches(*_SHAPE, "ALL", typed=True)]
+        arguments = [*self._place, *self._values, *self._switches(*_SHAPE, "ALL", typed=True)]
         body = [
             f'"""Updates the tile that begins at row `top`, column `left`, in {self.compute}: ALL of it, or what of it',
             "lies in the matrix.", '"""',
@@ -150,19 +149,19 @@ class EpilogueStage(StageSource):
         half = self._switches("HIGH", "WIDE // 2", "PARTS // 2", "ALL")
         right = ["other", "top", "left + WIDE // 2", *self._place[3:]]
         whole = [f"gradient = {self.rounded()}"]
-        whole += call("update_tile", [*self._place, *self._own, *self._switches(*_SHAPE, "ALL")])
+        whole += call("update_tile", [*self._place, *self._values, *self._switches(*_SHAPE, "ALL")])
         halved = ["one, other = halves(gradient, HIGH, WIDE)"]
-        halved += call("update_parts", ["one", *self._place[1:], *self._own, *half])
-        halved += call("update_parts", [*right, *self._own, *half])
+        halved += call("update_parts", ["one", *self._place[1:], *self._values, *half])
+        halved += call("update_parts", [*right, *self._values, *half])
         body = [
             '"""The same in PARTS side by side, one after the other: what is kept of each element must fit into',
             "registers.", '"""',
             "if PARTS == 1:", *indented(whole), "else:", *indented(halved),
         ]  # fmt: skip
-        return ["@triton.jit", *call("def update_parts", [*self._place, *self._own, *typed], ":"), *indented(body)]
+        return ["@triton.jit", *call("def update_parts", [*self._place, *self._values, *typed], ":"), *indented(body)]
 
     def rounded(self) -> str:
-        """The product in the compute dtype, rounded to the gradient's dtype where that is narrower than its own."""
+        """The product in the compute dtype, rounded to the gradient's dtype before, if narrower than the factors'."""
         return f"{rounded('gradient', self.layout.dtype('g'), self.factors)}.to(tl.{self.compute})"
 
     # The kernel
@@ -177,7 +176,7 @@ class EpilogueStage(StageSource):
             *call("gradient = tile_of_product", factors),
             f"gradient = {rounded('gradient', self.factors, 'float32')}",
             *[f"values = table + {columns} * row"] * bool(self.scalars), *self.scalar_lines(),
-            *call("update_parts", [*self._place, *self._own, *self._switches(*_SHAPE, "PARTS", "ALL")]),
+            *call("update_parts", [*self._place, *self._values, *self._switches(*_SHAPE, "PARTS", "ALL")]),
         ]  # fmt: skip
         same = ", ".join(f'"{t}"' for t in [*_TABLES, "tokens"])
         arguments = ["outputs", "inputs", *pointers, *_TABLES, *_SIZES, *typed]
@@ -193,7 +192,7 @@ class EpilogueStage(StageSource):
         ]  # fmt: skip
 
 
-#: Which tile a program has: neighbours share factors, which the last cache then has.
+#: The tile of a program: neighbouring programs share factors in the last cache.
 _PLACE = [
     "across, deep = tl.cdiv(width, WIDE), tl.cdiv(height, HIGH)",
     "number = tl.program_id(0)",

@@ -1,4 +1,4 @@
-"""The work of the kernel that makes results of slots."""
+"""The work of the kernel that joins slots to results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rulec.kernel.bucket.slots import Places
 
 from .plan import FINISHED
 
-#: The slots of a result that one lane joins, one after the other: of more, all lanes take some.
+#: The slots of a result that one lane joins, one after the other. With more slots, all lanes join some.
 MOST_ROUNDS = 64
 
 
@@ -22,9 +22,9 @@ def _jobs(places: Places, number: int, fired: Whole) -> Whole:
     region, to = places.regions[number], places.targets(number, fired)
     sizes, counts, slots = region.sizes[fired], region.counts[fired], places.first[number][fired]
     one = (sizes == 1) | (counts > MOST_ROUNDS)
-    made = np.where(one, 1, FINISHED)
-    each, part = counted(parts(sizes, made))
-    done, single, size, count = part * made[each], one[each], sizes[each], counts[each]
+    width = np.where(one, 1, FINISHED)
+    each, part = counted(parts(sizes, width))
+    done, single, size, count = part * width[each], one[each], sizes[each], counts[each]
     columns = [
         np.full(len(each), region.code), single, slots[each] + done, to[each] + done,
         np.where(single, parts(count, FINISHED), count), np.where(single, FINISHED * size, size),

@@ -1,4 +1,4 @@
-"""Prints a stage that sees elements alike: a loop over blocks of a tensor, and the kernel of its chunks."""
+"""Prints a stage without rows and columns: a loop over blocks of a tensor, and the kernel of its chunks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class FlatStage(StageSource):
         return [self._blocks(), self._kernel()]
 
     def _arguments(self) -> list[str]:
-        """What the loop is given, beside which blocks it runs over, and what it is specialised for."""
-        own = [*(self.at[a] for a in self.arrays), *self.scalars]
-        return own + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
+        """The arguments of the loop, without its range of blocks and its constants."""
+        arguments = [*(self.at[a] for a in self.arrays), *self.scalars]
+        return arguments + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
 
     def _blocks(self) -> list[str]:
         switches = [f"{s}: tl.constexpr" for s in ["ALL", "BLOCK", *["EMULATED"] * self.emulates]]
@@ -55,7 +55,7 @@ class FlatStage(StageSource):
             f"aligned = {self.aligned(self.arrays)}",
             "whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)",
             *self._call_lines("first", "whole", "True", "BLOCK", self.names),
-            # What is masked keeps an address for each element: in smaller blocks, for they must fit into registers.
+            # A masked access keeps an address for each element in registers, so these blocks are smaller.
             *self._call_lines("2 * whole", "2 * last", "False", "BLOCK // 2", self.rest),
             *(
                 f"tl.store(slots + {self.slots(r)} + number, "
@@ -69,7 +69,7 @@ class FlatStage(StageSource):
         ]
 
     def _leave_lines(self) -> list[str]:
-        """No blocks for a tensor that stays as it is, where nothing else is to be done."""
+        """No blocks for a tensor that stays as it is, in a stage without other work."""
         if self.guarded or self.stage.reduces or not self.stage.stores:
             return []
         if all(self.program.buffer(s.buffer).role == "scratch" for s in self.stage.stores):
@@ -83,7 +83,7 @@ class FlatStage(StageSource):
 
 
 def chunk_lines(stage: StageSource) -> list[str]:
-    """Which tensor and chunk of it a program has, and its lines of the tables."""
+    """The tensor and chunk of a program, and its lines of the tables."""
     columns = len(stage.program.columns)
     return [
         "chunk = chunks + 2 * tl.program_id(0).to(tl.int64)",

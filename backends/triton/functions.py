@@ -1,11 +1,11 @@
 """Elementary functions as Triton source, in float32 and float64.
 
-Triton's own `exp` in float32 is off by as many as 40 ulp, its other functions in float32 take subnormal numbers for
-zero on NVIDIA's GPUs, and what it calls libdevice does not run in its interpreter. So those of float32 are formulas of
-+ - * / and bits, good to three ulp, at the speed of float32 everywhere; powers and remainders alone go through float64,
-which is slow on GPUs that are slow in it. Those of float64 rest on Triton's own `exp`, `log` and `erf`, which have none
-of these faults. No formula depends on a fused multiply-add, which the interpreter rounds twice; kernels are compiled
-without contraction, which would spoil the products of two words.
+In float32, Triton's `exp` has errors up to 40 ulp, and its other functions take subnormal numbers for zero on NVIDIA's
+GPUs. Functions of libdevice do not run in its interpreter. So the functions of float32 here are formulas of + - * / and
+bits, with errors up to three ulp, at the speed of float32 everywhere. Only powers and remainders use float64; this is
+slow on some GPUs. The functions of float64 use Triton's `exp`, `log` and `erf`, without such faults in float64. No
+formula depends on a fused multiply-add, as the interpreter rounds it twice. Kernels are compiled without contraction:
+it would spoil the products of two words.
 """
 
 from __future__ import annotations
@@ -260,19 +260,19 @@ def _series() -> str:
 
 
 def _filled(source: str) -> str:
-    """A source with its constants: numbers of the tables, and polynomials of a name."""
+    """A source with its constants: numbers of the tables, and polynomials of a variable."""
     table = TABLES[SINGLE]
     start = round((SINGLE.bias * 4 / 3 - 0.068023885) * 2**SINGLE.fraction)
     numbers = {"ln2_high": repr(table.ln2_high), "ln2_low": repr(table.ln2_low), "cbrt start": str(start)}
 
-    def replaced(found: re.Match[str]) -> str:
-        kind, _, name = found[1].partition(" ")
-        return numbers.get(found[1]) or polynomial(name, [*map(repr, getattr(table, kind))])
+    def replaced(mark: re.Match[str]) -> str:
+        kind, _, name = mark[1].partition(" ")
+        return numbers.get(mark[1]) or polynomial(name, [*map(repr, getattr(table, kind))])
 
     return re.sub(r"<(\w+(?: \w+)?)>", replaced, source)
 
 
-#: The text of each function by name, those it calls before it; those of float64 end with 64 where there are two.
+#: The text of each function by name, after the functions it calls. A name ends with 64 for float64 beside float32.
 FUNCTIONS: Mapping[str, str] = {
     name: _filled(source)
     for name, source in {

@@ -1,4 +1,4 @@
-"""Memory of torch's that tables go to a device through, and the device and stream that calls are made on."""
+"""Memory for copies of tables to a device, by torch, and the current device and stream of calls."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ SPARE = 4
 
 
 class TorchDevice:
-    """What tables go to a device through."""
+    """The memory of a device, and pinned memory of the host, for copies of tables."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
 
     def pinned(self, words: int) -> Slot:
-        """Memory of the host, pinned for a GPU."""
+        """Pinned memory of the host, as the source of a copy."""
         return Slot(words, self._device)
 
     def memory(self, words: int) -> Any:
-        """A tensor of 64-bit words."""
+        """A tensor of 64-bit words, as the target of a copy."""
         import torch
 
         return torch.empty(words, dtype=torch.int64, device=self._device)
 
 
 class Slot:
-    """A buffer in main memory, pinned for a GPU, that a copy reads from; the event is behind the last one."""
+    """A buffer in main memory, pinned for a GPU, and the event after the last copy from it."""
 
     def __init__(self, words: int, device: Any) -> None:
         import torch
@@ -42,7 +42,7 @@ class Slot:
         self._event: Any = None
 
     def ready(self) -> Whole:
-        """Its words, once no copy reads from them any more."""
+        """Its words, after the end of the last copy."""
         if self._event is not None:
             self._event.synchronize()
         return self.words
@@ -58,12 +58,12 @@ class Slot:
 
 
 def uploads(device: Any, words: int, ring: Ring | None = None) -> Uploads:
-    """What brings a table of so many words to a device."""
+    """The copies of a table of `words` words to a device."""
     return Uploads(ring or Ring(TorchDevice(device)), words, SPARE if device.type == "cuda" else 0)
 
 
 def current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
-    """The context in which a device, and the stream where one is given, are current."""
+    """A context with the device, and the stream unless None, as the current ones."""
     import torch
 
     if device.type == "cpu":
@@ -92,7 +92,7 @@ def floats(words: Any) -> Any:
 
 
 def truth_bytes(truth: Any) -> Any:
-    """Truth as bytes, which is how kernels load it; None as it is."""
+    """Truths as bytes, for kernels; None for None."""
     import torch
 
     return None if truth is None else truth.view(torch.uint8)

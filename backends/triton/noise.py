@@ -1,4 +1,4 @@
-"""Prints Triton that sums noise in the place of a gradient, and updates with it: no gradient is in memory."""
+"""Prints Triton source for updates with a sum of noise in place of a gradient. No gradient is in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .words import file_text, words_used
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for more than one elementwise stage over a gradient, and other values."""
+    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
     require_estimate("triton", program, values)
     stages = ["\n".join(lines) for lines in NoisyStage(program, layout).functions()]
     scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
@@ -26,10 +26,10 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
 
 
 class NoisyStage(FlatStage):
-    """The one stage of a rule whose gradient is a sum of noise."""
+    """The one stage of a rule with a sum of noise for its gradient."""
 
     gradient_in_memory = False
-    own_names = frozenset(
+    local_names = frozenset(
         {"philox", "set_bits", "less_four", "in_order", "log_of_normal", "normals", "normals_64", "sum_of_noise"}
     )
 

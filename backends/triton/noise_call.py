@@ -1,4 +1,4 @@
-"""Calls of kernels that make noise: its records on the device."""
+"""Calls of kernels with noise: its records on the device."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .call import TritonCall
 from .memory import current, is_capturing, uploads
 from .work import StageWork
 
-#: Elements of a block: of popcount noise each thread makes one block of words, the fewest that leave none idle.
+#: The block of a kernel with noise: with popcount noise, each thread makes one block of words, and none is idle.
 NOISY = Block(2048, 128)
 
 
 class NoisyWork(StageWork):
-    """What the stage of a rule whose gradient is noise needs to run over a bucket."""
+    """The work over a bucket of a stage with noise for its gradient."""
 
     @staticmethod
     def emulates(stage: Stage, layout: Layout) -> bool:
-        """Of gradients too."""
+        """Whether the kernel rounds to bfloat16, in stores or in gradients."""
         return StageWork.emulates(stage, layout) or layout.dtype("g") == "bfloat16"
 
     @staticmethod
     def flat_block(moved: int, device: str) -> Block:
-        """The same for all."""
+        """The block, the same for any number of bytes."""
         return StageWork.flat_block(moved, device) if device == INTERPRETER else NOISY
 
 
 class TritonNoiseCall(RecordsCall[StageWork], TritonCall):
-    """A call with noise in the place of gradients, of which each tensor begins with element `offset`."""
+    """A call with noise in place of gradients. Each tensor begins at element `offset` of its noise."""
 
     work_kind = NoisyWork
 

@@ -1,6 +1,6 @@
-"""Functions of noise as Triton source: random words, what their bits stand for, and sums over directions.
+"""Functions of noise as Triton source: random words, the values of their bits, and sums over directions.
 
-Normal numbers of float32 are those of the c and cupy backends, bit for bit where products are not contracted.
+Normal numbers of float32 are equal to those of the c and cupy backends, bit for bit where products are not contracted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def sum_of_noise(noise, start, BLOCK: tl.constexpr):
     return tl.reshape(<all>, (BLOCK,))
 '''
 
-#: How many elements a thread has of its own.
+#: The neighbouring elements of one thread.
 UNIT: Mapping[str, int] = {"popcount": 16, "rademacher": 16, "normal": 4}
 
 
@@ -135,7 +135,7 @@ def _all(count: int) -> str:
 
 
 def noise_words(values: str, compute: str) -> list[str]:
-    """The functions that sum noise of such values in float32 or float64, `sum_of_noise` the last of them."""
+    """The functions of noise of the kind `values` in float32 or float64, `sum_of_noise` the last."""
     wide = compute == "float64"
     unit = UNIT[values]
     blocks = ELEMENTS[values] // unit
@@ -146,9 +146,11 @@ def noise_words(values: str, compute: str) -> list[str]:
         "<whole>": "uint64" if wide else "uint32",
         "<64>": "_64" * wide, "<wide>": ".to(tl.float64)" * wide,
         "<root>": "tl.sqrt" if wide else "tl.sqrt_rn", "<logarithm>": "tl.log" if wide else "log_of_normal",
-        # Numbers of float32 as C reads them, in nine digits.
+        # Numbers of float32 in nine digits, as in C.
         **normal_marks(wide, lambda x: constant(x if wide else float(f"{x:.9g}"), compute)),
         "<cell>": constant(2.0**-23, compute),
     }  # fmt: skip
-    own = {"popcount": [_SET_BITS, _LESS_FOUR], "rademacher": [], "normal": [*[_LOG] * (not wide), _NORMALS]}[values]
-    return [filled(text, marks) for text in [_PHILOX, *own, _IN_ORDER, _SUM]]
+    functions = {"popcount": [_SET_BITS, _LESS_FOUR], "rademacher": [], "normal": [*[_LOG] * (not wide), _NORMALS]}[
+        values
+    ]
+    return [filled(text, marks) for text in [_PHILOX, *functions, _IN_ORDER, _SUM]]

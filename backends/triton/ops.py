@@ -1,4 +1,4 @@
-"""How Triton writes operations and numbers, in float32 and float64."""
+"""Triton's spelling of operations and numbers, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS: Mapping[Op, str] = {
     Op.FLOOR: "floor",
 }  # fmt: skip
 
-#: Functions that are others in float64.
+#: Functions with another name in float64.
 _WIDE: Mapping[str, str] = {
     "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "sigmoid": "sigmoid_64", "tanh": "tanh_64", "cbrt": "cbrt_64",
     "power": "power_64", "floor": "tl.floor",
@@ -29,7 +29,7 @@ _WIDE: Mapping[str, str] = {
 
 
 def operations(compute: str) -> OpTable:
-    """The table for code computed in float32 or float64: Triton's `/`, `sqrt` and `maximum` alone are not IEEE's."""
+    """The table for code in float32 or float64. Triton's plain `/`, `sqrt` and `maximum` are not IEEE's."""
 
     def typed(text: str) -> str:
         return f"tl.full((), {text}, tl.{compute})" if is_bare(text) else text
@@ -61,7 +61,7 @@ def is_bare(text: str) -> bool:
 
 
 def constant(value: float, compute: str) -> str:
-    """A number as text: bare where Triton, which reads it as float32, has all of it, else with its dtype."""
+    """A number as text: bare if it is a normal float32, as Triton reads it, else with its dtype."""
     if not np.isfinite(value):
         return f'{"-" if value < 0 else ""}float("{"nan" if np.isnan(value) else "inf"}")'
     with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def constant(value: float, compute: str) -> str:
 
 
 def rounded(value: str, dtype: str, before: str) -> str:
-    """A value of the dtype `before` rounded to another; as it is where that is no narrower."""
+    """A value of the dtype `before` rounded to `dtype`; unchanged where `dtype` is not narrower."""
     if dtype in ("float32", before):
         return value
     wide = value if before == "float32" else f"{value}.to(tl.float32)"

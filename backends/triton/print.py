@@ -1,4 +1,4 @@
-"""Prints a program as Triton source: the functions that it calls, and the kernels of its stages."""
+"""Prints a program as Triton source: the kernels of its stages, and the functions they call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .words import file_text, words_used
 
 
 def program_source(program: Program, layout: Layout) -> str:
-    """The whole file; BackendUnsupported for an operation that Triton has no word for."""
+    """The whole file; BackendUnsupported for an operation without a word in Triton."""
     stages = [
         "\n".join(lines) for index in range(len(program.stages)) for lines in _stage_functions(program, layout, index)
     ]
@@ -26,7 +26,7 @@ def program_source(program: Program, layout: Layout) -> str:
 
 
 def _stage_functions(program: Program, layout: Layout, index: int) -> list[list[str]]:
-    """The functions of a stage; none where it has nothing to do."""
+    """The functions of a stage; none for an empty stage."""
     stage = program.stages[index]
     if not stage.roots:
         return []

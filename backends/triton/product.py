@@ -1,4 +1,4 @@
-"""Calls of the kernel that has an update in the epilogue of a product: one launch for each parameter."""
+"""Calls of a kernel with an update in the epilogue of a product: one launch for each parameter."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .work import compiler_errors, refusal
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut: tiles of `high` rows and `wide` columns, `deep` tokens at a time.
+    """The cut of a product: tiles of `high` rows and `wide` columns, `deep` tokens at a time.
 
-    `tall` tiles below one another come before those beside them; a tile is updated in so many `parts`. `warps` and
-    `stages` (how many loads are under way) are the compiler's. Factors may be `described` to the device, which then
-    copies their tiles by itself, where they are aligned for it.
+    `tall` tiles below one another come before those beside them. A tile is updated in `parts` parts. `warps` and
+    `stages` (the number of loads in flight) are for the compiler. With `described`, the device itself copies tiles of
+    aligned factors.
     """
 
     high: int
@@ -40,16 +40,16 @@ class Tile:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What a kernel is compiled for."""
+        """The constants of a kernel's compilation."""
         return {"HIGH": self.high, "WIDE": self.wide, "DEEP": self.deep, "TALL": self.tall, "PARTS": self.parts}
 
     def count(self, height: int, width: int) -> int:
-        """How many of them a matrix has."""
+        """The number of tiles in a matrix."""
         return -(-height // self.high) * -(-width // self.wide)
 
 
-#: Tiles for factors of 16 bits, the largest first, by the compute capability of NVIDIA's GPUs, or for AMD's (0): those
-#: that leave nothing in local memory.
+#: Tiles for factors of 16 bits, the largest first, by the compute capability of NVIDIA's GPUs, or for AMD's (0). Their
+#: kernels keep nothing in local memory.
 _HALF: Mapping[int, tuple[Tile, ...]] = {
     9: (
         Tile(128, 256, 64, 8, 8, 4, described=True),
@@ -59,22 +59,22 @@ _HALF: Mapping[int, tuple[Tile, ...]] = {
     8: (Tile(128, 128, 32, 4, 8, 3), Tile(64, 64, 32, 2, 8, 3)),
     0: (Tile(128, 128, 32, 4, 8, 2), Tile(64, 64, 32, 2, 4, 2)),
 }
-#: The same for factors of float32, whose products take as much time as their sums.
+#: Tiles for factors of float32: products take as much time as sums there.
 _SINGLE = (Tile(64, 64, 32, 2, 4, 3), Tile(32, 32, 32, 1, 4, 3))
 
-#: Small ones for Triton's interpreter, so that there are ends of tiles in small matrices.
+#: Small tiles for Triton's interpreter, so that small matrices have tiles at their ends.
 INTERPRETED = (Tile(32, 64, 16, 4, 4, 1, described=True),)
 
 
 def tiles_for(factors: str, capability: int | None) -> tuple[Tile, ...]:
-    """The tiles for factors of a dtype, the largest first: on NVIDIA's GPUs by compute capability; None elsewhere."""
+    """The tiles for factors of a dtype, the largest first. `capability` is of NVIDIA's GPUs; None for others."""
     if factors == "float32":
         return _SINGLE
     return _HALF[0 if capability is None else 9 if capability in (9, 10) else 8]
 
 
 def tile_for(tiles: Sequence[Tile], height: int, width: int, processors: int) -> Tile:
-    """The largest tile of which a matrix has one for each processor, else the smallest."""
+    """The largest tile with at least one in the matrix for each processor, else the smallest."""
     return next((tile for tile in tiles if tile.count(height, width) >= processors), tiles[-1])
 
 
@@ -90,7 +90,7 @@ class ProductKernel:
     ) -> ProductCall:  # fmt: skip
         """A call over these matrices: contiguous, of the layout's dtypes, all on one device.
 
-        `tiles` are those that may be chosen from, where not the device's own.
+        `tiles` replace the device's choice of tiles.
         """
         return ProductCall(self, params, states, tiles)
 
@@ -106,14 +106,14 @@ class ProductCall:
         program = kernel.program
         self._fixed = [b for b in used_buffers(program, program.stages[0]) if b != "g"]
         self._uploads = uploads(self._device, 8 * len(program.columns))
-        own, self._processors = _machine(self._device, kernel.factors)
-        self._tiles = tiles or own
+        tiles_of_device, self._processors = _machine(self._device, kernel.factors)
+        self._tiles = tiles or tiles_of_device
 
     def __call__(
         self, stage: int, moving: Sequence[Product], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every parameter of the bucket, or `tensors` of it, in place: `moving` are their gradients."""
+        """Updates every parameter of the bucket, or `tensors` of it, in place. `moving` are their gradients."""
         positions = range(len(self._params)) if tensors is None else tensors
         with current(self._device, stream):
             table = self._table(rows.table, stream)
@@ -149,7 +149,7 @@ class ProductCall:
             raise BackendUnavailable(refusal(self._kernel.program.name, self._device, error)) from error
 
     def _options(self, tile: Tile, tokens: int, height: int, width: int) -> dict[str, Any]:
-        """The constants that the kernel is compiled for."""
+        """The constants of the kernel's compilation."""
         return {
             **tile.constants, "PRECISION": _precision(self._device),
             "ALL": not (height % tile.high or width % tile.wide), "EVEN": not tokens % tile.deep,
@@ -159,31 +159,31 @@ class ProductCall:
 
 
 def _side_by_side(product: Product) -> Product:
-    """The same with the elements of each line side by side, as they need not be where the last layer was a sum."""
-    found = (product.outputs, product.inputs)
-    outputs, inputs = (x if x.stride(1) == 1 else x.contiguous() for x in found)
+    """The same product with contiguous lines: they need not be contiguous after a layer that sums."""
+    factors = (product.outputs, product.inputs)
+    outputs, inputs = (x if x.stride(1) == 1 else x.contiguous() for x in factors)
     return Product(outputs, inputs)
 
 
 def _described(product: Product, tile: Tile) -> tuple[Any, Any] | None:
-    """The factors as the device copies tiles of them; None where they do not lie at multiples of 16 bytes."""
+    """The factors as descriptors for the device's copies; None where they are not at multiples of 16 bytes."""
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
     except ImportError:  # before Triton 3.4
         return None
-    found = (product.outputs, product.inputs)
+    factors = (product.outputs, product.inputs)
     item = product.inputs.element_size()
-    if not len(product.inputs) or any(x.data_ptr() % 16 or x.stride(0) * item % 16 for x in found):
+    if not len(product.inputs) or any(x.data_ptr() % 16 or x.stride(0) * item % 16 for x in factors):
         return None
     outputs, inputs = (
         TensorDescriptor.from_tensor(x, [tile.deep, wide])
-        for x, wide in zip(found, (tile.high, tile.wide), strict=True)
+        for x, wide in zip(factors, (tile.high, tile.wide), strict=True)
     )
     return outputs, inputs
 
 
 def _machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
-    """The tiles for a device, and how many processors it has."""
+    """The tiles for a device, and the number of its processors."""
     import torch
 
     if device.type == "cpu":
@@ -193,7 +193,7 @@ def _machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
 
 
 def _precision(device: Any) -> str:
-    """How products of float32 are taken: as torch takes its own."""
+    """The precision of products of float32, the same as torch's."""
     import torch
 
     exact = device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"

@@ -1,6 +1,6 @@
-"""Prints the scalar program as a kernel: each lane makes the row of one tensor, in float64.
+"""Prints the scalar program as a kernel: each lane computes the row of one tensor, in float64.
 
-So what follows from hyper-parameters and step counts can stay on the device, and a captured graph computes it anew.
+So hyper-parameters, step counts and the scalar table can stay on the device, and a captured graph computes them anew.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ..scalars import Argument, ScalarKernel, argument_of, arguments, scalar_lea
 from .ops import constant, operations
 from .stage import RESERVED, call, indented
 
-#: Tensors whose rows one program makes.
+#: The tensors of one program.
 LANES = 128
 
 _LOCALS = {"n", "counts", "groups", "group", "hyper", "new", "tensors", "kinds", "LANES"}
 
-#: Where the value for a tensor lies in an array, by what that has a value for.
+#: The index and mask of a tensor's value in an array, by the level of the array.
 _INDEX = {"tensor": " + n, mask=inside", "group": " + group, mask=inside", "model": ""}
 
 
 def scalar_arguments(program: Program) -> list[Argument]:
-    """The arrays that the kernel is given beside counts, groups and hyper-parameters, in order."""
+    """The arrays for the kernel beside counts, groups and hyper-parameters, in order."""
     return sorted(arguments(_leaves(program)), key=lambda argument: argument.kind == "level")
 
 
 def _leaves(program: Program) -> list[Node]:
-    """The leaves in the order in which they are read: counts, hyper-parameters, facts, states."""
+    """The leaves in the order of their reads: counts, hyper-parameters, facts, states."""
     hyper = list(program.hyper)
 
     def place(leaf: Node) -> tuple[int, int, str]:
@@ -41,7 +41,7 @@ def _leaves(program: Program) -> list[Node]:
 
 
 def _read_once(leaf: Node) -> Node:
-    """A hyper-parameter for that of the model, which has the same line."""
+    """The leaf, with a plain hyper-parameter in place of the model's, as both have the same line."""
     return node(Op.HYPER, leaf.arg) if leaf.op is Op.MODEL_HYPER else leaf
 
 
@@ -61,8 +61,8 @@ class ScalarSource(ScalarKernel):
     def function(self) -> list[str]:
         """The kernel, as lines."""
         arrays = ["counts", "groups", "hyper", *(self.at[a] for a in scalar_arguments(self.program)), "table", "new"]
-        given = [*arrays, "tensors", "kinds"]
-        names = ", ".join(f'"{a}"' for a in given)
+        parameters = [*arrays, "tensors", "kinds"]
+        names = ", ".join(f'"{a}"' for a in parameters)
         body = [
             '"""The row of each tensor of `table`, and the `new` values of states, a line for each: in float64.', "",
             "`tensors` is how many there are, `kinds` how many groups, each with a number in every line of `hyper`.",
@@ -75,7 +75,7 @@ class ScalarSource(ScalarKernel):
             *self._store_lines(),
         ]  # fmt: skip
         head = call("@triton.jit", [f"do_not_specialize=[{names}]"])
-        return [*head, *call("def scalars", [*given, "LANES: tl.constexpr"], ":"), *indented(body)]
+        return [*head, *call("def scalars", [*parameters, "LANES: tl.constexpr"], ":"), *indented(body)]
 
     def _read(self, leaf: Node) -> str:
         """A leaf's value."""

@@ -1,7 +1,7 @@
 """Prints a stage that sees matrices: a loop over tiles, one below the other, and the kernel of its chunks.
 
-A tile has some rows, and some neighbouring elements of each, of one matrix or several. What is reduced to rows is
-written tile by tile, a slot for each row and column of tiles; what is reduced to columns, chunk by chunk.
+A tile has some rows, and some neighbouring elements of each, of one matrix or several. Reductions to rows are written
+tile by tile, with a slot for each row and column of tiles; reductions to columns chunk by chunk.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ShapedStage(StageSource):
         return [self.at[r.name] for r in self._reduced(ROW)]
 
     def _arguments(self) -> list[str]:
-        """What the loop is given, beside its place and what it is specialised for."""
+        """The arguments of the loop, without its place and its constants."""
         slots = self._row_slots()
-        own = [*(self.at[a] for a in self.arrays), *(["slots", *slots] if slots else []), *self.scalars]
-        return own + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
+        arguments = [*(self.at[a] for a in self.arrays), *(["slots", *slots] if slots else []), *self.scalars]
+        return arguments + ["scale"] * self.scaled + ["stays", "row"] * self.guarded
 
     # The loop over tiles
 
@@ -72,7 +72,7 @@ class ShapedStage(StageSource):
         return ["@triton.jit", *call(f"def stage_{self.index}_tiles", arguments, ":"), *indented(body)]
 
     def _tile(self) -> list[str]:
-        """What is done with a tile."""
+        """The statements for a tile."""
         return [
             "line = matrix * height + first",
             "start = line * width + left",
@@ -85,12 +85,12 @@ class ShapedStage(StageSource):
         ]  # fmt: skip
 
     def _row_line(self, reduction: Result) -> str:
-        """The statement that leaves what a tile's rows are reduced to."""
+        """The statement that stores the reductions of a tile's rows."""
         rows = bare(self.total(reduction, self.operand(reduction, _TILE), "2"))
         return f"tl.store({self.at[reduction.name]} + line + rows, {rows}, mask=below)"
 
     def _rows_line(self, reduction: Result) -> str:
-        """The statement that takes a tile into a reduction of all, kept row by row to need few registers."""
+        """The statement that joins a tile to a reduction of the tensor, row by row to save registers."""
         name, rows = self.names[reduction.name], self.total(reduction, self.operand(reduction, _TILE), "2")
         return f"{name} = {bare(self.joined(reduction, name, rows))}"
 
@@ -116,12 +116,12 @@ class ShapedStage(StageSource):
         return ["@triton.jit", *call(f"def stage_{self.index}_chunk", arguments, ":"), *indented(body)]
 
     def _slot_arguments(self) -> list[str]:
-        """What a chunk needs to find its slots, beside what the loop is given."""
+        """The arguments of a chunk for its slots, without those of the loop."""
         kept = self._reduced(COL, TENSOR)
         return ["known"] * bool(kept) + ["slots"] * (bool(kept) and not self._reduced(ROW))
 
     def _call_lines(self, top: str, bottom: str, everything: str, names: dict[str, str]) -> list[str]:
-        # What is masked keeps an address for each element: in smaller tiles, for they must fit into registers.
+        # A masked access keeps an address for each element in registers, so these tiles are smaller.
         rows = "ROWS" if everything == "True" else "ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS"
         shape = ["MATRICES", rows, "COLUMNS"]
         last = [everything, *shape, "VECTOR", *["EMULATED"] * self.emulates]
@@ -130,26 +130,26 @@ class ShapedStage(StageSource):
         return call(f"{results} = stage_{self.index}_tiles" if results else f"stage_{self.index}_tiles", arguments)
 
     def _joined_line(self, reduction: Result) -> str:
-        """The statement that joins what whole tiles, where there are any, and others are reduced to."""
+        """The statement that joins the reductions of whole tiles, if any, and of the others."""
         name, rest = self.names[reduction.name], self.rest[reduction.name]
         return f"{name} = {self.joined(reduction, name, rest)} if WIDE else {rest}"
 
     def _slot_lines(self) -> list[str]:
-        """The statements that leave what a chunk's columns, and all of it, are reduced to."""
-        found = []
+        """The statements that store the reductions of a chunk's columns and of the whole chunk."""
+        lines = []
         if self._reduced(COL):
-            found += [
+            lines += [
                 "plane, along = tl.arange(0, MATRICES)[:, None, None], tl.arange(0, COLUMNS)[None, None, :]",
                 "beside = (plane < batch - matrix) & (along < width - left)",
                 "column = piece * batch * width + matrix * width + left + plane * width.to(tl.int32) + along",
             ]
         for r in self._reduced(COL):
             slot = f"slots + {self.slots(r)} + column"
-            found.append(f"tl.store({slot}, {self.names[r.name]}, mask=beside)")
-        found += [
+            lines.append(f"tl.store({slot}, {self.names[r.name]}, mask=beside)")
+        lines += [
             f"tl.store(slots + {self.slots(r)} + number, {self.names[r.name]})" for r in self._reduced(TENSOR)
         ]  # fmt: skip
-        return found
+        return lines
 
     def _kernel(self) -> list[str]:
         reduced = bool(self.stage.reduces)
@@ -176,10 +176,10 @@ class ShapedStage(StageSource):
             ["1", "1", "BLOCK", "True"], ["1", "BLOCK // (32 * VECTOR)", "32 * VECTOR", "True"],
             ["1", "BLOCK // 8", "8", "False"], ["BLOCK // 64", "8", "8", "False"],
         ]  # fmt: skip
-        found = []
+        lines = []
         for tile, shape in enumerate(shapes):
             last = [*shape, "VECTOR", *["EMULATED"] * self.emulates]
             arguments = ["number", *_SIZES, *_CUT, *self._slot_arguments(), *self._arguments(), *last]
             test = f"{'el' * bool(tile)}if tile == {tile}:" if tile < len(shapes) - 1 else "else:"
-            found += [test, *indented(call(f"stage_{self.index}_chunk", arguments))]
-        return found
+            lines += [test, *indented(call(f"stage_{self.index}_chunk", arguments))]
+        return lines

@@ -1,4 +1,4 @@
-"""The names and lines of one stage as Triton writes them: what loops over blocks and over tiles have in common."""
+"""The names and lines of one stage in Triton, for loops over blocks and over tiles alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ops import constant, is_bare, operations
 from .plan import known_columns, moving_columns, wide_arrays
 from .words import WORDS
 
-#: Names that a printed file uses for itself.
+#: Names in every printed file.
 RESERVED = frozenset(
     {
         "tl", "triton", "float", "range", "None", "True", "False", "chunks", "known", "moving", "table", "stays",
@@ -30,7 +30,7 @@ RESERVED = frozenset(
     | set(WORDS)
 )  # fmt: skip
 
-#: What a reduction begins with.
+#: The first value of a reduction.
 NOTHING = {Op.SUM: "0.0", Op.MIN: 'float("inf")', Op.MAX: '-float("inf")'}
 
 _JOINED = {
@@ -44,22 +44,22 @@ _WHOLE = {Op.SUM: "tl.sum", Op.MIN: "lowest", Op.MAX: "highest"}
 class StageSource:
     """The names of a stage's values, addresses and reductions, and the lines that load, compute, store and reduce.
 
-    `names` are buffers' old values, vectors, and what is reduced; `at` their addresses, or those of slots. `works_on`
-    says that a tensor that stays as it is is worked on all the same, and its stores left out; `gradient_in_memory` that
-    the gradient is read where its address says, and not made as `gradient` says. `own_names` are what else the
-    functions of such a stage use.
+    `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses, or of slots. With
+    `works_on`, all values of a tensor that stays as it is are computed, and only its stores left out. With
+    `gradient_in_memory`, the gradient is read from its address; else `gradient` gives its expression. `local_names` are
+    further names in the functions of such a stage.
     """
 
     works_on = False
     gradient_in_memory = True
-    own_names: frozenset[str] = frozenset()
+    local_names: frozenset[str] = frozenset()
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index = program, layout, index
         self.stage: Stage = program.stages[index]
         self.compute = layout.compute
         functions = {f"stage_{i}{part}" for i in range(len(program.stages)) for part in PARTS}
-        taken = {*RESERVED, *self.own_names, *functions}
+        taken = {*RESERVED, *self.local_names, *functions}
         lines = address_lines(program)
         self.names = {name: unique_name(name, taken) for name in lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in lines}
@@ -75,14 +75,14 @@ class StageSource:
         self.arrays = [*self.buffers, *self.stage.reads]
         self.scaled = "g" in self.printer.loads()
         kept = [s for s in self.stage.stores if program.buffer(s.buffer).role != "scratch"]
-        #: Whether a tensor that stays as it is still has work to do here, and stores to leave out.
+        #: Whether the stage has both work for a tensor that stays as it is, and stores to leave out.
         self.guarded = bool(kept) and (self.works_on or bool(self.stage.reduces) or len(kept) < len(self.stage.stores))
         self.emulates = any(layout.dtype(s.buffer) == "bfloat16" for s in self.stage.stores)
 
     # The kernel's own lines
 
     def about_lines(self) -> list[str]:
-        """What the kernel does and what it is given, as its docstring."""
+        """The kernel's docstring: its work and its tables."""
         done = textwrap.wrap(f"One chunk of one tensor: stage {self.index} {left_by(self.stage)}.", 100)
         return [
             '"""' + done[0], *done[1:], "",
@@ -92,18 +92,18 @@ class StageSource:
         ]  # fmt: skip
 
     def address_lines(self) -> list[str]:
-        """Addresses and where slots begin, from the lines of the two tables."""
+        """The variables for addresses and first slots, from the lines of the two tables."""
         reduced = [r.name for r in self.stage.reduces if self.nest.place(r) != ROW]
         fixed = [n for n in self.known if n in self.at and n not in reduced]
-        found = [f"{self.at[n]} = tl.load(known + {self.known.index(n)})" for n in fixed]
-        return found + [f"{self.at[n]} = tl.load(moving + {1 + i})" for i, n in enumerate(self.moving)]
+        lines = [f"{self.at[n]} = tl.load(known + {self.known.index(n)})" for n in fixed]
+        return lines + [f"{self.at[n]} = tl.load(moving + {1 + i})" for i, n in enumerate(self.moving)]
 
     def slots(self, reduction: Result) -> str:
-        """Where the slots of a reduction begin that a chunk leaves once: read when it does."""
+        """The place of a reduction's first slot, read at the one store of a chunk."""
         return f"tl.load(known + {self.known.index(reduction.name)})"
 
     def scalar_lines(self) -> list[str]:
-        """The columns of the scalar table that the stage reads."""
+        """The variables for columns of the scalar table."""
         return [f"{name} = {self._scalar(column)}" for name, column in self.scalars.items()]
 
     def _scalar(self, column: int) -> str:
@@ -113,45 +113,45 @@ class StageSource:
 
     @staticmethod
     def _true(text: str) -> str:
-        # Through an integer, for the interpreter takes the dtype of what is compared for that of the truth.
+        # Through an integer: in the interpreter, a comparison has the dtype of its operands.
         return f"{text}.to(tl.int32) != 0"
 
     def aligned(self, arrays: Sequence[str]) -> str:
-        """Whether all of these lie at multiples of 16 bytes."""
+        """The expression for whether all these arrays lie at multiples of 16 bytes."""
         return f"({' | '.join(self.at[a] for a in arrays)}) % 16 == 0"
 
     # The lines of a loop
 
     def pointer_lines(self) -> list[str]:
-        """Addresses as pointers, where ALL aligned ones to what is read side by side."""
+        """Addresses as pointers; with ALL, pointers to neighbouring elements are aligned."""
         wide = wide_arrays(self.program, self.stage, self.layout)
         arrays = [a for a in self.arrays if a != "g" or self.gradient_in_memory]
         casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in arrays}
-        found = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
-        return [f"{self.at[a]} = {text}" for a, text in found.items()]
+        texts = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
+        return [f"{self.at[a]} = {text}" for a, text in texts.items()]
 
     def _storage(self, name: str) -> str:
         return self.compute if name in self.stage.reads else self.layout.dtype(name)
 
     def before_lines(self) -> list[str]:
-        """What is read once for all elements: what gradients are multiplied by, and whether to store."""
-        found = []
+        """The values read once for all elements: the factor of gradients, and whether to store."""
+        lines = []
         if self.scaled:
-            found += ["if scale is not None:", "    unscale = tl.div_rn(1.0, tl.load(scale))"]
+            lines += ["if scale is not None:", "    unscale = tl.div_rn(1.0, tl.load(scale))"]
         if self.guarded:
-            found += ["if stays is not None:", "    write = tl.load(stays + row) == 0"]
-        return found
+            lines += ["if stays is not None:", "    write = tl.load(stays + row) == 0"]
+        return lines
 
     def load_lines(self) -> list[str]:
-        """Each buffer's elements before this step, in the compute dtype, under its name."""
-        found = []
+        """The variables for each buffer's old elements, in the compute dtype."""
+        lines = []
         for buffer in self.printer.loads():
             name = self.names[buffer]
-            found.append(f"{name} = {self._load(buffer)}")
+            lines.append(f"{name} = {self._load(buffer)}")
             if buffer == "g":
                 factor = "unscale" if self.compute == "float32" else f"unscale.to(tl.{self.compute})"
-                found += ["if scale is not None:", f"    {name} = {name} * {factor}"]
-        return found
+                lines += ["if scale is not None:", f"    {name} = {name} * {factor}"]
+        return lines
 
     def _load(self, buffer: str) -> str:
         if buffer != "g":
@@ -159,18 +159,18 @@ class StageSource:
         return f"-{self.gradient()}" if self.layout.maximize else self.gradient()
 
     def gradient(self) -> str:
-        """The elements of the gradient in the compute dtype: from memory, where no stage says otherwise."""
+        """The elements of the gradient in the compute dtype, by default from memory."""
         return self._read("g")
 
     def _read(self, buffer: str) -> str:
         return self.computed(f"tl.load({self.at[buffer]} + start + i, mask=inside)", self.layout.dtype(buffer))
 
     def computed(self, text: str, dtype: str) -> str:
-        """Elements of a dtype in that of arithmetic."""
+        """Elements of a dtype in the compute dtype."""
         return text if dtype == self.compute else f"{text}.to(tl.{self.compute})"
 
     def vector_lines(self, where: str, index: str, mask: str) -> list[str]:
-        """Each vector that has its values at this place, under its name."""
+        """The variables for vectors with values at this place."""
         return [self._vector(v, index, mask) for v in self.nest.read(where)]
 
     def _vector(self, vector: Result, index: str, mask: str) -> str:
@@ -178,15 +178,15 @@ class StageSource:
         return f"{self.names[vector.name]} = {self._true(text) if is_boolean(vector.value) else text}"
 
     def value_lines(self) -> list[str]:
-        """Each named value."""
+        """The variables for named values."""
         return [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
 
     def store_lines(self) -> list[str]:
-        """The statements that store elements: after all values, so that no store changes what another reads."""
-        found = []
+        """The statements that store elements, after all values: no store changes the operand of another."""
+        lines = []
         if self.guarded:
-            found.append("writable = inside if stays is None else (write if ALL else inside & write)")
-        return found + [self._store(s.buffer, bare(self.printer.text(s.value))) for s in self.stage.stores]
+            lines.append("writable = inside if stays is None else (write if ALL else inside & write)")
+        return lines + [self._store(s.buffer, bare(self.printer.text(s.value))) for s in self.stage.stores]
 
     def _store(self, buffer: str, value: str) -> str:
         if self.layout.dtype(buffer) == "bfloat16" and not is_bare(value):
@@ -198,17 +198,17 @@ class StageSource:
     # Reductions
 
     def zero(self, reduction: Result, shape: str) -> str:
-        """What a reduction of so many elements begins with: a sum in float64, others in the compute dtype."""
+        """The first value of a reduction in this shape: of a sum in float64, of others in the compute dtype."""
         dtype = "float64" if reduction.value.op is Op.SUM else self.compute
         return f"{self.names[reduction.name]} = tl.full({shape}, {NOTHING[reduction.value.op]}, tl.{dtype})"
 
     def taken_in(self, reduction: Result, shape: str) -> str:
-        """The statement that takes a block or tile of elements into a reduction."""
+        """The statement that joins a block or tile of elements to a reduction."""
         name = self.names[reduction.name]
         return f"{name} = {bare(self.joined(reduction, name, self.operand(reduction, shape)))}"
 
     def operand(self, reduction: Result, shape: str) -> str:
-        """What is reduced: nothing where `inside` is false, and a sum's in float64."""
+        """The operand of a reduction: its first value where `inside` is false; a sum's in float64."""
         operand, op = reduction.value.args[0], reduction.value.op
         text = bare(self.printer.text(operand))
         if not self._has_elements(reduction):
@@ -217,14 +217,14 @@ class StageSource:
         return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text
 
     def _has_elements(self, reduction: Result) -> bool:
-        """Whether the operand has a value for each element of a tile, and not for its rows or columns alone."""
+        """Whether the operand has a value for each element of a tile, not only for its rows or columns."""
         elements = {v.name for v in self.nest.read(ELEMENT)}
         parts = walk(reduction.value.args)
         return any(n.op is Op.LOAD or (n.op is Op.RESULT and str(n.arg) in elements) for n in parts)
 
     @staticmethod
     def joined(reduction: Result, a: str, b: str) -> str:
-        """Two parts of a reduction as one."""
+        """Two parts of a reduction joined."""
         return _JOINED[reduction.value.op].format(a, b)
 
     @staticmethod
@@ -234,7 +234,7 @@ class StageSource:
         return f"{word}({value})" if axis == "None" else f"{word}({value}, {axis}, True)"
 
 
-#: What the names of a stage's functions end with.
+#: The suffixes of a stage's functions.
 PARTS = ("", "_blocks", "_tiles", "_chunk")
 
 

@@ -1,4 +1,4 @@
-"""A rule as one Python file for PyTorch: an optimizer whose step is one launch of a fused Triton kernel."""
+"""A rule as one Python file for PyTorch: an optimizer with one launch of a fused Triton kernel for a step."""
 
 from __future__ import annotations
 
@@ -171,9 +171,11 @@ class TritonFile(OneFile):
         parts = [*words_used("\n".join(kernels)), *kernels, _TABLES, *[_LIKE] * bool(self.arrays)]
         table = self.table('torch.tensor([group["{}"] for _, _, group in tensors], dtype=torch.float64)')
         stacked = _STACKED if table["columns"] else "torch.zeros(len(tensors), 1, dtype=torch.float64)"
-        own = filled(_CLASS, self.parts() | self._step(stage) | table | {"stacked": stacked})
+        class_lines = filled(_CLASS, self.parts() | self._step(stage) | table | {"stacked": stacked})
         imports = ["import torch", "import triton", "import triton.language as tl"]
-        return self.file(imports, words_in(own, _WORDS), *(part.strip("\n").split("\n") for part in parts), own)
+        return self.file(
+            imports, words_in(class_lines, _WORDS), *(part.strip("\n").split("\n") for part in parts), class_lines
+        )
 
     def _step(self, stage: FlatStage) -> Parts:
         names = [n for n in stage.known if n not in ("size", "span")]

@@ -1,4 +1,4 @@
-"""What a printed Triton source may call: functions that Triton lacks, each printed where it is used."""
+"""Functions for printed Triton source that Triton lacks, each printed only where it is used."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ def sign(x):
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
 '''
 
-#: The text of each function by name, those it calls before it.
+#: The text of each function by name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN, **FUNCTIONS,
 }  # fmt: skip
 
 
 def file_text(program: Program, title: str, parts: Sequence[str]) -> str:
-    """A file: what it is, what it imports, and its functions."""
+    """A file: its docstring with a title, its imports, and its parts."""
     head = "\n".join([title, "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
     imports = "import triton\nimport triton.language as tl"
     return "\n\n\n".join([f'"""{head}\n"""\n\n{imports}', *(part.rstrip("\n") for part in parts)]) + "\n"
 
 
 def words_used(text: str) -> list[str]:
-    """The source of every function that `text` calls, and that those call, in an order that defines before use."""
+    """The sources of all functions that `text` calls, directly or not, each before its use."""
     patterns = {rf"(?<![\w.]){name}\(": source for name, source in WORDS.items()}
     return used(patterns, text, lambda source: re.sub(r'""".*?"""', "", source))

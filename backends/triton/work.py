@@ -1,4 +1,4 @@
-"""What one stage of a program needs to run over a bucket: tables on the device, slots, options of the launch."""
+"""The work of one stage of a program over a bucket: tables on the device, slots, options of the launch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .plan import (
     vector_width,
 )
 
-#: Tables of tensors fired without the others that are remembered.
+#: The number of remembered sets of tensors that fire without the others.
 _REMEMBERED = 16
 
 _NOTHING: Any = None
 
 
 class Launch:
-    """The tables of a stage for some of the tensors: which chunks there are, and which reductions to finish.
+    """The tables of a stage for some of the tensors: their chunks, and the reductions to finish.
 
-    `hosts` are what they were copied from: a captured copy reads it at every replay.
+    `hosts` is the memory that they were copied from: a captured copy reads it at every replay.
     """
 
     def __init__(self, chunks: Any, jobs: Any, reduced: Mapping[str, Any], hosts: Sequence[Any]) -> None:
@@ -51,7 +51,7 @@ class StageWork:
         self, tensors: Tensors, index: int, kernels: Mapping[str, Any], addresses: Mapping[str, Any], device: Any,
         ring: Ring,
     ) -> None:  # fmt: skip
-        """`addresses` are those of parameters and states, by name, for each tensor."""
+        """`addresses` has, by name, the address of each tensor's parameter or state."""
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         self._name = program.name
         self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
@@ -74,15 +74,15 @@ class StageWork:
         self.known, _ = self._uploaded(known)
         self.slots, self._results = self._allocated(self._places.slots), self._allocated(self._places.results)
         self._views = self._places.views(self._results)
-        self.given = Given(len(tensors.sizes), 1 + len(columns))
-        self.uploads = uploads(device, self.given.count + 8 * len(program.columns), ring)
+        self.call_table = Given(len(tensors.sizes), 1 + len(columns))
+        self.uploads = uploads(device, self.call_table.count + 8 * len(program.columns), ring)
         self.options = self._options(self.emulates(stage, layout))
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))
 
     def _chosen(self, count: int, reduces: bool) -> Block:
-        """The block of a stage that moves so many bytes for an element."""
+        """The block of a stage that moves `count` bytes for an element."""
         name = _device_name(self.device)
         if self._shaped:
             return tile_for(self._vector, name)
@@ -91,23 +91,23 @@ class StageWork:
 
     @staticmethod
     def emulates(stage: Stage, layout: Layout) -> bool:
-        """Whether the kernel rounds to bfloat16, which the interpreter cannot."""
+        """Whether the kernel rounds to bfloat16, as the interpreter cannot by itself."""
         return any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
 
     @staticmethod
     def flat_block(moved: int, device: str) -> Block:
-        """The block of a stage that sees elements alike, of which each moves so many bytes."""
+        """The block of a stage without rows and columns, with `moved` bytes moved for an element."""
         return block_for(moved, device)
 
     def _how(self, stage: Stage, layout: Layout) -> Blocks | Tiles:
-        """How tensors are cut."""
+        """The cut of tensors into chunks."""
         if not self._shaped:
             return Blocks(self._block.elements, bool(stage.reduces))
         columns = any(place(r.axes, layout) == COL for r in stage.reduces)
         return Tiles(tile_shapes(self._block.elements, self._vector), columns, bool(stage.reduces))
 
     def _options(self, emulates: bool) -> dict[str, Any]:
-        """The constants that the kernel is compiled for."""
+        """The constants of the kernel's compilation."""
         shape = {"VECTOR": self._vector} if self._shaped else {}
         emulated = {"EMULATED": self.device.type == "cpu"} if emulates else {}
         warps = self._block.threads // _warp_size(self.device)
@@ -116,7 +116,7 @@ class StageWork:
     # Tables on the device
 
     def _uploaded(self, table: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-        """A table on the device, and the memory that it is copied from, without waiting."""
+        """A table on the device, and the memory of the host that it is copied from. This does not wait for the copy."""
         import torch
 
         host = torch.from_numpy(np.ascontiguousarray(table))
@@ -131,10 +131,9 @@ class StageWork:
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
     def launch(self, fired: tuple[int, ...] | None, capturing: bool = False) -> Launch:
-        """What to run for these tensors, or for all.
+        """The tables for these tensors, or for all.
 
-        It is kept for good where a graph is being captured. What is made then is the graph's alone, for its tables are
-        filled when the graph is replayed.
+        Tables made while a graph is captured stay for good, and belong to the graph alone: each replay fills them.
         """
         if fired is None:
             return self.everything
@@ -158,7 +157,7 @@ class StageWork:
     # The launch
 
     def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any) -> None:
-        """Runs the stage's kernel, and what finishes its reductions."""
+        """Runs the stage's kernel, and the kernel that finishes its reductions."""
         reduces = [self.slots] * bool(self._places.regions)
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
@@ -171,7 +170,7 @@ class StageWork:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """What Triton raises for a kernel that it cannot compile, or that a GPU has not the room for."""
+    """Triton's exceptions for a kernel that it cannot compile, or too large for a GPU."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -179,7 +178,7 @@ def compiler_errors() -> tuple[type[Exception], ...]:
 
 
 def refusal(rule: str, device: Any, error: Exception) -> str:
-    """The same in one sentence."""
+    """One sentence about an exception of the compiler, with the remedy."""
     import torch
 
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
