@@ -71,8 +71,8 @@ class JaxDraws:
     def summed(self, weights: Any, shape: tuple[int, ...]) -> Any:
         """The weighted sum of all directions' own noise, of which there is a chunk at a time."""
 
-        def fill(found: Any, begin: Any, count: int) -> Any:
-            return jax.lax.dynamic_update_slice(found, self.part(weights, begin, count), (begin,))
+        def fill(out: Any, begin: Any, count: int) -> Any:
+            return jax.lax.dynamic_update_slice(out, self.part(weights, begin, count), (begin,))
 
         size = math.prod(shape)
         return in_parts(size, fill, jnp.zeros(size, self.dtype)).reshape(shape)

@@ -31,9 +31,9 @@ class _Mixed(Exception):
 
 @dataclass(eq=False)
 class _Value:
-    """What a traced function computes. `owner` is the leaf whose elements it has; None for what all leaves share.
+    """A value of a traced function. `owner` is the leaf that it has an element for each of; None where leaves share it.
 
-    `number` is what a shared array has in every element.
+    `number` is the element of a shared array of equal ones.
     """
 
     shape: tuple[int, ...]
@@ -59,24 +59,24 @@ class Elementwise:
 
     def shared(self, operands: Sequence[Any]) -> dict[_Value, Any]:
         """The values that have no owner, from all operands."""
-        known = {value: given for value, given in zip(self.operands, operands, strict=True) if value.owner is None}
+        known = {value: array for value, array in zip(self.operands, operands, strict=True) if value.owner is None}
         # Numbers may be wider than JAX's user has it.
         with jax.enable_x64(True):
             return self._run(known, None)
 
     def of_owner(self, owner: int, operands: Mapping[int, Any], shared: Mapping[_Value, Any]) -> dict[int, Any]:
         """An owner's results by their place, from its operands by theirs: of its shape, or parts of any one shape."""
-        known = {**shared, **{self.operands[place]: given for place, given in operands.items()}}
+        known = {**shared, **{self.operands[place]: array for place, array in operands.items()}}
         shape = next(iter(operands.values())).shape
-        found = self._run(known, owner, shape)
+        values = self._run(known, owner, shape)
         return {
-            place: found[value]
+            place: values[value]
             for place, value in enumerate(self.results)
             if isinstance(value, _Value) and value.owner == owner
         }
 
     def places(self, owner: int) -> list[int]:
-        """Which operands are an owner's."""
+        """The places of an owner's operands."""
         return [place for place, value in enumerate(self.operands) if value.owner == owner]
 
     def result(self, place: int, shared: Mapping[_Value, Any]) -> Any:
@@ -85,36 +85,36 @@ class Elementwise:
         return shared[value] if isinstance(value, _Value) else value
 
     def _run(self, known: dict[_Value, Any], owner: int | None, shape: tuple[int, ...] = ()) -> dict[_Value, Any]:
-        def given(operand: Any) -> Any:
+        def value_of(operand: Any) -> Any:
             if not isinstance(operand, _Value):
                 return operand
             if owner is not None and operand.number is not None:
-                return jnp.broadcast_to(given(operand.number), shape)
+                return jnp.broadcast_to(value_of(operand.number), shape)
             return known[operand]
 
         for step in self._steps:
             if step.results[0].owner == owner:
-                found = step.primitive.bind(*map(given, step.operands), **step.parameters)
-                results = found if step.primitive.multiple_results else [found]
+                result = step.primitive.bind(*map(value_of, step.operands), **step.parameters)
+                results = result if step.primitive.multiple_results else [result]
                 known.update(zip(step.results, results, strict=True))
         return known
 
     def _walk(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """Adds the steps of a jaxpr, those that it calls in the place of calls; raises _Mixed."""
+        """Adds the steps of a jaxpr, with the steps of the jaxprs that it calls; raises _Mixed."""
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *operands], strict=True))
 
-        def given(atom: Any) -> Any:
+        def value_of(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
-            inputs = [given(atom) for atom in equation.invars]
+            inputs = [value_of(atom) for atom in equation.invars]
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             if equation.primitive.name in _CALLS:
-                found = self._walk(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs)
+                values = self._walk(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs)
             else:
-                found = self._added(equation, inputs)
-            known.update(zip(equation.outvars, found, strict=True))
-        return [given(atom) for atom in jaxpr.outvars]
+                values = self._added(equation, inputs)
+            known.update(zip(equation.outvars, values, strict=True))
+        return [value_of(atom) for atom in jaxpr.outvars]
 
     def _added(self, equation: Any, operands: list[Any]) -> list[_Value]:
         owners = {value.owner for value in operands if isinstance(value, _Value)} - {None}
@@ -135,7 +135,7 @@ def _shape(operand: Any) -> tuple[int, ...]:
 
 
 def _check(name: str, owners: set[Any], operands: Sequence[Any], results: Sequence[_Value]) -> None:
-    """Raises _Mixed where what is done to an owner's elements is not done to each of them alone."""
+    """Raises _Mixed where an element of an owner meets anything but itself and numbers."""
     if name not in _ELEMENTWISE or len(owners) > 1:
         raise _Mixed
     shape = next(value.shape for value in operands if isinstance(value, _Value) and value.owner is not None)
@@ -150,11 +150,11 @@ def _check(name: str, owners: set[Any], operands: Sequence[Any], results: Sequen
 def elementwise(
     function: Callable[..., Any], operands: Sequence[Any], owners: Sequence[int | None]
 ) -> Elementwise | None:
-    """A function of flat operands and results, taken apart; None where it is not elementwise in what is owned."""
+    """The steps of a function of flat operands and results; None where it is not elementwise in owned operands."""
     jaxpr = jax.make_jaxpr(function)(*operands)
-    found = Elementwise([_Value(tuple(x.shape), owner) for x, owner in zip(operands, owners, strict=True)])
+    update = Elementwise([_Value(tuple(x.shape), owner) for x, owner in zip(operands, owners, strict=True)])
     try:
-        found.results = found._walk(jaxpr.jaxpr, jaxpr.consts, found.operands)
+        update.results = update._walk(jaxpr.jaxpr, jaxpr.consts, update.operands)
     except _Mixed:
         return None
-    return found
+    return update

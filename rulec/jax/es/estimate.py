@@ -24,8 +24,10 @@ def estimate(
     of another length.
     """
     weighed, ok = weights(fitness, perturbation, shaping, state.sigma)
-    found = [gradient(leaf, layer, state, perturbation, weighed) for leaf, layer in leaves(params, state, perturbation)]
-    return jax.tree.unflatten(jax.tree.structure(params), found), ok
+    gradients = [
+        gradient(leaf, layer, state, perturbation, weighed) for leaf, layer in leaves(params, state, perturbation)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), gradients), ok
 
 
 def gradient(leaf: Any, layer: Layer | None, state: State, perturbation: Perturbation, weighed: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The weights of directions from fitness that is traced: what `rulec.es.fitness` says, in shapes known before."""
+"""The weights of directions from traced fitness, as in `rulec.es.fitness`; no shape depends on the numbers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Shaping = str | Callable[[Any], Any] | None
 
 def by_member(fitness: Any, perturbation: Perturbation) -> Any:
     """Fitness by (sign, direction), of members or of the rows of their batch; TensorError for another length."""
-    found = jnp.asarray(fitness)
-    found = found.astype(jnp.promote_types(found.dtype, jnp.float32))
+    values = jnp.asarray(fitness)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     shape = perturbation.signs, perturbation.directions
-    of_members(np.broadcast_to(0.0, found.shape), perturbation)  # raises what is wrong with the shape
-    if found.shape == shape:
-        return found
-    return found.reshape(shape[0], -1, shape[1]).mean(axis=1)
+    of_members(np.broadcast_to(0.0, values.shape), perturbation)  # raises what is wrong with the shape
+    if values.shape == shape:
+        return values
+    return values.reshape(shape[0], -1, shape[1]).mean(axis=1)
 
 
 def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None, sigma: Any = None) -> tuple[Any, Any]:
-    """What each direction's noise is multiplied by, (directions,), and whether enough count and all are finite.
+    """The factor of each direction's noise, (directions,), and whether enough directions count and all are finite.
 
-    `sigma` is what members' noise was multiplied by, by default as the perturbation has it.
+    `sigma` is the factor of the members' noise, by default the perturbation's.
     """
     fitness = by_member(fitness, perturbation)
     whole = jnp.isfinite(fitness).all(axis=0)
@@ -41,9 +41,9 @@ def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None, s
     shaped = _shaped(jnp.where(whole, fitness, jnp.nan), shaping)
     score = _contrast(shaped, whole, perturbation.antithetic)
     size = perturbation.size if sigma is None else sigma.astype(score.dtype)
-    found = jnp.where(whole & ok, -score / (counted * size), 0.0)
-    ok = ok & jnp.isfinite(found).all()
-    return jnp.where(ok, found, 0.0), ok
+    factors = jnp.where(whole & ok, -score / (counted * size), 0.0)
+    ok = ok & jnp.isfinite(factors).all()
+    return jnp.where(ok, factors, 0.0), ok
 
 
 def _contrast(shaped: Any, whole: Any, antithetic: bool) -> Any:
@@ -57,10 +57,12 @@ def _shaped(fitness: Any, shaping: Shaping) -> Any:
     if shaping is None:
         return fitness
     if callable(shaping):
-        found = jnp.asarray(shaping(fitness))
-        if found.shape != fitness.shape:
-            raise TensorError(f"shaping made {found.shape} of fitness of shape {fitness.shape}: it must keep the shape")
-        return found
+        shaped = jnp.asarray(shaping(fitness))
+        if shaped.shape != fitness.shape:
+            raise TensorError(
+                f"shaping made {shaped.shape} of fitness of shape {fitness.shape}: it must keep the shape"
+            )
+        return shaped
     if shaping not in SHAPINGS:
         known = ", ".join(SHAPINGS)
         raise HyperError(
@@ -91,8 +93,8 @@ def ars_top(fitness: Any) -> Any:
     place = jnp.argsort(jnp.argsort(-best, stable=True), stable=True)
     count = jnp.maximum(1, jnp.round(TOP * there))
     chosen = jnp.where(place < count, fitness, jnp.nan)
-    found = _over(chosen - jnp.nanmean(chosen), jnp.nanstd(chosen)) * (there / count)
-    return jnp.where(jnp.isnan(fitness), jnp.nan, jnp.where(place < count, found, 0.0))
+    scores = _over(chosen - jnp.nanmean(chosen), jnp.nanstd(chosen)) * (there / count)
+    return jnp.where(jnp.isnan(fitness), jnp.nan, jnp.where(place < count, scores, 0.0))
 
 
 def _over(numbers: Any, spread: Any) -> Any:

@@ -29,15 +29,15 @@ def member_batch(x: Any, perturbation: Perturbation, shared: bool = True) -> Any
 def batched(params: Any, state: State, perturbation: Perturbation) -> Any:
     """The parameters with a `Perturbed` in the place of each leaf that is perturbed.
 
-    A network that is written with `x @ weight + bias`, and `es.conv` and `es.take` where it has these, then works on a
-    batch of all members: row number repeat*directions + direction belongs to the member of that direction and, where
-    antithetic, of positive sign in the first half of the rows.
+    A network of `x @ weight + bias`, `es.conv` and `es.take` then works on a batch of all members. Row number
+    repeat*directions + direction belongs to a member of this direction; where antithetic, to the member of positive
+    sign in the first half of the rows.
     """
-    found = [
+    perturbed = [
         leaf if layer is None else Perturbed(leaf, state, layer, perturbation)
         for leaf, layer in leaves(params, state, perturbation)
     ]
-    return jax.tree.unflatten(jax.tree.structure(params), found)
+    return jax.tree.unflatten(jax.tree.structure(params), perturbed)
 
 
 @jax.tree_util.register_dataclass
@@ -78,8 +78,8 @@ class Perturbed:
         if self.ndim != 1:
             raise TensorError(f"{self.layer.name} is {list(self.shape)}: only vectors meet rows element by element")
         repeats = repeats_of(x.shape[0], self.perturbation)
-        found = noise_of(self.perturbation, self.state, self.layer).vectors(self.weight, repeats)
-        return found.reshape(-1, *(1,) * (x.ndim - 2), self.shape[0])
+        vectors = noise_of(self.perturbation, self.state, self.layer).vectors(self.weight, repeats)
+        return vectors.reshape(-1, *(1,) * (x.ndim - 2), self.shape[0])
 
     def product(self, x: Any, apply: Callable[[Any, Any], Any]) -> Any:
         """Rows (rows, ..., inputs) by `apply(x, kernel)`, which is linear in the kernel (*window, inputs, outputs)."""
@@ -88,8 +88,8 @@ class Perturbed:
         repeats = repeats_of(x.shape[0], self.perturbation)
         rows = x.reshape(repeats, self.perturbation.directions, *x.shape[1:])
         noise = noise_of(self.perturbation, self.state, self.layer, x.dtype)
-        found = noise.product(rows, self.weight, apply)
-        return found.reshape(-1, *found.shape[2:])
+        outputs = noise.product(rows, self.weight, apply)
+        return outputs.reshape(-1, *outputs.shape[2:])
 
 
 def dot(x: Any, weight: Any, **options: Any) -> Any:
@@ -107,8 +107,8 @@ def dot(x: Any, weight: Any, **options: Any) -> Any:
 def conv(x: Any, kernel: Any, strides: Sequence[int] | int = 1, padding: Any = "SAME", **options: Any) -> Any:
     """A convolution of rows (rows, *space, channels) by a kernel (*window, inputs, outputs), perturbed or not.
 
-    `padding` and further options are those of `jax.lax.conv_general_dilated`; groups of channels are not perturbed so:
-    TensorError.
+    `padding` and further options are those of `jax.lax.conv_general_dilated`. TensorError for a perturbed kernel with
+    groups of channels.
     """
     space = kernel.ndim - 2
     letters = "".join(chr(ord("0") + axis) for axis in range(space))
@@ -133,5 +133,5 @@ def take(table: Any, indices: Any) -> Any:
         raise TensorError(f"{table.layer.name} is {list(table.shape)}: a table is (entries, features)")
     repeats = repeats_of(indices.shape[0], table.perturbation)
     noise = noise_of(table.perturbation, table.state, table.layer, table.weight.dtype)
-    found = noise.taken(indices.reshape(repeats, table.perturbation.directions, *indices.shape[1:]), table.weight)
-    return found.reshape(-1, *found.shape[2:])
+    lines = noise.taken(indices.reshape(repeats, table.perturbation.directions, *indices.shape[1:]), table.weight)
+    return lines.reshape(-1, *lines.shape[2:])

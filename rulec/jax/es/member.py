@@ -14,17 +14,17 @@ from rulec.jax.es.state import Layer, State, leaves, noise_of, wide
 
 
 def member(params: Any, state: State, perturbation: Perturbation, index: Any) -> Any:
-    """The parameters of one member, by its number, which may be traced: those of positive sign come first.
+    """The parameters of one member by its number, which may be traced; members of positive sign come first.
 
-    HyperError for a Python number that is none of a member's.
+    HyperError for a Python number without a member.
     """
     if isinstance(index, int) and not 0 <= index < perturbation.members:
         raise HyperError(f"there is no member {index}: give a number from 0 to {perturbation.members - 1}")
-    found = [
+    moved = [
         leaf if layer is None else _moved(leaf, layer, state, perturbation, index)
         for leaf, layer in leaves(params, state, perturbation)
     ]
-    return jax.tree.unflatten(jax.tree.structure(params), found)
+    return jax.tree.unflatten(jax.tree.structure(params), moved)
 
 
 def _moved(leaf: Any, layer: Layer, state: State, perturbation: Perturbation, index: Any) -> Any:
@@ -54,10 +54,10 @@ def evaluate(
         def one(index: Any) -> Any:
             return _number(loss(member(params, state, perturbation, index), *batch))
 
-        own = jnp.arange(perturbation.members // devices)
-        own = own if axis is None else own + own.size * jax.lax.axis_index(axis)
-        found = -(jax.lax.map(one, own, batch_size=chunk) if chunk else jax.vmap(one)(own))
-        return found if axis is None else jax.lax.all_gather(found, axis, tiled=True)
+        indices = jnp.arange(perturbation.members // devices)
+        indices = indices if axis is None else indices + indices.size * jax.lax.axis_index(axis)
+        values = -(jax.lax.map(one, indices, batch_size=chunk) if chunk else jax.vmap(one)(indices))
+        return values if axis is None else jax.lax.all_gather(values, axis, tiled=True)
 
     if mesh is not None:
         everywhere = jax.P()  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ def _check_dealt(members: int, devices: int, chunk: int | None) -> None:
 
 
 def _number(loss: Any) -> Any:
-    found = jnp.asarray(loss)
-    if found.ndim:
-        raise TensorError(f"the loss of a member has shape {found.shape}: it must be one number, such as a mean")
-    return found.astype(wide(found.dtype))
+    number = jnp.asarray(loss)
+    if number.ndim:
+        raise TensorError(f"the loss of a member has shape {number.shape}: it must be one number, such as a mean")
+    return number.astype(wide(number.dtype))

@@ -43,8 +43,8 @@ def values(
     if kind != "normal":
         return (whole(kind, shape, **stream, offset=offset).astype(wide) * SCALE[kind]).astype(dtype)
     count, (pairs, before) = math.prod(shape), _begin(offset, 2)
-    found = words(seed, layer, purpose, pair, step, count + before + 1 & ~1, 2 * pairs).reshape(-1, 2)
-    both = jnp.stack(_normal(found[:, 0], found[:, 1], wide), axis=-1).reshape(-1)
+    pairs_of_words = words(seed, layer, purpose, pair, step, count + before + 1 & ~1, 2 * pairs).reshape(-1, 2)
+    both = jnp.stack(_normal(pairs_of_words[:, 0], pairs_of_words[:, 1], wide), axis=-1).reshape(-1)
     return both[before:][:count].reshape(shape).astype(dtype)
 
 
@@ -78,12 +78,12 @@ def _elements(kind: str, count: int, offset: Any, *, key: Any, place: Any) -> An
     """The word, byte or bit of each element: a flat array of words."""
     each = ELEMENTS[kind]
     first, before = _begin(offset, each)
-    found = _blocks(first, -(-(before + count) // each), key, place)
+    parts = _blocks(first, -(-(before + count) // each), key, place)
     if each > 4:
         size = 32 // (each // 4)
         shifts = jnp.arange(0, 32, size, dtype=jnp.uint32)
-        found = (found[..., None] >> shifts) & jnp.uint32((1 << size) - 1)
-    return found.reshape(-1)[before:][:count]
+        parts = (parts[..., None] >> shifts) & jnp.uint32((1 << size) - 1)
+    return parts.reshape(-1)[before:][:count]
 
 
 def _blocks(first: Any, count: int, key: Any, place: Any) -> Any:
@@ -93,8 +93,8 @@ def _blocks(first: Any, count: int, key: Any, place: Any) -> Any:
     beyond = _word(first >> 32 if isinstance(first, int) else 0)
     high = beyond + (low < _word(first)).astype(jnp.uint32) + _word(purpose << 16)
     counter = jnp.broadcast_arrays(low, high, pair, step)
-    found = jax.lax.platform_dependent(list(counter), list(key), cpu=_looped, default=_unrolled)
-    return jnp.stack(found, axis=-1)
+    blocks = jax.lax.platform_dependent(list(counter), list(key), cpu=_looped, default=_unrolled)
+    return jnp.stack(blocks, axis=-1)
 
 
 def _unrolled(counter: list[Any], key: list[Any]) -> list[Any]:
@@ -104,8 +104,8 @@ def _unrolled(counter: list[Any], key: list[Any]) -> list[Any]:
 def _looped(counter: list[Any], key: list[Any]) -> list[Any]:
     """The same as a loop: on a CPU, XLA would otherwise do all rounds anew for each bit that somebody reads."""
 
-    def mix(_: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        return one_round(*found, _multiply, _add)
+    def mix(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        return one_round(*state, _multiply, _add)
 
     words: list[Any] = jax.lax.fori_loop(0, ROUNDS, mix, (counter, key))[0]
     return words

@@ -1,4 +1,4 @@
-"""What an update does, as arrays: which members' fitness counts."""
+"""The report of an update, as arrays: how many members' fitness counts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Report(NamedTuple):
 
 
 def report(state: State, perturbation: Perturbation, fitness: Any, shaping: Shaping = None) -> Report:
-    """What `estimate` and `update` make of this fitness in the step that is next: one call beside theirs.
+    """The report of `estimate` or `update` with this fitness in the next step: one call beside theirs.
 
     Errors are those of `estimate`.
     """
     check(state, perturbation)
-    found, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping, state.sigma)
-    finite = jnp.isfinite(found)
+    values, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping, state.sigma)
+    finite = jnp.isfinite(values)
     return Report(state.step, jnp.where(ok, finite.all(axis=0).sum(), 0), (~finite).sum(), ~ok)

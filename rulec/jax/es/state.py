@@ -1,4 +1,4 @@
-"""What a strategy remembers between steps, and which leaves of a tree it perturbs."""
+"""The state of a strategy between steps, and the leaves of a tree that it perturbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rulec.jax.leaves import called, leaf_name
 
 @dataclass(frozen=True)
 class Layer:
-    """A leaf that is perturbed: its path, its number among these, its shape and its dtype."""
+    """A perturbed leaf: its path, its number among the perturbed ones, its shape and its dtype."""
 
     name: str
     number: int
@@ -30,9 +30,9 @@ class Layer:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """How many updates were done, the seed and sigma: three arrays. What is perturbed belongs to the tree's structure.
+    """The number of updates, the seed and sigma: three arrays. The layers belong to the tree's structure.
 
-    `sigma` is what noise is multiplied by in the step that is next (and 1 for dropout), whatever the perturbation has.
+    `sigma` is the factor of noise in the next step (1 for dropout), whatever the perturbation has.
     """
 
     step: Any
@@ -63,17 +63,17 @@ def init(params: Any, perturbation: Perturbation, mask: Any = None) -> State:
         layers.append(_layer(leaf_name(path), number, leaf, perturbation) if chosen[len(layers)] else None)
     if not any(layers):
         raise TensorError("no leaf of the parameters is perturbed: give floating-point arrays that the mask leaves")
-    own = [leaf for leaf, layer in zip(jax.tree.leaves(params), layers, strict=True) if layer]
-    warn_of_lost_noise(perturbation, [(_sample(leaf), str(leaf.dtype)) for leaf in own if _is_there(leaf)])
+    perturbed = [leaf for leaf, layer in zip(jax.tree.leaves(params), layers, strict=True) if layer]
+    warn_of_lost_noise(perturbation, [(_sample(leaf), str(leaf.dtype)) for leaf in perturbed if _is_there(leaf)])
     seed, sigma = jnp.asarray(perturbation.seed_or_0, jnp.uint32), jnp.asarray(perturbation.size, float)
     return State(jnp.zeros((), jnp.uint32), seed, sigma, tuple(layers), _without_sigma(perturbation))
 
 
 def set_sigma(state: State, perturbation: Perturbation, sigma: Any) -> State:
-    """The state with another scale of noise, a number or an array of one, for the members of the step that is next.
+    """The state with another scale of noise, a number or an array of one, for the members of the next step.
 
     `estimate` and `update` are of members of the same state: give it to all functions of a step, or to none of them.
-    HyperError for a number that is no sigma, and for dropout, which has none.
+    HyperError for a bad sigma, and for dropout, which has none.
     """
     if perturbation.family == "dropout" or not isinstance(sigma, jax.Array | np.ndarray):
         perturbation.with_sigma(sigma)
@@ -88,7 +88,7 @@ def _chosen(params: Any, mask: Any) -> list[bool]:
     if mask is None:
         return [True] * len(jax.tree.leaves(params))
     try:
-        spread = jax.tree.map(lambda own, below: jax.tree.map(lambda _: bool(own), below), mask, params)
+        spread = jax.tree.map(lambda kept, below: jax.tree.map(lambda _: bool(kept), below), mask, params)
     except ValueError as error:
         raise TensorError(
             f"the mask is {jax.tree.structure(mask)}, which is no prefix of the parameters: give it their structure"
@@ -119,7 +119,7 @@ def _sample(leaf: Any) -> Any:
 
 
 def _without_sigma(perturbation: Perturbation) -> Perturbation:
-    """What of a perturbation belongs to a tree's structure: all but what the state has as an array."""
+    """The part of a perturbation in the tree's structure: the state has its sigma as an array."""
     return replace(perturbation, sigma=1.0)
 
 
@@ -139,21 +139,21 @@ def leaves(
 ) -> list[tuple[Any, Layer | None]]:
     """The leaves of a tree with their layers.
 
-    TensorError where it is not the tree that the state is of, HyperError for another perturbation.
+    TensorError for another tree than the state's, HyperError for another perturbation.
     """
     check(state, perturbation)
-    found = jax.tree.leaves(params)
-    if len(found) != len(state.layers):
+    arrays = jax.tree.leaves(params)
+    if len(arrays) != len(state.layers):
         raise TensorError(
-            f"the tree has {len(found)} leaves, and had {len(state.layers)} when es.init was called: call it again"
+            f"the tree has {len(arrays)} leaves, and had {len(state.layers)} when es.init was called: call it again"
         )
-    for leaf, layer in zip(found, state.layers, strict=True):
+    for leaf, layer in zip(arrays, state.layers, strict=True):
         if layer is not None and (tuple(leaf.shape), str(leaf.dtype)) != (layer.shape, layer.dtype):
             raise TensorError(
                 f"{called(what, layer.name)} is {leaf.dtype}{list(leaf.shape)}, and was {layer.dtype}"
                 f"{list(layer.shape)} when es.init was called: call it again"
             )
-    return list(zip(found, state.layers, strict=True))
+    return list(zip(arrays, state.layers, strict=True))
 
 
 def wide(dtype: Any) -> Any:
@@ -163,11 +163,11 @@ def wide(dtype: Any) -> Any:
 
 def draws(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = None) -> JaxDraws:
     """The random numbers of a layer, by default in the dtype that they are summed in."""
-    found = wide(layer.dtype) if dtype is None else jnp.dtype(dtype)
-    return JaxDraws(perturbation.values, state.seed, layer.number, state.step, perturbation.directions, found)
+    noise_dtype = wide(layer.dtype) if dtype is None else jnp.dtype(dtype)
+    return JaxDraws(perturbation.values, state.seed, layer.number, state.step, perturbation.directions, noise_dtype)
 
 
 def noise_of(perturbation: Perturbation, state: State, layer: Layer, dtype: Any = None) -> Family:
     """The noise of a layer: its family's, or of a vector's own elements."""
-    own = draws(perturbation, state, layer, dtype)
-    return family(perturbation, layer.shape, own, state.sigma.astype(own.dtype))
+    numbers = draws(perturbation, state, layer, dtype)
+    return family(perturbation, layer.shape, numbers, state.sigma.astype(numbers.dtype))

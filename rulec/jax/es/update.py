@@ -1,4 +1,4 @@
-"""A step: the estimate and the rule, in one pass over leaves whose noise and whose rule are of each element's own."""
+"""A step: the estimate and the rule, in one pass over leaves with independent noise and an elementwise rule."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def update(
     params: Any, opt_state: Any, tx: Any, state: State, perturbation: Perturbation, fitness: Any,
     shaping: Shaping = None, *, fused: bool = True, **extra: Any,
 ) -> tuple[Any, Any, State, Any]:  # fmt: skip
-    """New parameters, the new state of `tx`, that of the strategy, and whether there was an estimate.
+    """New parameters, the new states of `tx` and of the strategy, and whether there was an estimate.
 
-    `tx` is a transformation of `rulec.jax` or optax, `opt_state` what its `init` gave; `fitness` and `shaping` are
-    those of `estimate`. Where the last result is False, parameters and the state of `tx` are as they were. Further
-    keywords are for `tx`.
+    `tx` is a transformation of `rulec.jax` or optax, `opt_state` its state; `fitness` and `shaping` are as for
+    `estimate`. Where the last result is False, parameters and the state of `tx` are as they were. Further keywords are
+    for `tx`.
 
-    Where `tx` is found to be elementwise, leaves with noise of each element's own are updated part by part, noise and
-    all, so that no gradient of them exists; under jit their arrays must be donated for that to be in place. With
-    `fused=False`, which is for leaves that are sharded, gradients are made first.
+    Where `tx` is elementwise, leaves with independent noise are updated part by part, and no gradient of them exists.
+    Under jit their arrays must be donated for that to be in place. `fused=False` is for sharded leaves: gradients are
+    made first.
     """
     weighed, ok = weights(fitness, perturbation, shaping, state.sigma)
-    own = leaves(params, state, perturbation)
+    pairs = leaves(params, state, perturbation)
     whole = _Whole(tx, jax.tree.structure(params), jax.tree.structure((params, opt_state, ok, extra)))
-    given = jax.tree.leaves((params, opt_state, ok, extra))
-    parts = fused and [_is_large(layer, perturbation) for _, layer in own]
+    rest = jax.tree.leaves((params, opt_state, ok, extra))
+    parts = fused and [_is_large(layer, perturbation) for _, layer in pairs]
     apart = None
     if parts and any(parts):
-        owners = [*range(len(own)), *_owners(params, (params, opt_state, ok, extra))]
-        apart = elementwise(whole, [*(leaf for leaf, _ in own), *map(jnp.asarray, given)], owners)
+        owners = [*range(len(pairs)), *_owners(params, (params, opt_state, ok, extra))]
+        apart = elementwise(whole, [*(leaf for leaf, _ in pairs), *map(jnp.asarray, rest)], owners)
     grads = [
         None if apart and parts and parts[number] else gradient(leaf, layer, state, perturbation, weighed)
-        for number, (leaf, layer) in enumerate(own)
+        for number, (leaf, layer) in enumerate(pairs)
     ]
     estimate = _Estimate(state, perturbation, weighed)
-    found = _in_parts(apart, [*grads, *given], estimate) if apart else whole(*grads, *given)
-    params, opt_state = jax.tree.unflatten(jax.tree.structure((params, opt_state)), found)
+    results = _in_parts(apart, [*grads, *rest], estimate) if apart else whole(*grads, *rest)
+    params, opt_state = jax.tree.unflatten(jax.tree.structure((params, opt_state)), results)
     return params, opt_state, state.next, ok
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """A step as a function of flat arrays: gradients, and then what `rest` is the structure of."""
+    """A step as a function of flat arrays: gradients, and then the leaves of a tree of structure `rest`."""
 
     tx: Any
     params: Any
@@ -73,7 +73,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What gradients are made of."""
+    """The arguments of the estimate of gradients."""
 
     state: State
     perturbation: Perturbation
@@ -91,7 +91,7 @@ def _is_large(layer: Layer | None, perturbation: Perturbation) -> bool:
 
 
 def _owners(params: Any, tree: Any) -> list[int | None]:
-    """Which parameter each leaf of a tree belongs to: the one of its shape whose path its own ends with."""
+    """The parameter of each leaf of a tree: of the leaf's shape, and with a path that the leaf's path ends with."""
     shapes = {path: (n, leaf.shape) for n, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params))}
 
     def owner(path: tuple[Any, ...], leaf: Any) -> int | None:
@@ -102,37 +102,37 @@ def _owners(params: Any, tree: Any) -> list[int | None]:
 
 
 def _in_parts(apart: Elementwise, operands: Sequence[Any], estimate: _Estimate) -> list[Any]:
-    """The results of a step in which leaves are updated one by one, those without gradients part by part."""
+    """The results of a step in which leaves are updated one by one, leaves without gradients part by part."""
     shared = apart.shared(operands)
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for owner, layer in enumerate(estimate.state.layers):
         arrays = {place: operands[place] for place in apart.places(owner)}
         if layer is not None and arrays.pop(owner) is None:
-            found |= _large(apart, owner, arrays, shared, layer, estimate)
+            results |= _large(apart, owner, arrays, shared, layer, estimate)
         else:
-            found |= apart.of_owner(owner, arrays | {owner: operands[owner]}, shared)
-    return [found[place] if place in found else apart.result(place, shared) for place in range(len(apart.results))]
+            results |= apart.of_owner(owner, arrays | {owner: operands[owner]}, shared)
+    return [results[place] if place in results else apart.result(place, shared) for place in range(len(apart.results))]
 
 
 def _large(
     apart: Elementwise, owner: int, arrays: dict[int, Any], shared: Any, layer: Layer, estimate: _Estimate
 ) -> dict[int, Any]:
-    """A leaf's results, made part by part in the place of what they follow from.
+    """A leaf's results, made part by part in the place of their operands.
 
-    A part is written in the turn after its own: where it is made and written at once, XLA copies what others read.
+    A part is written in the turn after its own: where it is made and written at once, XLA copies the arrays.
     """
     before = len(estimate.state.layers)  # operands are gradients first, and then as results are
 
     def fresh(flat: dict[int, Any], begin: Any, count: int) -> dict[int, Any]:
-        own = {place: jax.lax.dynamic_slice(array, (begin,), (count,)) for place, array in flat.items()}
-        own[owner] = estimate.part(layer, begin, count)
-        return {before + place: part for place, part in apart.of_owner(owner, own, shared).items()}
+        parts = {place: jax.lax.dynamic_slice(array, (begin,), (count,)) for place, array in flat.items()}
+        parts[owner] = estimate.part(layer, begin, count)
+        return {before + place: part for place, part in apart.of_owner(owner, parts, shared).items()}
 
     def written(flat: dict[int, Any], parts: dict[int, Any], begin: Any) -> dict[int, Any]:
         return flat | {place: jax.lax.dynamic_update_slice(flat[place], parts[place], (begin,)) for place in parts}
 
-    def turn(number: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        flat = written(*found, (number - 1) * CHUNK)
+    def turn(number: Any, turned: tuple[Any, Any]) -> tuple[Any, Any]:
+        flat = written(*turned, (number - 1) * CHUNK)
         return flat, fresh(flat, number * CHUNK, CHUNK)
 
     flat = {place: array.reshape(-1) for place, array in arrays.items()}
