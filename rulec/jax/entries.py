@@ -80,7 +80,7 @@ class Entry:
         return not self.differs(values)
 
     def differs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword -> wanted value, for the keywords that keep these values from meaning this rule."""
+        """Keyword -> wanted value, for the keywords with another value here."""
         return {keyword: wanted for keyword, wanted in self.when.items() if not _is(values[keyword], wanted)}
 
     def rule(self, values: Mapping[str, Any]) -> Rule:

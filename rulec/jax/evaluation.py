@@ -1,4 +1,4 @@
-"""The parameters at which a model is evaluated, for rules with an `evaluate`, such as averages of those it trains."""
+"""The parameters at which a model is evaluated, by rules with an `evaluate`: an average of the trained ones, mostly."""
 
 from __future__ import annotations
 

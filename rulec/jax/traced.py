@@ -1,4 +1,4 @@
-"""Values that are known while JAX traces a step, and values that are not."""
+"""Values that JAX traces, and numbers that must be known while it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of users: the offered values that they take, and the mode in which they are traced."""
+"""Functions of users: the offered values among their parameters, and the mode of JAX in which they are traced."""
 
 from __future__ import annotations
 
