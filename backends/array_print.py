@@ -1,7 +1,7 @@
-"""Prints a program's stages as functions of whole arrays, one line for each named value: what `numpy` and `jax` share.
+"""Prints a program's stages as functions of whole arrays, one line for each named value: for numpy, jax and mlx.
 
-The two differ in how their libraries are spelt and in how a step ends: by writing into its arrays, or by returning new
-ones. Everything is computed in the layout's compute dtype.
+These backends differ in the spelling of their libraries and in the end of a step: it writes into its arrays, or returns
+new ones. All arithmetic is in the layout's compute dtype.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rulec.language.node import Kind, Op, is_boolean
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one array library is spelt.
+    """The spelling of one array library.
 
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
-    `functions` gives, for those that libraries lack or compute badly, the line that imports them. `cast` is a format
-    of an array and a dtype, `number` one of a number and a dtype, `copy` one of an array. A step that `writes` takes
-    the arrays that it only stores to. `others` are functions, by operation, that stand in for those of `module`.
+    `functions` maps a function that libraries lack or compute badly to its line of import. `cast` is a format of an
+    array and a dtype, `number` of a number and a dtype, `copy` of an array. Where `writes`, a step takes also the
+    arrays only stored to. `others` maps operations to functions used in place of the module's.
     """
 
     backend: str
@@ -46,30 +46,30 @@ class Dialect:
     others: Mapping[Op, str] = field(default_factory=dict)
 
 
-#: What operators mean is the same in every array library.
+#: Operators with the same meaning in every array library.
 _OPERATORS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",
     Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
     Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "(~{})",
 }  # fmt: skip
 
-#: Functions by the name they have in every array library.
+#: Functions with the same name in every array library.
 _FUNCTIONS: Mapping[Op, str] = {
     Op.MOD: "remainder", Op.WHERE: "where", Op.SQRT: "sqrt", Op.ABS: "abs", Op.SIGN: "sign",
     Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.FLOOR: "floor", Op.ISFINITE: "isfinite",
     Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum",
 }  # fmt: skip
 
-#: Functions that array libraries lack, spell in many ways or compute badly.
+#: Functions that array libraries lack, spell differently or compute badly.
 _OTHERS: Mapping[Op, str] = {Op.CBRT: "cbrt", Op.ERF: "erf", Op.POW: "power", Op.SIGMOID: "sigmoid"}
 
 
 def operations(dialect: Dialect, compute: str) -> OpTable:
-    """The table of a dialect for code computed in `compute`."""
+    """The table of a dialect for code in the dtype `compute`."""
 
     def call(function: str) -> Callable[..., str]:
         def text(*operands: str) -> str:
-            # Two bare numbers alone would choose a dtype of their own.
+            # A call with bare numbers alone would have the library's own dtype.
             typed = [dialect.number.format(x, compute) if is_number(x) else x for x in operands]
             return f"{function}({', '.join(typed)})"
 
@@ -84,13 +84,13 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
 class StageFunction:
     """One stage of a program as a function of one tensor's arrays and scalars."""
 
-    #: What prints its values.
+    #: The printer of its values.
     printer_kind: type[StagePrinter] = StagePrinter
 
     def __init__(
         self, dialect: Dialect, program: Program, layout: Layout, index: int = 0, copied: Sequence[str] = ()
     ) -> None:
-        """Buffers among `copied` are read from a copy: a stage that writes in place may overwrite them too early."""
+        """Buffers in `copied` are read from a copy: a stage that writes in place could overwrite them too early."""
         self.dialect, self.program, self.layout, self.copied = dialect, program, layout, copied
         self.stage = program.stages[index]
         self.name = "step" if len(program.stages) == 1 else f"stage_{index}"
@@ -104,11 +104,11 @@ class StageFunction:
         )  # fmt: skip
         stored = [s.buffer for s in self.stage.stores]
         used = {*(stored if dialect.writes else ()), *self.printer.loads()}
-        #: The buffers and vectors that the function takes, in the order of its parameters.
+        #: The buffers and vectors among the parameters, in order.
         self.buffers = [b.name for b in program.buffers if b.name in used]
         self.vectors = list(self.stage.reads)
         taken |= {*self.printer.names.values(), *map(self.printer.column, range(len(program.columns)))}
-        #: The name of each array: its value's own where the two are the same.
+        #: The name of each array: the name of its value where the two are the same.
         self.arrays = {
             b: unique_name(f"{b}_stored", taken) if self._is_converted(b) else self.values[b]
             for b in [*self.buffers, *self.vectors]
@@ -118,7 +118,7 @@ class StageFunction:
 
     @property
     def sees_matrices(self) -> bool:
-        """Whether the stage's rows and columns are those of matrices: else arrays keep their own shapes."""
+        """Whether the stage sees rows and columns of matrices; else arrays keep their own shapes."""
         read = [self.program.result(name).axes for name in self.vectors]
         axes = [*read, *(r.axes for r in self.stage.reduces)]
         return any({"b", "i", "j"} & set(a.letters) and not a.elementwise for a in axes)
@@ -141,11 +141,11 @@ class StageFunction:
         return f"-{text}" if self.layout.maximize and name == "g" else text
 
     def columns(self) -> list[int]:
-        """The columns of the scalar table that the function takes, in the order of its parameters."""
+        """The columns of the scalar table among the parameters, in order."""
         return self.printer.columns_used()
 
     def source(self, summary: str, ending: Callable[[Mapping[str, str]], Sequence[str]]) -> str:
-        """The function. `summary` says what it does; `ending` ends it, given each stored buffer's value."""
+        """The function, with the docstring `summary`. `ending` maps the text of each stored value to the last lines."""
         scalars = {self.printer.column(i): self.program.columns[i].value for i in self.columns()}
         parameters = [*self.dialect.parameters, *self.arrays.values(), *scalars]
         loads = [*self.printer.loads(), *self.vectors]
@@ -153,7 +153,7 @@ class StageFunction:
         body += [f"{name} = {name} != 0" for name, value in scalars.items() if is_boolean(value)]
         body += [f"{name} = {bare(text)}" for name, text in self.printer.lines()]
         written = {}
-        # Every value comes before the first write, which may change what another value is made of.
+        # Every value comes before the first write, as a write may change the operand of another value.
         for buffer, value in ((s.buffer, s.value) for s in self.stage.stores):
             text = bare(self.printer.text(value))
             if value not in self.printer.names and value.op.kind is not Kind.LEAF:

@@ -1,7 +1,8 @@
-"""Prints stages as functions that return new arrays: what `jax` and `mlx`, whose arrays are never written, share."""
+"""Prints stages as functions that return new arrays, for jax and mlx: their arrays are never written."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,28 +12,28 @@ from rulec.compiler.layout import Layout
 
 from .array_print import Dialect, StageFunction
 
-#: The axes that a reduction takes away, by the level that remains: arguments of the function that reduces by them.
+#: The names of the reduced axes, by the level of the result: arguments of the printed function.
 _AXES = {"row": "cols", "col": "rows"}
 
 
-class PureFunction(StageFunction):
-    """One stage as a function that returns the new values of its buffers, and its reductions where it has any."""
+class PureFunction(StageFunction, ABC):
+    """One stage as a function that returns the new values of its buffers, and its reductions, if any."""
 
-    #: How its library is spelt, and the dtype of reductions, in words.
+    #: The spelling of its library, and the dtype of reductions, in words.
     dialect: Dialect
     reduced_dtype = "float64"
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         levels = {str(r.value.arg) for r in program.stages[index].reduces}
-        #: Whether the function takes, before its arrays, which of their axes hold rows and which hold columns.
+        #: Whether the function takes, before its arrays, the numbers of their axes of rows and of columns.
         self.takes_axes = not levels.isdisjoint(_AXES)
         dialect = replace(self.dialect, parameters=("rows", "cols")) if self.takes_axes else self.dialect
         super().__init__(dialect, program, layout, index)
         self.index = index
 
+    @abstractmethod
     def reduction(self, result: Result, operand: str, axes: str | None) -> str:
-        """A reduction as an expression: over all of an operand, or over the axes of that name, which are kept."""
-        raise NotImplementedError
+        """A reduction as an expression: over all of an operand, or over the axes of this name, kept with size 1."""
 
     def text(self) -> str:
         """The printed function."""

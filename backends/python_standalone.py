@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -28,7 +29,7 @@ Parts: TypeAlias = dict[str, str | list[str]]
 LOCALS = ("p", "g", "t", "state", "inf", "nan", "step")
 
 
-class OneFile:
+class OneFile(ABC):
     """An elementwise rule under a name, for parameters of one dtype, as one file.
 
     CannotBuild for a rule that is not elementwise or not possible in this `form`.
@@ -74,9 +75,9 @@ class OneFile:
         """The file, by its name."""
         return {f"{name}.py": cls(rule, name, dtype, state_dtype).text()}
 
+    @abstractmethod
     def text(self) -> str:
         """The whole file."""
-        raise NotImplementedError
 
     def file(self, imports: Sequence[str], words: Sequence[str], *parts: Sequence[str]) -> str:
         """A file of these parts, after its documentation."""

@@ -1,4 +1,4 @@
-"""How the jax backend spells a stage: values, then reductions, and new values returned."""
+"""Prints a stage for the jax backend: values, then reductions, then the return of new values."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ DIALECT = Dialect(
     writes=False,
 )
 
-#: What reducing nothing gives: XLA has no least element of nothing.
+#: The extremes of no elements, as XLA has none.
 _INITIAL = {Op.MIN: "jnp.inf", Op.MAX: "-jnp.inf"}
 
 
 class JaxFunction(PureFunction):
-    """One stage as a function that returns the new values of its buffers, and its reductions where it has any."""
+    """One stage as a function that returns the new values of its buffers, and its reductions, if any."""
 
     dialect = DIALECT
     printer_kind = SumPrinter
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         super().__init__(program, layout, index)
-        #: The names of reductions of what others before them reduce, too, in groups without two of the same.
+        #: The names of reductions with the same operand as an earlier one, in groups of different operands.
         self.repeated = self._repeated()
 
     def _repeated(self) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""A rule as one Python file for JAX: a function that gives `(init, update)` as optax's do."""
+"""A rule as one Python file for JAX: a function that returns `(init, update)`, as in optax."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Function(StageFunction):
 
 
 class _Printer(StagePrinter):
-    """The scalar program in the precision that JAX has: what cancels in it is computed in another way."""
+    """The scalar program in the compute dtype: `1 - base**t` would cancel there, and has another formula."""
 
     def text(self, value: Node, defining: bool = False) -> str:
         if value.op is Op.SUB and (defining or value not in self.names):
@@ -125,17 +125,19 @@ class JaxFile(OneFile):
     def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
         super().__init__(rule, name, dtype, state_dtype)
         self.states = field_names(self.program.states, ("step", "count", "index"))
-        # JAX may have nothing more precise.
+        # JAX may have no wider dtype.
         self.real = self.precise = self.layout.compute
 
     def text(self) -> str:
         """The whole file."""
         function = _Function(DIALECT, self.program, self.layout)
         step = self._step(function)
-        own = filled(_TYPES_AND_MAKER, self.parts() | self._maker() | self._update(function))
+        class_lines = filled(_TYPES_AND_MAKER, self.parts() | self._maker() | self._update(function))
         wide = ["", 'jax.config.update("jax_enable_x64", True)'] * (self.real == "float64")
         types = ["from typing import Any, NamedTuple", "", "import jax", "import jax.numpy as jnp"]
-        return self.file([*self.floats(step), *types, *wide], words_in([*step, *own], _WORDS), step, own)
+        return self.file(
+            [*self.floats(step), *types, *wide], words_in([*step, *class_lines], _WORDS), step, class_lines
+        )
 
     def _step(self, function: StageFunction) -> list[str]:
         def returns(written: Mapping[str, str]) -> list[str]:
@@ -160,14 +162,14 @@ class JaxFile(OneFile):
     def _update(self, function: StageFunction) -> Parts:
         scalars = self.scalars("state.{}", _Printer)
         arrays = {b.name: self.states[b.name] for b in self.arrays}
-        given = {"p": "p", "g": "g"} | arrays
-        passed = self.passed(function, given, scalars.columns, f"jnp.asarray({{}}, jnp.{self.real})")
+        buffers = {"p": "p", "g": "g"} | arrays
+        passed = self.passed(function, buffers, scalars.columns, f"jnp.asarray({{}}, jnp.{self.real})")
         updated = {s.buffer for s in self.program.stages[0].stores}
         changes = [
-            f"jnp.asarray({f'new[{chr(34)}{b}{chr(34)}]' if b in updated else given[b]}, {given[b]}.dtype)"
+            f"jnp.asarray({f'new[{chr(34)}{b}{chr(34)}]' if b in updated else buffers[b]}, {buffers[b]}.dtype)"
             for b in ("p", *arrays)
         ]
-        # Without states, too, it is a tuple.
+        # Without states, it is a tuple too.
         changes[0] += f" - p{',' * (not arrays)}"
         one = [*call_lines("new = step", passed, ""), *call_lines("return ", changes, "")]
         results = ["updates", *arrays.values()]
@@ -176,18 +178,18 @@ class JaxFile(OneFile):
         work = [*scalars.lines, *one, *scalars.stores.values()]
         return {
             "t": "t" * self.named("t", work), "rate": self._rate("state.step", work), "scalars": scalars.lines,
-            "arrays": ", ".join(given.values()), "one": one, "count": str(len(results)),
+            "arrays": ", ".join(buffers.values()), "one": one, "count": str(len(results)),
             "trees": ", ".join(["params", "grads", *(f"state.{x}" for x in arrays.values())]),
             "results": ", ".join(results) + "," * (not arrays),
             "updated": call_lines("return updates, State", fields, ""),
         }  # fmt: skip
 
     def leaf(self, value: Node, state: str) -> str | None:
-        """The same texts, with the learning rate of this step for `lr`."""
+        """The text of a leaf, with the learning rate of this step for `lr`."""
         return "rate" if value.op is Op.HYPER and value.arg == "lr" else super().leaf(value, state)
 
     def _rate(self, steps: str, lines: Sequence[str]) -> list[str]:
-        """The statement that finds the learning rate after so many steps, where lines name it."""
+        """The statement for the learning rate after `steps` steps, where lines name it."""
         lr = self.fields.get("lr")
         return [f"rate = {lr}({steps}) if callable({lr}) else {lr}"] * self.named("rate", lines)
 
