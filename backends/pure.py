@@ -14,6 +14,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, InternalError
 from rulec.kernel.bucket.slots import of_all
 
+from .array_print import print_file
 from .printed import run_source
 from .pure_print import PureFunction
 
@@ -22,12 +23,25 @@ Done = tuple[dict[str, Any], dict[str, Any]]
 
 
 class PureKernel:
-    """The functions of one program and layout."""
+    """The functions of one program and layout, each of one stage."""
 
-    def __init__(self, program: Program, layout: Layout, source: str, functions: Sequence[PureFunction]) -> None:
-        self.program, self.layout, self.functions = program, layout, functions
-        printed = run_source(functions[0].dialect.backend, program.name, source)
-        self.steps: list[Callable[..., Any]] = [printed[f.name] for f in functions]
+    function: type[PureFunction]
+    functions: Sequence[PureFunction]
+
+    def __init__(self, program: Program, layout: Layout, source: str) -> None:
+        self.program, self.layout, self.functions = program, layout, self.printed(program, layout)
+        names = run_source(self.function.dialect.backend, program.name, source)
+        self.steps: list[Callable[..., Any]] = [names[f.name] for f in self.functions]
+
+    @classmethod
+    def printed(cls, program: Program, layout: Layout) -> Sequence[PureFunction]:
+        """The functions, to be printed."""
+        return [cls.function(program, layout, index) for index in range(len(program.stages))]
+
+    @classmethod
+    def source(cls, program: Program, layout: Layout) -> str:
+        """The text of all functions."""
+        return print_file(cls.function.dialect, program, layout, [f.text() for f in cls.printed(program, layout)])
 
     def columns(self, stage: int) -> list[int]:
         """The columns of the scalar table that a stage reads, in order."""
@@ -91,9 +105,7 @@ class PureKernel:
     ) -> PureCall:
         """A call over these arrays. Where they are donated only what it returns can be used after it."""
         if any(hasattr(p, "data_ptr") for p in params):
-            raise BackendUnsupported(
-                self.functions[0].dialect.backend, "an update of PyTorch's tensors", self.program.name
-            )
+            raise BackendUnsupported(self.function.dialect.backend, "an update of PyTorch's tensors", self.program.name)
         return PureCall(self, params, states, views)
 
     def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:

@@ -23,7 +23,7 @@ HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pyda
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "arrays", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es", "runtime",
-    "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli", "benchmarks",
+    "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli", "benchmarks",
 )  # fmt: skip
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}

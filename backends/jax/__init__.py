@@ -18,9 +18,8 @@ from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
-from ..array_print import print_file
 from ..pure import Done, PureKernel
-from .print import DIALECT, JaxFunction
+from .print import JaxFunction
 
 
 class JaxBackend:
@@ -34,7 +33,7 @@ class JaxBackend:
 
     def emit(self, program: Program, layout: Layout) -> str:
         """A function for each stage, `step` or `stage_0` and so on, that gives one tensor's new values."""
-        return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
+        return JaxKernel.source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
         """The kernel of a source text. BackendUnavailable for float64 where JAX is kept to 32 bits."""
@@ -48,25 +47,16 @@ class JaxBackend:
         return _kernel(program, layout, source)
 
 
-def _functions(program: Program, layout: Layout) -> list[JaxFunction]:
-    return [JaxFunction(program, layout, index) for index in range(len(program.stages))]
-
-
-@functools.lru_cache(maxsize=1024)
-def _kernel(program: Program, layout: Layout, source: str) -> JaxKernel:
-    """Kept, so that kernels made again for the same program trace nothing again."""
-    return JaxKernel(program, layout, source)
-
-
 class JaxKernel(PureKernel):
     """The functions of one program and layout."""
 
+    function = JaxFunction
     functions: Sequence[JaxFunction]
 
     def __init__(self, program: Program, layout: Layout, source: str) -> None:
         import jax
 
-        super().__init__(program, layout, source, _functions(program, layout))
+        super().__init__(program, layout, source)
         #: A stage under jit, so that it is traced once for all tensors of one shape.
         self.applied = jax.jit(self.applied, static_argnums=(0, 3, 4))  # type: ignore[method-assign]
         self._jitted: dict[Any, Callable[..., Any]] = {}
@@ -108,6 +98,10 @@ class JaxKernel(PureKernel):
 
             self._jitted[index, view] = jax.jit(stage, donate_argnums=(0,))
         return self._jitted[index, view]
+
+
+#: Kernels are kept, so that those made again for the same program trace nothing again.
+_kernel = functools.lru_cache(maxsize=1024)(JaxKernel)
 
 
 def _apart(operands: Sequence[Any]) -> Sequence[Any]:

@@ -14,9 +14,8 @@ from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
-from ..array_print import print_file
 from ..pure import Done, PureKernel
-from .print import DIALECT, MlxFunction
+from .print import MlxFunction
 from .words import wide
 
 
@@ -27,16 +26,14 @@ class MlxBackend:
 
     def unavailable_reason(self) -> str | None:
         """None: where MLX is not installed, the one line that says so."""
-        return (
-            None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]', or mlx on a Mac"
-        )
+        return None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]' (Mac: mlx)"
 
     def emit(self, program: Program, layout: Layout) -> str:
         """A function for each stage, `step` or `stage_0` and so on, that gives one tensor's new values.
 
         Raises BackendUnsupported for erf.
         """
-        return print_file(DIALECT, program, layout, [f.text() for f in _functions(program, layout)])
+        return MlxKernel.source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> MlxKernel:
         """The kernel of a source text. BackendUnavailable for float64 where MLX computes on a GPU."""
@@ -50,17 +47,10 @@ class MlxBackend:
         return _kernel(program, layout, source)
 
 
-def _functions(program: Program, layout: Layout) -> list[MlxFunction]:
-    return [MlxFunction(program, layout, index) for index in range(len(program.stages))]
-
-
-@functools.lru_cache(maxsize=1024)
-def _kernel(program: Program, layout: Layout, source: str) -> MlxKernel:
-    return MlxKernel(program, layout, source, _functions(program, layout))
-
-
 class MlxKernel(PureKernel):
     """The functions of one program and layout."""
+
+    function = MlxFunction
 
     def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
         """A value in the dtype of its buffer and the shape of its tensor."""
@@ -79,3 +69,7 @@ class MlxKernel(PureKernel):
         scalars = [mx.array(float(number), dtype) for number in row]
         new, reduced = self.stage(index, {**stored, **given}, scalars, view)
         return {**stored, **new}, {name: np.array(value).astype(np.float64) for name, value in reduced.items()}
+
+
+#: Kernels are kept, so that those made again for the same program trace nothing again.
+_kernel = functools.lru_cache(maxsize=1024)(MlxKernel)

@@ -10,19 +10,20 @@ from rulec.language.node import Op, walk
 from ..array_print import Dialect
 from ..pure_print import PureFunction
 
-_WORDS = ("cbrt", "exp", "greatest", "least", "mod", "power", "sigmoid", "sign", "total")
+_WORDS = ("cbrt", "exp", "greatest", "least", "sigmoid", "sign", "total")
 
 DIALECT = Dialect(
     backend="mlx",
     module="mx",
     parameters=(),
     imports=("import mlx.core as mx",),
-    functions={name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS},
+    functions={"power": "from mlx.core import power"}
+    | {name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS},
     cast="{}.astype(mx.{})",
     number="mx.array({}, mx.{})",
     copy="{}",
     writes=False,
-    others={Op.EXP: "exp", Op.MOD: "mod", Op.SIGN: "sign"},
+    others={Op.EXP: "exp", Op.SIGN: "sign"},
 )
 
 _REDUCE = {Op.SUM: "total", Op.MIN: "least", Op.MAX: "greatest"}

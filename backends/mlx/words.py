@@ -6,6 +6,7 @@ number for infinite; `expm1` is good to the last.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -52,41 +53,16 @@ def sign(x: Any) -> Any:
     return mx.where((x > 0) | (x < 0), mx.sign(x), x)
 
 
-def power(x: Any, y: Any) -> Any:
-    """C99's pow."""
+def _reduced(function: str, nothing: float, x: Any, axes: Any = None) -> Any:
+    """Over all elements, or along axes that stay with an extent of 1; `nothing` is what no elements give."""
     import mlx.core as mx
 
-    return mx.power(x, y)
-
-
-def mod(x: Any, y: Any) -> Any:
-    """The remainder, with the sign of `y`."""
-    import mlx.core as mx
-
-    return mx.remainder(x, y)
-
-
-def total(x: Any, axes: Any = None) -> Any:
-    """The sum of all elements, or along axes that stay with an extent of 1."""
-    import mlx.core as mx
-
-    return mx.sum(x.astype(wide()), axis=axes, keepdims=axes is not None)
-
-
-def least(x: Any, axes: Any = None) -> Any:
-    """The least element, or along axes that stay with an extent of 1: infinity where there is none."""
-    return _extreme(x, axes, "min", math.inf)
-
-
-def greatest(x: Any, axes: Any = None) -> Any:
-    """The greatest element, or along axes that stay with an extent of 1: -infinity where there is none."""
-    return _extreme(x, axes, "max", -math.inf)
-
-
-def _extreme(x: Any, axes: Any, function: str, nothing: float) -> Any:
-    import mlx.core as mx
-
-    kept = () if axes is None else tuple(1 if i in axes else size for i, size in enumerate(x.shape))
     if x.size == 0:
+        kept = () if axes is None else tuple(1 if i in axes else size for i, size in enumerate(x.shape))
         return mx.full(kept, nothing, wide())
     return getattr(mx, function)(x.astype(wide()), axis=axes, keepdims=axes is not None)
+
+
+total = functools.partial(_reduced, "sum", 0.0)
+least = functools.partial(_reduced, "min", math.inf)
+greatest = functools.partial(_reduced, "max", -math.inf)

@@ -13,50 +13,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.arrays.arithmetic import arithmetic, meeting
-from rulec.arrays.functions import Functions
 from rulec.arrays.matrix import matrix_functions
 from rulec.jax.traced import known_number
 from rulec.language.node import Op
+from rulec.pure.library import PureFunctions
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-class JaxFunctions(Functions):
-    """jnp's functions. Numbers that steer an algorithm must not be traced; matrices of 16 bits are multiplied."""
+class JaxFunctions(PureFunctions):
+    """jnp's functions. Numbers that steer an algorithm must not be traced."""
 
     def largest(self, x: Any) -> Any:
         """By an argmax of 32 bits: jnp's counts in 64 here, and a user's jit with 32-bit JAX cannot compile it."""
         place = jax.lax.argmax(jnp.abs(x), x.ndim - 2, jnp.int32)[..., None, :]
         return jnp.take_along_axis(x, place, axis=-2)
 
-    def fitted(self, x: Any, dtype: Any) -> Any:
-        """A number in the dtype, unless this is None; arrays stay."""
-        number = not getattr(x, "ndim", 0) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-        return x if dtype is None or not number else jnp.asarray(x).astype(dtype)
-
     def known(self, number: Any, what: str) -> float:
         """RuleError where it is traced."""
         return known_number(number, what)
-
-    def product_dtype(self, x: Any, dtype: str) -> str:
-        """The dtype itself: JAX multiplies matrices of any."""
-        return dtype
 
     def matmul(self, a: Any, b: Any) -> Any:
         """Of full precision."""
         return jnp.matmul(a, b, precision=_EXACT)
 
-    def wide(self, x: Any) -> Any:
-        """In at least 32 bits."""
-        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
     def wide_matmul(self, a: Any, b: Any) -> Any:
         """A product that is not rounded to 16 bits."""
         return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
-
-    def norm(self, x: Any, dtype: Any) -> Any:
-        """Summed in the dtype of the matrices before they were widened."""
-        return jnp.sqrt(jnp.sum(jnp.square(x.astype(dtype)), axis=(-2, -1), keepdims=True)).astype(x.dtype)
 
     def eigh(self, x: Any) -> Any:
         """Of the lower triangle, as NumPy's."""

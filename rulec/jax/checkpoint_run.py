@@ -15,14 +15,14 @@ from rulec.errors import RulecError, StateMismatch
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine
 from rulec.jax.packing import unpacked
-from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
 from rulec.jax.traced import is_traced
 from rulec.jax.transform import options
-from rulec.jax.values import Values
 from rulec.language.node import Node
 from rulec.language.seed import checked_seed
+from rulec.pure.plan import StepPlan
+from rulec.pure.values import Values
 
 
 @dataclass(frozen=True)

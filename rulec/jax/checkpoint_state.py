@@ -15,7 +15,7 @@ from rulec.checkpoint import Loaded, Parameter, Stored
 from rulec.errors import StateMismatch
 from rulec.jax.checkpoint_run import JaxRun, states_of
 from rulec.jax.machine import call
-from rulec.jax.values import Values
+from rulec.pure.values import Values
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
 from rulec.jax.packing import Piece
-from rulec.jax.plan import Bucket
 from rulec.jax.state import State
 from rulec.jax.traced import is_traced
 from rulec.jax.values import LIBRARY
+from rulec.pure.plan import Bucket
 from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.

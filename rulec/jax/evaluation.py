@@ -13,15 +13,15 @@ import numpy as np
 
 from rulec.compiler.routing import Router
 from rulec.errors import RuleError
-from rulec.jax.leaves import Leaf
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine_of, numbered
-from rulec.jax.plan import Assignment, StepPlan
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
-from rulec.jax.values import Values
 from rulec.language.evaluation import to_evaluation
 from rulec.language.rule import Rule
+from rulec.pure.leaf import Leaf
+from rulec.pure.plan import Assignment, StepPlan
+from rulec.pure.values import Values
 
 
 def eval_params(

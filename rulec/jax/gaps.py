@@ -7,34 +7,24 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rulec.jax.guards import Guard, where_wanted
-from rulec.jax.plan import Bucket
+from rulec.jax.guards import where_wanted
 from rulec.language.node import Node
-from rulec.runtime.between import Between
-from rulec.runtime.joins import Join, Joining
-from rulec.runtime.plan import Gap
+from rulec.pure.guards import Guard
+from rulec.pure.step import Gaps
+from rulec.runtime.joins import Join
 
 
-class Gaps(Between):
+class GuardedGaps(Gaps):
     """Computes matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
 
     A matrix function with a guard is computed only where the guard's condition holds.
     """
 
-    def __init__(self, bucket: Bucket, around: Any) -> None:
-        # Surroundings but for the library, whose arrays are JAX's.
-        super().__init__(bucket.plan, around)
-        self._guards = bucket.guards
-
-    def work_out(self, gap: Gap) -> Joining:
-        """Computes all values of a gap that are read after it. Tiles are left to XLA."""
-        yield from self._each(gap.values, gap)
-
     def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
         return self._for_each(value, function)
 
     def _value(self, value: Node) -> Generator[Join, Any, Any]:
-        guard = self._guards.get(value)
+        guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
         function = self._matrix_function(value)

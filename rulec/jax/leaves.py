@@ -19,22 +19,6 @@ WHOLE = "the parameter"
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A parameter as a plan knows it: its path, its shape, and its dtype and its gradient's by our names.
-
-    `states` are the dtypes of the states that it has already, by name; `paired` says that it is complex, and its shape
-    that of the pairs.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    grad_dtype: str
-    states: tuple[tuple[str, str], ...] = ()
-    paired: bool = False
-
-
-@dataclass(frozen=True)
 class Tree:
     """The leaves of a tree of arrays in their order, and its structure.
 

@@ -19,19 +19,19 @@ import jax.numpy as jnp
 from rulec.compiler.routing import Router
 from rulec.errors import RulecError, TensorError
 from rulec.jax.first import first_values
-from rulec.jax.leaves import Leaf, Tree, flat, like
+from rulec.jax.leaves import Tree, flat, like
 from rulec.jax.operands import explained, without_remarks
-from rulec.jax.plan import Assignment, Options, StepPlan
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.schedule import check_number, value_at
 from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import one_step
 from rulec.jax.traced import is_traced
-from rulec.jax.values import Values
 from rulec.jax.xla import compiler_options
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.runtime.engine import EPS
+from rulec.pure.leaf import Leaf, leaves_of
+from rulec.pure.plan import Assignment, Options, StepPlan
+from rulec.pure.values import Values
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
 _PLANS, _MACHINES = 64, 256
@@ -89,7 +89,9 @@ class Machine:
 
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         """The plan for these leaves; `values` says what dtypes their states have already."""
-        return self._plan(tuple(_leaves(params, grads, values)), update)
+        states = {} if values is None else values.arrays
+        given = params if grads is None else grads
+        return self._plan(leaves_of(params.names, params.arrays, given.arrays, states, params.paired), update)
 
     # The functions that are traced
 
@@ -151,7 +153,7 @@ class Machine:
             for name, number in own.items():
                 check_number(f"{name} of {group.rule.name}", number)
         return [
-            group.resolved(own, _coarsest(plan, index))
+            group.resolved(own, plan.coarsest(index))
             for index, (group, own) in enumerate(zip(self.recipe.groups, numbers, strict=True))
         ]
 
@@ -166,29 +168,10 @@ def _group_without_numbers(group: Group) -> Group:
     return replace(group, hyper={name: given if settings[name].static else 0.0 for name, given in group.hyper.items()})
 
 
-def _coarsest(plan: StepPlan, group: int) -> float:
-    """The machine epsilon of a group, which is that of the coarsest dtype: it has one value for all its leaves."""
-    found = [
-        EPS[leaf.dtype] for leaf, own in zip(plan.leaves, plan.assigned, strict=True) if own and own.group == group
-    ]
-    return max(found, default=EPS["float32"])
-
-
 def _rules(recipe: Recipe) -> list[Rule]:
     """All rules that leaves may go to, each once."""
     rules = [rule for group in recipe.groups for rule in Router(group.rule).rules]
     return list({id(rule): rule for rule in rules}.values())
-
-
-def _leaves(params: Tree, grads: Tree | None, values: Values | None) -> list[Leaf]:
-    states: Mapping[str, Mapping[int, Any]] = {} if values is None else values.arrays
-    return [
-        Leaf(
-            name, tuple(array.shape), str(array.dtype), str(array.dtype if grads is None else grads.arrays[i].dtype),
-            tuple((state, str(found[i].dtype)) for state, found in states.items() if i in found), i in params.paired,
-        )
-        for i, (name, array) in enumerate(zip(params.names, params.arrays, strict=True))
-    ]  # fmt: skip
 
 
 _machines: OrderedDict[Any, Any] = OrderedDict()

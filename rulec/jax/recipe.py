@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from rulec.errors import HyperError
 from rulec.jax.apart import apart
-from rulec.jax.leaves import Leaf
 from rulec.jax.traced import is_traced
-from rulec.jax.values import evaluated
-from rulec.language.hyper import Hyper, number_of
+from rulec.jax.values import LIBRARY
+from rulec.language.hyper import Hyper
 from rulec.language.library import load
-from rulec.language.node import Node, names_in
 from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.pure.hyper import resolved
+from rulec.pure.leaf import Leaf
 
 #: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
 Given = Any
@@ -67,31 +66,7 @@ class Group:
 
     def resolved(self, numbers: Mapping[str, Any], machine_eps: float) -> dict[str, Any]:
         """Every hyper-parameter's value: from `numbers`, traced or not, or its default."""
-        values: dict[str, Any] = {"machine_eps": machine_eps, **numbers}
-        pending = {name: setting.default for name, setting in self.settings.items() if name not in self.hyper}
-        while pending:
-            ready = [k for k, v in pending.items() if not isinstance(v, Node) or {*names_in([v])} <= values.keys()]
-            if not ready:
-                raise HyperError(
-                    f"the defaults of {' and '.join(pending)} of {self.rule.name} depend on each other: give one"
-                )
-            for name in ready:
-                values[name] = self._default(name, pending.pop(name), values)
-        return {name: values[name] for name in self.settings}
-
-    def _default(self, name: str, default: float | Node | None, values: Mapping[str, Any]) -> Any:
-        if default is None:
-            raise HyperError(f"{name} of {self.rule.name} has no default: give it a value")
-        if not isinstance(default, Node):
-            return default
-        named = {n: values[n] for n in names_in([default])}
-        if all(isinstance(x, int | float) for x in named.values()):
-            return number_of(default, named)
-
-        def leaf(value: Node) -> Any:
-            return jnp.asarray(value.arg if value.arg not in named else named[str(value.arg)], jnp.float64)
-
-        return evaluated([default], leaf)[default]
+        return resolved(self.rule.name, self.settings, self.hyper, numbers, machine_eps, LIBRARY)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -16,9 +16,10 @@ from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree
 from rulec.jax.packing import Packed, Pieces
 from rulec.jax.pairs import paired
-from rulec.jax.plan import StepPlan
-from rulec.jax.values import Values
 from rulec.language.rule import Rule
+from rulec.pure.plan import StepPlan
+from rulec.pure.state import CHANGED, check_values, number_states
+from rulec.pure.values import Values
 
 
 class State:
@@ -119,36 +120,21 @@ def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
 
 def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> None:
     """StateMismatch where a state lacks an array or a number of the plan, or has it in another shape."""
-    of = f"of the state of {title}"
-    advice = "the parameters or the rule may have changed since init"
-    for bucket in plan.buckets:
-        for spec, place, _, shape in bucket.state_shapes():
-            array = values.arrays.get(spec.name, {}).get(place)
-            what = f"{fields.every[spec.name]} of {plan.leaves[place].name}"
-            if array is None:
-                raise StateMismatch(f"there is no {what} in the state of {title}: {advice}")
-            if tuple(array.shape) != shape:
-                raise StateMismatch(f"{what} in the state of {title} has shape {array.shape} and not {shape}: {advice}")
-    for name, level in plan.numbers.items():
-        shape = {"tensor": (len(plan.having[name]),), "group": (plan.groups,), "model": ()}[level]
-        if tuple(getattr(values.numbers.get(name), "shape", (-1,))) != shape:
-            raise StateMismatch(f"{fields.every[name]} {of} is not an array of shape {shape}: {advice}")
+    check_values(plan, values, fields.every, title)
     shape = (len(plan.leaves),) if plan.own_counts else ()
     if tuple(getattr(values.count, "shape", (-1,))) != shape or values.count.dtype.kind not in "iu":
-        raise StateMismatch(f"the count {of} is not an array of whole numbers of shape {shape}: {advice}")
+        raise StateMismatch(
+            f"the count of the state of {title} is not an array of whole numbers of shape {shape}: {CHANGED}"
+        )
 
 
 def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:
     """The fields for the states of these rules: `renamed` of the state's name, else the name as an identifier."""
     taken = {"count", "index"}
-    levels = {name: state.per for rule in rules for name, state in rule.state.items() if state.shape is None}
+    numbers = number_states(rules)
     names = {name: None for rule in rules for name in rule.state}
     fields = {name: unique_name(renamed.get(name, name), taken) for name in names}
     return Fields(
-        {name: field for name, field in fields.items() if levels.get(name) not in _NUMBERS},
-        {name: field for name, field in fields.items() if levels.get(name) in _NUMBERS},
+        {name: field for name, field in fields.items() if name not in numbers},
+        {name: field for name, field in fields.items() if name in numbers},
     )
-
-
-#: The levels of states that are numbers.
-_NUMBERS = ("tensor", "group", "model")

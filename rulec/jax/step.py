@@ -1,30 +1,21 @@
-"""One step as a pure function: new parameters, or their changes, and a new state, out of old ones.
+"""One step as a pure function, traced as a whole, so that XLA sees every stage of every bucket at once.
 
-It is traced as a whole, so that XLA sees every stage of every bucket at once. The loop is that of `rulec.runtime`: for
-each bucket its stages, and between them what is narrower than a parameter, in float64.
+On a mesh of explicit axes parameters and states stay sharded as they are.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
-from rulec.compiler.scalars import evaluate_once
-from rulec.errors import RuleError
 from rulec.jax import cpu
-from rulec.jax.gaps import Gaps
+from rulec.jax.gaps import GuardedGaps
 from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
-from rulec.jax.plan import Bucket, StepPlan
-from rulec.jax.values import LIBRARY, Hypers, Values, evaluated
-from rulec.language.node import Node, Op
-from rulec.runtime.device import known_number
-from rulec.runtime.joins import Join, Joining, Processes, joined
+from rulec.jax.values import LIBRARY
+from rulec.pure.plan import Bucket, StepPlan
+from rulec.pure.step import BucketStep, Step
+from rulec.pure.values import Hypers, Values
 
 
 def one_step(
@@ -33,15 +24,13 @@ def one_step(
 ) -> tuple[list[Any], Values]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
-    `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
-    `numbers` are those that tell the leaves' random numbers apart, by default their places. On a mesh of explicit axes
-    parameters and states stay sharded as they are.
+    The arguments are those of `rulec.pure.step.Step`.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
-        return _one_step(plan, params, grads, values, hyper, inputs, numbers)
+        return Step(plan, params, grads, values, hyper, inputs, numbers, JaxBucketStep).finished()
 
-    def stepped(params: Any, grads: Any, old: Any, *given: Any) -> Any:
-        results, new = _one_step(plan, params, grads, Values(*old), *given)
+    def stepped(params: Any, grads: Any, old: Any, hyper: Any, inputs: Any, numbers: Any) -> Any:
+        results, new = Step(plan, params, grads, Values(*old), hyper, inputs, numbers, JaxBucketStep).finished()
         return results, tuple(new)
 
     operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
@@ -49,340 +38,29 @@ def one_step(
     return results, Values(*new)
 
 
-def _one_step(
-    plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
-    inputs: Mapping[str, Any], numbers: Sequence[Any] | None,
-) -> tuple[list[Any], Values]:  # fmt: skip
-    step = _Step(plan, params, grads, values, hyper, inputs)
-    step.numbers = range(len(plan.leaves)) if numbers is None else numbers
-    alone = [run for run in step.runs if run.bucket.plan.alone]
-    for run in alone:
-        for _ in run.steps():
-            raise AssertionError("a bucket that is alone waits for another")
-    together: dict[int, list[_BucketStep]] = {}
-    for run in step.runs:
-        if not run.bucket.plan.alone:
-            together.setdefault(id(run.bucket.owner), []).append(run)
-    for runs in together.values():
-        _run_together(runs)
-    return step.finished()
+class JaxBucketStep(BucketStep):
+    """One bucket's share of a step by XLA's own code, or by a kernel of the cpu backend; states may be packed."""
 
+    library = LIBRARY
+    gaps = GuardedGaps
 
-def _run_together(runs: Sequence[_BucketStep]) -> None:
-    """Runs buckets of one rule that share reductions, each from one of these to the next."""
-    running = [run.steps() for run in runs]
-    waiting: list[Join | None] = [next(steps, None) for steps in running]
-    while any(waiting):
-        joins = [join for join in waiting if join is not None]
-        if len(joins) < len(waiting) or len({(join.site, join.op, join.level) for join in joins}) > 1:
-            raise RuleError(
-                f"the leaves of {runs[0].bucket.owner.name} do not all have the same values across the model: reduce "
-                f"per group and per model outside of branches on the shape"
-            )
-        results = joined(joins)
-        waiting = [_next(steps, result) for steps, result in zip(running, results, strict=True)]
-
-
-def _next(steps: Joining, result: Any) -> Join | None:
-    try:
-        return steps.send(result)
-    except StopIteration:
-        return None
-
-
-class _Step:
-    """What the buckets of one step share."""
-
-    def __init__(
-        self, plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
-        inputs: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        self.plan, self.params, self.grads = plan, params, grads
-        self.old, self.new, self.hyper, self.inputs = values, values.copied(), hyper, inputs
-        self.results: dict[int, Any] = {}
-        self.numbers: Sequence[Any] = ()
-        self.t = jnp.asarray(values.count).astype(jnp.float64) + 1
-        self.stays: dict[int, Any] = {}
-        self.processes = Processes()
-        self.runs = [_BucketStep(self, bucket) for bucket in plan.buckets]
-
-    def finished(self) -> tuple[list[Any], Values]:
-        """The results of all leaves in order, and the new state."""
-        self.new.count = self._counted()
-        return [self.result(place) for place in range(len(self.plan.leaves))], self.new
-
-    def result(self, place: int) -> Any:
-        """What a leaf has become so far."""
-        if place in self.results:
-            return self.results[place]
-        return jnp.zeros_like(self.params[place]) if self.plan.options.update else self.params[place]
-
-    def _counted(self) -> Any:
-        old = self.old.count
-        # It stays at the largest number there is rather than start again below zero.
-        more = jnp.where(old < np.iinfo(np.int32).max, old + 1, old)
-        if not self.stays:
-            return more
-        if not self.plan.own_counts:
-            return jnp.where(next(iter(self.stays.values())), old, more)
-        stays = [self.stays.get(place, False) for place in range(len(self.plan.leaves))]
-        return jnp.where(jnp.stack([jnp.asarray(x, bool) for x in stays]), old, more)
-
-
-class _BucketStep:
-    """One bucket's share of a step: the surroundings of what is worked out between its stages, and the loop over them.
-
-    Scalars are evaluated once for each row: for each group, or for each leaf where leaves may differ.
-    """
-
-    #: Random numbers are XLA's to make.
-    fill_noise = None
-
-    def __init__(self, step: _Step, bucket: Bucket) -> None:
-        self.step, self.bucket, self.program = step, bucket, bucket.program
-        self.library, self.compute = LIBRARY, bucket.layout.compute
-        self.seed, self.owner, self.groups = step.plan.options.seed, step.processes, bucket.group_at
-        own = bucket.own_rows or (jnp.ndim(step.t) > 0 and len(bucket.places) > 1)
-        keep, row = np.unique(np.arange(len(self)) if own else self.groups, return_index=True, return_inverse=True)[1:]
-        #: The row of each leaf, and the leaf that each row is of.
-        self.row, self.kept = row, keep
-        self.table = evaluated([*bucket.table.columns, *(s.value for s in bucket.table.stores)], self._scalar)
-        self.between = Gaps(bucket, self)
-        self.scratch: dict[str, list[Any]] = {}
-        self.vectors: dict[str, list[Any]] = {}
-        self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}
+    def __init__(self, step: Step, bucket: Bucket) -> None:
+        super().__init__(step, bucket)
         self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:
             unpiece_all(self.states.values(), bucket.places)
-        self._numbers: dict[tuple[int, int], Any] = {}
 
-    def __len__(self) -> int:
-        return len(self.bucket.places)
+    def stored(self, buffer: str, i: int) -> Any:
+        """A buffer of leaf i, by itself where its state is packed."""
+        return unpiece(super().stored(buffer, i))
 
-    # Scalars
-
-    def _scalar(self, value: Node) -> Any:
-        """A leaf of the scalar program: an array over rows, or one number."""
-        if value.op is Op.CONST:
-            return LIBRARY.constant(float(value.arg))  # type: ignore[arg-type]
-        if value.op is Op.STEP:
-            return self._of_rows(self.step.t)
-        if value.op in (Op.HYPER, Op.MODEL_HYPER):
-            return self._stacked([self.step.hyper[self.groups[i]][str(value.arg)] for i in self.kept])
-        if value.op is Op.FACT:
-            return self._stacked([self.bucket.facts[i][str(value.arg)] for i in self.kept])
-        return self._rows_of(self.numbers(str(value.arg)))
-
-    def _of_rows(self, t: Any) -> Any:
-        return t if not jnp.ndim(t) else self._rows_of(t[np.array(self.bucket.places)])
-
-    def _rows_of(self, numbers: Any) -> Any:
-        if not jnp.ndim(numbers):
-            return numbers
-        return numbers[0] if len(self.kept) == 1 else numbers[self.kept]
-
-    @staticmethod
-    def _stacked(numbers: Sequence[Any]) -> Any:
-        if all(x is numbers[0] for x in numbers) or len(numbers) == 1:
-            return jnp.asarray(numbers[0], jnp.float64)
-        return jnp.stack([jnp.asarray(x, jnp.float64) for x in numbers])
-
-    def _of_leaves(self, rows: Any) -> Any:
-        """Values of rows as values of leaves; one number stays one."""
-        return rows if not jnp.ndim(rows) else rows[self.row]
-
-    def column(self, index: int) -> Any:
-        """A column of the scalar table, for each leaf or one for all."""
-        return self._of_leaves(self.table[self.bucket.table.columns[index]])
-
-    def scalars(self, index: int) -> Any:
-        """A column of the table as kernels see it: for each row or, one that is late, for each leaf; or one number."""
-        value = self.program.columns[index].value
-        return self.between.values[value] if self._late(index) else self.table[value]
-
-    def _late(self, index: int) -> bool:
-        return index >= len(self.bucket.table.columns)
-
-    def _kernel_scalar(self, index: int, i: int) -> Any:
-        """A column as a kernel takes it, for leaf i."""
-        found = self.scalars(index)
-        at = (i if self._late(index) else int(self.row[i])) if jnp.ndim(found) else 0
-        if (index, at) not in self._numbers:
-            self._numbers[index, at] = jnp.asarray(found[at] if jnp.ndim(found) else found).astype(self.compute)
-        return self._numbers[index, at]
-
-    # Where values between the stages come from
-
-    def known(self, value: Node, found: Any, i: int) -> Any:
-        """The number of leaf i: Python's where it follows from static hyper-parameters."""
-        static = self.bucket.static
-        expression = known_number(value, self.program, static, {})
-        return LIBRARY.at(found, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
-
-    def room(self, i: int) -> int:
-        """Any number of bytes: what is there at once is for XLA to say."""
-        return sys.maxsize
-
-    def facts(self, i: int) -> Mapping[str, float]:
-        """The shape facts of a leaf."""
-        return self.bucket.facts[i]
-
-    def hyper(self, i: int) -> Mapping[str, float]:
-        """The hyper-parameters of a leaf that are known when the step is traced."""
-        return self.bucket.static
-
-    def tensor_number(self, i: int) -> int:
-        """What tells a leaf's random numbers from others'; it may be traced."""
-        return self.step.numbers[self.bucket.places[i]]  # type: ignore[no-any-return]
-
-    def numbers(self, buffer: str) -> Any:
-        """The value of a buffer that is a number, for each leaf or one for all."""
-        plan, old = self.step.plan, self.step.old.numbers
-        if buffer in self.step.inputs:
-            return jnp.asarray(self.step.inputs[buffer], jnp.float64).reshape(())
-        found = old[buffer].astype(jnp.float64)
-        level = plan.numbers[buffer]
-        if level == "model":
-            return found
-        return found[self.groups if level == "group" else self._places_among(buffer)]
-
-    def _places_among(self, state: str) -> np.ndarray[Any, Any]:
-        """Where this bucket's leaves are among all that have a state."""
-        return np.searchsorted(np.array(self.step.plan.having[state]), np.array(self.bucket.places))
-
-    def matrices(self, buffer: str, i: int) -> Any:
-        """A buffer of a leaf as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
-        view, axes = self.bucket.views[i], self.program.buffer(buffer).axes
-        found = LIBRARY.read(self._stored(buffer, i))
-        found = -found if buffer == "g" and self.bucket.layout.maximize else found
-        found = view.matrices(found) if axes.elementwise else found.reshape(view.batch, *found.shape[-2:])
-        return LIBRARY.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
-
-    def _stored(self, buffer: str, i: int) -> Any:
-        place = self.bucket.places[i]
-        if buffer == "g":
-            return self.step.grads[place]
-        if buffer == "p":
-            return self.step.params[place]
-        if buffer in self.scratch:
-            return self.scratch[buffer][i]
-        return unpiece(self.states[buffer][place]) if buffer in self.states else self.step.inputs[buffer][place]
-
-    # The loop
-
-    def steps(self) -> Joining:
-        """Works out everything. Yields where others must come as far."""
-        gaps, last = self.bucket.plan.gaps, len(self.program.stages) - 1
-        for index in range(last + 1):
-            yield from self.between.work_out(gaps[index])
-            for name in self.program.stages[index].vectors:
-                self.vectors[name] = self._vectors(name)
-            stays = self._stays() if index == last else None
-            self._stage(index, stays)
-        yield from self.between.work_out(gaps[-1])
-        self._write_narrow(stays)
-
-    def _vectors(self, name: str) -> list[Any]:
-        """A result as kernels read it: that of a parameter's shape in the order of its elements in memory."""
-        result = self.program.result(name)
-        made = []
-        for array, view in zip(self.between.values[result.value], self.bucket.views, strict=True):
-            whole = LIBRARY.spread(array, self._extents(result.axes, view)).astype(self.compute)
-            made.append(view.tensor(whole) if result.axes.elementwise else whole)
-        return made
-
-    @staticmethod
-    def _extents(axes: Any, view: Any) -> tuple[int, int, int]:
-        return view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
-
-    def _stays(self) -> list[Any] | None:
-        """Which leaves are left as they are; None where the rule never skips a step."""
-        if self.program.skip is None:
-            return None
-        found = jnp.asarray(self.between.values[self.program.skip]) != 0
-        stays = [found[i] if found.ndim else found for i in range(len(self))]
-        self.step.stays.update(zip(self.bucket.places, stays, strict=True))
-        return stays
-
-    def _stage(self, index: int, stays: Sequence[Any] | None) -> None:
-        """One stage of every leaf; what it stores is taken over, and what it reduces."""
-        if self.cpu_kernel is not None:
-            done = cpu.stage(self.cpu_kernel, self, index)
-            for i, new in enumerate(done.arrays):
-                for buffer, value in new.items():
-                    self._keep(buffer, i, value, None)
-            self.between.reduced.update(done.reduced)
+    def stage(self, index: int, stays: Sequence[Any] | None) -> None:
+        """One stage of every leaf; by the kernel of the cpu backend, where there is one."""
+        if self.cpu_kernel is None:
+            super().stage(index, stays)
             return
-        kernel, reduced = self.bucket.kernel, []
-        columns = kernel.columns(index)
-        made = []
-        for i in range(len(self)):
-            scalars = [self._kernel_scalar(column, i) for column in columns]
-            made.append(kernel.stage(index, self.arrays(i), scalars, self.bucket.views[i]))
-        for i, (new, found) in enumerate(made):
-            reduced.append(found)
+        done = cpu.stage(self.cpu_kernel, self, index)
+        for i, new in enumerate(done.arrays):
             for buffer, value in new.items():
-                self._keep(buffer, i, value, stays)
-        for reduction in self.program.stages[index].reduces:
-            each = [found[reduction.name] for found in reduced]
-            per_tensor = set(reduction.axes.letters) <= {"k", "n"}
-            self.between.reduced[reduction.name] = LIBRARY.together(each) if per_tensor else each
-
-    def arrays(self, i: int) -> dict[str, Any]:
-        """What a kernel may read of leaf i."""
-        place = self.bucket.places[i]
-        found = {"p": self.step.params[place], "g": self.step.grads[place]}
-        found |= {name: arrays[place] for name, arrays in self.states.items()}
-        found |= {name: given[place] for name, given in self.step.inputs.items() if isinstance(given, list | tuple)}
-        return found | {name: given[i] for name, given in {**self.scratch, **self.vectors}.items()}
-
-    def _keep(self, buffer: str, i: int, value: Any, stays: Sequence[Any] | None) -> None:
-        place = self.bucket.places[i]
-        if buffer == "p":
-            old = self.step.result(place) if stays is not None else None
-            self.step.results[place] = self._unless(stays, i, old, value)
-        elif buffer in self.states:
-            value = self._unless(stays, i, self.states[buffer][place], value)
-            self.step.new.arrays[buffer][place] = value
-            self.states[buffer][place] = value
-        else:
-            self.scratch.setdefault(buffer, [None] * len(self))[i] = value
-
-    @staticmethod
-    def _unless(stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
-        return new if stays is None else jnp.where(stays[i], old, new)
-
-    # What is narrower than a parameter
-
-    def _write_narrow(self, stays: Sequence[Any] | None) -> None:
-        for store in self.program.finish:
-            value = self.between.values[store.value]
-            if store.buffer in self.states:
-                self._keep_narrow(store.buffer, value, stays)
-            else:
-                self._keep_numbers(store.buffer, value, stays)
-        for store in self.bucket.table.stores:
-            self._keep_numbers(store.buffer, self._of_leaves(self.table[store.value]), stays)
-
-    def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
-        for i, place in enumerate(self.bucket.places):
-            old, view = self.states[buffer][place], self.bucket.views[i]
-            made = LIBRARY.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
-            self.step.new.arrays[buffer][place] = self._unless(stays, i, old, made)
-
-    def _keep_numbers(self, buffer: str, value: Any, stays: Sequence[Any] | None) -> None:
-        """New values of a state that is one number for a leaf, a group or the model: of these, the first leaf's."""
-        level, now = self.step.plan.numbers[buffer], self.step.new.numbers[buffer]
-        value = jnp.broadcast_to(jnp.asarray(value), (len(self),)).astype(now.dtype)
-        if stays is not None:
-            old = jnp.broadcast_to(self.numbers(buffer), (len(self),)).astype(now.dtype)
-            value = jnp.where(jnp.stack(list(stays)), old, value)
-        if level == "model":
-            self.step.new.numbers[buffer] = value[0]
-        elif level == "tensor":
-            places = self._places_among(buffer)
-            whole = len(places) == len(now)
-            self.step.new.numbers[buffer] = value if whole else now.at[places].set(value)
-        else:
-            groups, first = np.unique(self.groups, return_index=True)
-            self.step.new.numbers[buffer] = now.at[groups].set(value[first])
+                self.keep(buffer, i, value, None)
+        self.between.reduced.update(done.reduced)

@@ -14,10 +14,10 @@ from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import HyperError
 from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered
-from rulec.jax.plan import Options
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.traced import is_traced
 from rulec.language.seed import checked_seed
+from rulec.pure.plan import Options
 
 
 @injectable

@@ -1,45 +1,8 @@
-"""The values of a state, and expressions evaluated on JAX arrays."""
+"""The library of JAX's arrays, and expressions evaluated on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
-from typing import Any
-
 from rulec.jax.library import JaxLibrary
-from rulec.language.node import Node, walk
 
 LIBRARY = JaxLibrary()
-
-#: Hyper-parameters of each group: numbers, or 0-d arrays.
-Hypers = Sequence[Mapping[str, Any]]
-
-
-@dataclass
-class Values:
-    """A state's arrays, without the containers that users see.
-
-    `count` is how often the leaves were updated: one number, or one for each leaf. `arrays` is state -> place of a leaf
-    -> array, for the leaves with this state. `numbers` is state -> a vector over the leaves with it or over the groups,
-    or one number.
-    """
-
-    count: Any
-    arrays: dict[str, dict[int, Any]] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.count, self.arrays, self.numbers))
-
-    def copied(self) -> Values:
-        """The same arrays in containers of their own."""
-        return Values(self.count, {k: copy(v) for k, v in self.arrays.items()}, dict(self.numbers))
-
-
-def evaluated(roots: Sequence[Node], leaf: Callable[[Node], Any]) -> dict[Node, Any]:
-    """The values of expressions and of all their parts."""
-    values: dict[Node, Any] = {}
-    for part in walk(roots):
-        values[part] = leaf(part) if not part.args else LIBRARY.arithmetic[part.op](*(values[a] for a in part.args))
-    return values
+evaluated = LIBRARY.evaluated

@@ -12,46 +12,21 @@ from typing import Any
 import mlx.core as mx
 
 from rulec.arrays.arithmetic import arithmetic, meeting
-from rulec.arrays.functions import Functions
-from rulec.arrays.library import Array, ArrayLibrary
+from rulec.arrays.library import Array
 from rulec.arrays.matrix import matrix_functions
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
+from rulec.pure.library import PureFunctions, PureLibrary
 
 words = importlib.import_module("rulec_backends.mlx.words")
 
 
-class MlxFunctions(Functions):
-    """mx's; numbers are float64 arrays, and matrices of 16 bits are multiplied as wide ones."""
+class MlxFunctions(PureFunctions):
+    """mx's, whose dtypes have no names, and whose singular vectors are all of them."""
 
     def cast(self, x: Any, dtype: Any) -> Any:
         """The array in another dtype, by its name or MLX's own."""
         return x.astype(getattr(mx, dtype) if isinstance(dtype, str) else dtype)
-
-    def fitted(self, x: Any, dtype: Any) -> Any:
-        """An array, in that dtype where it is one number with a point."""
-        array = number(x) if not isinstance(x, mx.array) else x
-        return array if dtype is None or array.ndim or not self.is_float(array) else array.astype(dtype)
-
-    def product_dtype(self, x: Any, dtype: str) -> Any:
-        """Any."""
-        return getattr(mx, dtype)
-
-    def beside(self, number: Any, x: Any) -> Any:
-        """In the dtype of the matrix."""
-        return self.fitted(number, x.dtype)
-
-    def wide(self, x: Any) -> Any:
-        """In at least 32 bits."""
-        return x.astype(mx.result_type(x.dtype, mx.float32))
-
-    def wide_matmul(self, a: Any, b: Any) -> Any:
-        """A product that is not rounded to 16 bits."""
-        return mx.matmul(self.wide(a), self.wide(b))
-
-    def norm(self, x: Any, dtype: Any) -> Any:
-        """Summed in the dtype that the matrices had."""
-        return super().norm(x.astype(dtype), dtype).astype(x.dtype)
 
     def left_vectors(self, x: Any) -> Any:
         """The first of the full matrix."""
@@ -67,24 +42,16 @@ FUNCTIONS = MlxFunctions(mx)
 _PLAIN = arithmetic(FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt, sign=words.sign, erf=_erf)
 
 
-class MlxLibrary(ArrayLibrary):
+class MlxLibrary(PureLibrary):
     """mx on arrays and on what stands for them under `mx.compile`."""
 
     of = FUNCTIONS
     arithmetic: Mapping[Op, Callable[..., Any]] = {op: meeting(FUNCTIONS, function) for op, function in _PLAIN.items()}
     matrix: Mapping[Op, Callable[..., Any]] = matrix_functions(FUNCTIONS)
 
-    def constant(self, value: float) -> Any:
-        """A float64 number."""
-        return number(value)
-
     def numbers(self, values: Any) -> Any:
         """An array as it is; numbers of Python and NumPy in float64."""
-        return values if isinstance(values, mx.array) else number(values)
-
-    def read(self, array: Any) -> Any:
-        """The array itself, or in float32 one of 16 bits."""
-        return FUNCTIONS.wide(array)
+        return values if isinstance(values, mx.array) else self.constant(values)
 
     def cast(self, values: Any, dtype: str) -> Any:
         """Values in another dtype."""
@@ -94,14 +61,15 @@ class MlxLibrary(ArrayLibrary):
         """The numbers at these places."""
         return values[mx.array(places)]
 
+    def placed(self, values: Any, places: Any, numbers: Any) -> Any:
+        """By a write to a copy."""
+        new = mx.array(values)
+        new[mx.array(places)] = numbers
+        return new
+
     def _words(self, count: int, first: int, *, draw: int, **position: Any) -> Any:
         # An integer of Python has no xor with an array to its right.
         return super()._words(count, first, draw=mx.array(draw, mx.int64), **position)  # type: ignore[arg-type]
-
-
-def number(value: Any) -> Any:
-    """A float64 array of a number or an array."""
-    return value.astype(mx.float64) if isinstance(value, mx.array) else mx.array(value, mx.float64)
 
 
 LIBRARY = MlxLibrary()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,17 +12,18 @@ from mlx.utils import tree_flatten, tree_map
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.routing import Router
-from rulec.errors import HyperError, StateMismatch, TensorError
-from rulec.language.hyper import number_of
+from rulec.errors import HyperError, TensorError
 from rulec.language.library import load
-from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
-from rulec.mlx.arrays import number
+from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import KEYWORDS, Entry, entry_of, hyper_of, plain
-from rulec.mlx.step import LeafPlan, LeafStep, dtype_name, run
-from rulec.runtime.engine import EPS
-from rulec.runtime.joins import Processes
+from rulec.mlx.step import first_values, one_step
+from rulec.pure.hyper import resolved
+from rulec.pure.leaf import dtype_name, leaves_of
+from rulec.pure.plan import Assignment, Options, StepPlan
+from rulec.pure.state import check_values, number_states
+from rulec.pure.values import Values
 
 #: A learning rate: a number, or a function of the number of steps before this one.
 Rate = float | Callable[[Any], Any]
@@ -49,9 +50,13 @@ class RuleOptimizer(Optimizer):
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
-        self._entry, self._router, self._seed = entry, Router(rule), checked_seed(seed)
-        self._hyper = hyper_of(rule, keywords)
-        lr = rule.settings.get("lr")
+        self._rule, self._options = rule, Options(seed=checked_seed(seed), functions="mlx")
+        self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
+        rules = Router(rule).rules
+        #: The names that users know the states by, and the states that are numbers.
+        self._names = {name: entry.state.get(name, name) for each in rules for name in each.state}
+        self._numbers = number_states(rules)
+        lr = self._settings.get("lr")
         default = 0.0 if lr is None else lr.default
         if learning_rate is None and not isinstance(default, int | float):
             raise HyperError(f"{rule.name} needs a learning_rate: give a number or a function of the step")
@@ -59,25 +64,22 @@ class RuleOptimizer(Optimizer):
             lr.check("learning_rate", learning_rate, rule.name)
         rate: Any = default if learning_rate is None else learning_rate
         self._maybe_schedule("learning_rate", rate)
-        self._plans: dict[Any, LeafPlan] = {}
+        self._plans: dict[Any, StepPlan] = {}
 
     def init(self, parameters: Any) -> None:
         """Makes the states of these parameters; those that are there stay."""
         super().init(parameters)
-        plans = [self._plan(name, p, p, {}) for name, p in _flat(parameters)]
-        shared = {name for plan in plans for name, is_shared in plan.numbers.items() if is_shared}
-        if shared and SHARED not in self.state:
-            hyper = self._values("float32")
-            with mx.stream(mx.cpu):
-                made = [plan.first(p, hyper) for plan, (_, p) in zip(plans, _flat(parameters), strict=True)]
-            self.state[SHARED] = {name: next(m[name] for m in made if name in m) for name in sorted(shared)}
+        names, arrays = zip(*_flat(parameters), strict=True)
+        plan = self._plan(names, arrays, arrays, Values(self.step))
+        values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
+        states = [state for _, state in _together(parameters, self.state, "state")]
+        for place, state in enumerate(states):
+            state |= {} if state else dict(self._packed(plan, values, place))
+        if any(level != "tensor" for level in plan.numbers.values()):
+            self.state.setdefault(SHARED, self._shared(plan, values))
 
     def init_single(self, parameter: Any, state: dict[str, Any]) -> None:
-        """Makes the states of one parameter."""
-        plan = self._plan("a parameter", parameter, parameter, {})
-        with mx.stream(mx.cpu):
-            made = plan.first(parameter, self._values(dtype_name(parameter)))
-        state |= {self._theirs(name): array for name, array in made.items() if not plan.numbers.get(name, False)}
+        """Nothing: `init` makes the states of all parameters at once."""
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """New parameters, in the structure of the gradients, of which `parameters` may have more. The state is new."""
@@ -85,93 +87,74 @@ class RuleOptimizer(Optimizer):
         names = [name for name, _ in _flat(gradients)]
         for name, (gradient, parameter) in zip(names, pairs, strict=True):
             _check(name, gradient, parameter)
+        if not pairs:
+            return gradients
         if not self._initialized:
             self.init(tree_map(lambda _, p: p, gradients, parameters))
         states = [state for _, state in _together(gradients, self.state, "state")]
         scheduler = self._schedulers.get("learning_rate")
-        rate = self.learning_rate if scheduler is None else _rate(scheduler(self.step))
-        steps = self._steps(names, pairs, states, rate)
-        run(steps, self._entry.rule.name)
-        self._take_over(steps, states)
-        self.state["learning_rate"], self.state["step"] = rate, self.step + 1
-        results = iter(steps)
-        return tree_map(lambda _: next(results).result, gradients)
+        rate = self.learning_rate if scheduler is None else mx.array(scheduler(self.step))
+        arrays = [parameter for _, parameter in pairs]
+        plan, values = self._unpacked(names, pairs, states)
+        new_arrays, new = one_step(plan, arrays, [g for g, _ in pairs], values, self._values(plan, rate))
+        for place, state in enumerate(states):
+            state |= dict(self._packed(plan, new, place))
+        if SHARED in self.state:
+            self.state[SHARED] |= self._shared(plan, new)
+        self.state["learning_rate"], self.state["step"] = rate, new.count
+        results = iter(new_arrays)
+        return tree_map(lambda _: next(results), gradients)
 
-    def _take_over(self, steps: Sequence[LeafStep], states: Sequence[dict[str, Any]]) -> None:
-        for step, state in zip(steps, states, strict=True):
-            for spec in step.plan.specs:
-                state[self._theirs(spec.name)] = step.arrays[spec.name]
-            for name, is_shared in step.plan.numbers.items():
-                (self.state[SHARED] if is_shared else state)[name if is_shared else self._theirs(name)] = step.arrays[
-                    name
-                ]
+    # The state as a tree, and as a plan's values
 
-    def _steps(
-        self, names: Sequence[str], pairs: Sequence[tuple[Any, Any]], states: Sequence[dict[str, Any]], rate: Any
-    ) -> list[LeafStep]:
-        owner, tables = Processes(), dict[Any, Any]()
-        device = mx.default_device()
-        steps: list[LeafStep] = []
-        coarsest = max((dtype_name(p) for _, p in pairs), key=EPS.__getitem__, default="float32")
-        with mx.stream(mx.cpu):
-            t, hyper = number(self.step) + 1, {**self._values(coarsest), "lr": rate}
-        for place, (name, (g, p), state) in enumerate(zip(names, pairs, states, strict=True)):
-            own = {ours: state[self._theirs(ours)] for ours in self._router.states if self._theirs(ours) in state}
-            plan = self._plan(name, p, g, own)
-            own |= {ours: self.state[SHARED][ours] for ours, is_shared in plan.numbers.items() if is_shared}
-            self._check_state(name, plan, own, p)
-            with mx.stream(mx.cpu):
-                arrays = {"p": p, "g": g, **own}
-                steps.append(LeafStep(plan, place, owner, device, arrays, t, hyper, self._seed, tables))
-        return steps
+    def _unpacked(
+        self, names: Sequence[str], pairs: Sequence[tuple[Any, Any]], states: Sequence[Mapping[str, Any]]
+    ) -> tuple[StepPlan, Values]:
+        """The plan of a step from these states, and their values; StateMismatch where they are of another rule."""
+        stored = {
+            name: {place: state[theirs] for place, state in enumerate(states) if theirs in state}
+            for name, theirs in self._names.items()
+        }
+        values = Values(self.step, {name: arrays for name, arrays in stored.items() if name not in self._numbers})
+        plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], values)
+        shared = self.state.get(SHARED, {})
+        for name, level in plan.numbers.items():
+            if level == "tensor" and stored[name].keys() >= {*plan.having[name]}:
+                values.numbers[name] = mx.stack([stored[name][place] for place in plan.having[name]])
+            elif name in shared:
+                values.numbers[name] = shared[name].reshape(() if level == "model" else 1)
+        check_values(plan, values, self._names, self._rule.name)
+        return plan, values
 
-    def _check_state(self, name: str, plan: LeafPlan, own: Mapping[str, Any], parameter: Any) -> None:
-        for spec in plan.specs:
-            shape = tuple(spec.shape(plan.view, plan.static, plan.facts))
-            if spec.name not in own or tuple(own[spec.name].shape) != shape:
-                found = "is missing" if spec.name not in own else f"has shape {own[spec.name].shape}, not {shape}"
-                raise StateMismatch(
-                    f"the state {self._theirs(spec.name)} of {name} {found}: give the state of the same optimizer for "
-                    "the same parameters"
-                )
-
-    def _plan(self, name: str, parameter: Any, gradient: Any, states: Mapping[str, Any]) -> LeafPlan:
-        _check(name, gradient, parameter)
-        rule = self._router.choose(tuple(parameter.shape), (), name)
-        dtypes = dtype_name(parameter), dtype_name(gradient)
-        stored = tuple(sorted((ours, dtype_name(array)) for ours, array in states.items() if array.ndim))
-        key = id(rule), tuple(parameter.shape), dtypes, stored
-        if key not in self._plans:
-            static = {k: float(v) for k, v in self._values(dtypes[0]).items() if isinstance(v, int | float)}
-            self._plans[key] = LeafPlan(rule, tuple(parameter.shape), dtypes, dict(stored), static)
-        return self._plans[key]
-
-    def _values(self, dtype: str) -> dict[str, Any]:
-        """Every hyper-parameter: given, or by default."""
-        values: dict[str, Any] = {"machine_eps": EPS[dtype], **self._hyper, "lr": self.learning_rate}
-        pending = {k: s.default for k, s in self._entry.rule.settings.items() if k not in values}
-        while pending:
-            ready = [k for k, v in pending.items() if not isinstance(v, Node) or {*names_in([v])} <= values.keys()]
-            for name in ready:
-                default = pending.pop(name)
-                if default is None:
-                    raise HyperError(f"{name} of {self._entry.rule.name} has no default: give it a value")
-                values[name] = self._default(default, values) if isinstance(default, Node) else default
-        return values
+    def _packed(self, plan: StepPlan, values: Values, place: int) -> Iterator[tuple[str, Any]]:
+        """The states of one parameter, under the names that users know."""
+        for name, arrays in values.arrays.items():
+            if place in arrays:
+                yield self._names[name], arrays[place]
+        for name, level in plan.numbers.items():
+            if level == "tensor" and place in plan.having[name]:
+                yield self._names[name], values.numbers[name][plan.having[name].index(place)]
 
     @staticmethod
-    def _default(default: Node, values: Mapping[str, Any]) -> Any:
-        named = {name: values[name] for name in names_in([default])}
-        if len(named) == 1 and str(default.arg) in named:
-            return named[str(default.arg)]
-        return number_of(default, {name: float(value) for name, value in named.items()})
+    def _shared(plan: StepPlan, values: Values) -> dict[str, Any]:
+        shared = [name for name, level in plan.numbers.items() if level != "tensor"]
+        return {name: values.numbers[name].reshape(()) for name in shared}
 
-    def _theirs(self, state: str) -> str:
-        return self._entry.state.get(state, state)
+    def _plan(
+        self, names: Sequence[str], parameters: Sequence[Any], gradients: Sequence[Any], values: Values
+    ) -> StepPlan:
+        leaves = leaves_of(names, parameters, gradients, values.arrays)
+        if leaves not in self._plans:
+            static: Any = {k: self._hyper.get(k, s.default) for k, s in self._settings.items() if s.static}
+            assigned = [Assignment(self._rule, static=static)] * len(leaves)
+            self._plans[leaves] = StepPlan(leaves, assigned, self._options, 1)
+        return self._plans[leaves]
 
-
-def _rate(value: Any) -> Any:
-    return value if isinstance(value, mx.array) else mx.array(value)
+    def _values(self, plan: StepPlan, rate: Any) -> dict[str, Any]:
+        """Every hyper-parameter: given, or by default."""
+        given = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
+        with mx.stream(mx.cpu):
+            return resolved(self._rule.name, self._settings, given, given, plan.coarsest(0), LIBRARY)
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

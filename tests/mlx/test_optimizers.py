@@ -240,7 +240,7 @@ def test_a_refused_step_leaves_the_state_as_it_was() -> None:
 def test_a_state_of_other_shapes_is_refused() -> None:
     optimizer = rulec.mlx.Adam(0.1)
     optimizer.init({"a": mx.ones(3)})
-    with pytest.raises(RulecError, match=r"the state m of a has shape \(3,\), not \(4, 3\)"):
+    with pytest.raises(RulecError, match=r"m of a in the state of Adam has shape \(3,\) and not \(4, 3\)"):
         optimizer.apply_gradients({"a": tree(1)["a"]}, {"a": tree(0)["a"]})
 
 

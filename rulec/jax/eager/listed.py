@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.jax.plan import StepPlan
-from rulec.jax.values import Values
+from rulec.pure.plan import StepPlan
+from rulec.pure.values import Values
 
 
 def listed(params: Any) -> Any:

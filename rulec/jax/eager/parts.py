@@ -10,11 +10,11 @@ from rulec.errors import RuleError
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, check_apart, flat
 from rulec.jax.machine import Machine, Settings
-from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
-from rulec.jax.values import Values
 from rulec.language.rule import Rule
+from rulec.pure.plan import StepPlan
+from rulec.pure.values import Values
 from rulec.runtime.engine import EPS
 
 #: Scope of a rule -> the tensors that it reads beyond the updated one.

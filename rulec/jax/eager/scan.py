@@ -22,8 +22,8 @@ from rulec.jax.eager.stacks import Stacks
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
 from rulec.jax.machine import call
-from rulec.jax.plan import StepPlan
 from rulec.jax.recipe import Rules
+from rulec.pure.plan import StepPlan
 
 
 class ScanState(NamedTuple):

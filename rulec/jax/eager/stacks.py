@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from rulec.compiler.ir import Program
 from rulec.jax.eager.bytes import shape_of
 from rulec.jax.eager.parts import Arguments, Parts, Subtree, put_back, share_of
-from rulec.jax.plan import StepPlan
-from rulec.jax.values import Values
 from rulec.language.node import Op, walk
+from rulec.pure.plan import StepPlan
+from rulec.pure.values import Values
 
 
 class Stacks:

@@ -20,11 +20,11 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import BackendUnsupported, RuleError, TensorError
-from rulec.jax.guards import Guard, guards_of
-from rulec.jax.leaves import Leaf
 from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
+from rulec.pure.guards import Guard, guards_of
+from rulec.pure.leaf import Leaf
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
@@ -45,8 +45,9 @@ class Options:
     """How a rule is compiled.
 
     `state_dtype` gives the storage dtype of states by name, or by "" of all; with `update` what is computed is the
-    change of each parameter, not the new parameter. `backend` is what runs one pass over elements: "jax" alone, "cpu"
-    where it can, or "either", the faster.
+    change of each parameter, not the new parameter. `functions` is the backend whose functions a
+    step is made of. `backend` is what runs one pass over elements: "jax" alone, "cpu" where it can, or "either", the
+    faster.
     """
 
     update: bool = False
@@ -54,6 +55,7 @@ class Options:
     seed: int = 0
     state_dtype: tuple[tuple[str, str], ...] = ()
     backend: str = "jax"
+    functions: str = "jax"
 
 
 @dataclass(eq=False)
@@ -61,9 +63,11 @@ class Bucket:
     """Leaves of one rule that one program updates, in one layout; `places` are theirs in the tree.
 
     `owner` is their rule before it is routed: what is of the model is of all its leaves, and of no others.
+    `functions` is the backend of the kernel.
     """
 
     owner: Rule
+    functions: str
     program: Program
     layout: Layout
     static: Mapping[str, float]
@@ -75,7 +79,7 @@ class Bucket:
     @cached_property
     def kernel(self) -> Any:
         """The kernel of one pass over elements, made when a step first asks: a first state needs none."""
-        backend = registry.usable("jax")
+        backend = registry.usable(self.functions)
         return backend.build(self.program, self.layout, backend.emit(self.program, self.layout))
 
     @cached_property
@@ -176,7 +180,7 @@ class StepPlan:
         program, layout = scheduled(program, layout)
         if self.options.update:
             program = as_update(program)
-        return Bucket(owner, program, layout, static)
+        return Bucket(owner, self.options.functions, program, layout, static)
 
     def _note_states(self) -> None:
         for bucket in self.buckets:
@@ -199,7 +203,8 @@ class StepPlan:
         """Whether leaves may have been updated a different number of times: a rule skips the steps of some alone."""
         found = any(self._skips_some(bucket.program) for bucket in self.buckets)
         if found and {"group", "model"} & {*self.numbers.values()}:
-            raise BackendUnsupported("jax", "a skip of some tensors beside a state of groups or the model", self._name)
+            what = "a skip of some tensors beside a state of groups or the model"
+            raise BackendUnsupported(self.options.functions, what, self._name)
         return found
 
     @property
@@ -215,6 +220,11 @@ class StepPlan:
     def reads_parameters(self) -> bool:
         """Whether a step needs the parameters: to compute with, or to give new ones."""
         return not self.options.update or any(_reads_p(bucket.program) for bucket in self.buckets)
+
+    def coarsest(self, group: int) -> float:
+        """The machine epsilon of a group, which is that of the coarsest dtype: it has one value for all its leaves."""
+        pairs = zip(self.leaves, self.assigned, strict=True)
+        return max((EPS[leaf.dtype] for leaf, own in pairs if own and own.group == group), default=EPS["float32"])
 
     def states_of(self, bucket: Bucket, level: str) -> list[str]:
         """The states of a bucket at a level, by name."""

@@ -1,0 +1,83 @@
+"""The state before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rulec.compiler.view import MatrixView
+from rulec.language.node import Node, Op
+from rulec.pure.library import PureLibrary
+from rulec.pure.plan import Bucket, StepPlan
+from rulec.pure.values import Hypers, Values
+from rulec.runtime.state import StateSpec
+
+#: Makes a state of a value, which is a number or an array of its parameter's shape, in the shape of the state.
+Stored = Callable[[StateSpec, Any, tuple[int, ...], Any, MatrixView], Any]
+
+_Numbers = Mapping[str, dict[int, Any]]
+
+
+def first_values(
+    plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str, values: Values, library: PureLibrary,
+    stored: Stored,
+) -> Values:  # fmt: skip
+    """The state before the first step, written to `values`, which have a count alone.
+
+    States that are numbers are of `number_dtype`; `stored` makes those that are arrays.
+    """
+    values.arrays |= {name: {} for name in plan.arrays}
+    numbers: _Numbers = {name: {} for name in plan.numbers}
+    for bucket in plan.buckets:
+        for i, place in enumerate(bucket.places):
+            first = _First(bucket, i, params[place], hyper[bucket.groups[i]], library)
+            for spec in bucket.specs:
+                values.arrays[spec.name][place] = first.array(spec, stored)
+            for level in ("tensor", "group", "model"):
+                for name in plan.states_of(bucket, level):
+                    numbers[name][place] = first.number(name)
+    for name, level in plan.numbers.items():
+        of_leaves = numbers[name]
+        if level == "tensor":
+            whole = [of_leaves[place] for place in plan.having[name]]
+        else:
+            by_group = {group: of_leaves[place] for place, group in _groups(plan, name)}
+            any_group = next(iter(by_group.values()))
+            whole = [by_group.get(group, any_group) for group in range(plan.groups if level == "group" else 1)]
+        vector = library.cast(library.of.xp.stack(whole), number_dtype)
+        values.numbers[name] = vector[0] if level == "model" else vector
+    return values
+
+
+def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
+    """The leaves that have a state, each with its group; of the model, one with group 0."""
+    found = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
+    return found if plan.numbers[name] == "group" else [(min(found)[0], 0)]
+
+
+class _First:
+    """The first states of one leaf."""
+
+    def __init__(self, bucket: Bucket, i: int, param: Any, hyper: Mapping[str, Any], library: PureLibrary) -> None:
+        self.bucket, self.param, self.library = bucket, param, library
+        self.view, self.facts, self.known = bucket.views[i], bucket.facts[i], {**hyper, **bucket.facts[i]}
+
+    def array(self, spec: StateSpec, stored: Stored) -> Any:
+        """A state that is an array."""
+        value = self.param if spec.copies_parameter else self._value(spec.init)
+        shape = tuple(spec.shape(self.view, self.bucket.static, self.facts))
+        return stored(spec, value, shape, self.param, self.view)
+
+    def number(self, name: str) -> Any:
+        """A state that is a number, in float64."""
+        init = self.bucket.program.buffer(name).init
+        assert init is not None
+        return self.library.constant(self._value(init)).reshape(())
+
+    def _value(self, expression: Node) -> Any:
+        return self.library.evaluated([expression], self._leaf)[expression]
+
+    def _leaf(self, value: Node) -> Any:
+        if value.op is Op.LOAD:
+            return self.library.cast(self.param, self.bucket.layout.compute)
+        return self.library.constant(value.arg if value.op is Op.CONST else self.known[str(value.arg)])
