@@ -54,6 +54,11 @@ def _introduction(file: CFile) -> list[str]:
         "Compile with -O3 -fno-math-errno -fno-trapping-math: these change no bit, and let compilers use vectors.",
         "", "What returns int returns 0 or one of the statuses below; where it is not 0, nothing was written.",
     ]  # fmt: skip
+    return [*lines, *_limits(file)]
+
+
+def _limits(file: CFile) -> list[str]:
+    lines = []
     wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
     if wide:
         shared = " and ".join(dict.fromkeys(wide))

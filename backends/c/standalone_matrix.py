@@ -1,8 +1,13 @@
-"""Matrix functions in C: the Newton-Schulz iteration of one matrix."""
+"""Matrix functions in C: the Newton-Schulz iteration of one matrix, and its calls in a step."""
 
 from __future__ import annotations
 
-from rulec.language.node import Op
+from rulec.backend.printer import unique_name
+from rulec.language.node import Node, Op
+from rulec.standalone.cases import Version
+
+from .standalone_text import loop, signature
+from .standalone_words import TYPES
 
 #: The matrix functions available in C.
 WRITTEN = frozenset({Op.NEWTON_SCHULZ})
@@ -86,7 +91,7 @@ static REAL dot(const REAL *a, const REAL *b, int64_t count)
 """
 
 
-def matrix_words(value: str, real: str) -> str:
+def _matrix_words(value: str, real: str) -> str:
     """The functions, for matrices of the C type `value`, computed in the C type `real`."""
     text = f"{_DOT}\n{_NEWTON_SCHULZ}\n"
     suffix = "f" if real == "float" else ""
@@ -96,3 +101,37 @@ def matrix_words(value: str, real: str) -> str:
     return text.replace("= y[i * m + j];\n        }\n    }\n}", f"= {narrow};\n        }}\n    }}\n}}").replace(
         "REAL", real
     ).replace("VALUE", value)  # fmt: skip
+
+
+class MatrixFunctions:
+    """The matrix functions of one version: their calls, their words, and memory for them.
+
+    `results` has the arrays for their results, of the parameter's shape, by name; the names are added to `taken`.
+    """
+
+    def __init__(self, version: Version, taken: set[str]) -> None:
+        self.program, self.compute = version.program, version.layout.compute
+        self.values = [v for gap in version.plan.gaps for v in gap.values if v.op in WRITTEN]
+        self.results = {v.name: unique_name(v.name, taken) for v in self.program.vectors if v.axes.elementwise}
+
+    def call(self, value: Node, source: str, steps: str) -> list[str]:
+        """The statements that compute a value, matrix by matrix, from the array `source` in this number of steps."""
+        (name,) = [self.results[v.name] for v in self.program.vectors if v.value is value]
+        at = "matrix * height * width"
+        arguments = [f"{source} + {at}", f"{name} + {at}", "room", "height", "width", f"(int64_t){steps}"]
+        return loop("matrix", "0", "batch", signature("newton_schulz", arguments, ";"))
+
+    def words(self) -> str:
+        """The definitions of the called functions."""
+        dtypes = {str(v.arg) for v in self.values}
+        return "".join(_matrix_words(TYPES[self.compute], self._inner(dtype)) for dtype in sorted(dtypes))
+
+    def rooms(self) -> list[tuple[str, str, str]]:
+        """The room for a call: name, type, and size in doubles."""
+        lesser = "(height < width ? height * height : width * width)"
+        kinds = {self._inner(str(v.arg)) for v in self.values}
+        return [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(kinds)]
+
+    def _inner(self, dtype: str) -> str:
+        """The C type of arithmetic in a matrix function of this dtype; for 16 bits, the compute dtype's."""
+        return TYPES[dtype if dtype in ("float32", "float64") else self.compute]

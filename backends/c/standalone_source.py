@@ -133,7 +133,7 @@ class Source:
             for number, version in enumerate(case.versions):
                 function = self.file.inner_name("update", kind, number)
                 step = StepText(self.file, version, function, "step")
-                self.matrix_words = self.matrix_words or step.words()
+                self.matrix_words = self.matrix_words or step.matrices.words()
                 functions.append(step.text().rstrip("\n").split("\n"))
             for word, rule in self.file.moves().items():
                 program = compile(rule, case.facts, self.file.family.static)

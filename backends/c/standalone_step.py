@@ -13,7 +13,7 @@ from rulec.standalone.cases import Version
 
 from ..cstyle.element import Parameter
 from .standalone import CFile
-from .standalone_matrix import WRITTEN, matrix_words
+from .standalone_matrix import WRITTEN, MatrixFunctions
 from .standalone_numbers import LOOPS, Numbers, used
 from .standalone_stage import StageText
 from .standalone_text import block, branch, extents, loop, signature
@@ -39,10 +39,7 @@ class StepText:
         self.taken = set(RESERVED) | {"t"}
         self.states = file.states
         self.pointers = self._pointers()
-        #: The arrays for results of matrix functions, of the parameter's shape.
-        self.matrix_results = {
-            v.name: unique_name(v.name, self.taken) for v in self.program.vectors if v.axes.elementwise
-        }
+        self.matrices = MatrixFunctions(version, self.taken)
         self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
         #: Arrays of double for one step: name and size.
         self.work: list[tuple[str, str]] = []
@@ -161,7 +158,7 @@ class StepText:
     def _sizes(self) -> list[str]:
         shaped = [is_shaped(self.program, s, self.layout) for s in self.program.stages]
         lines = []
-        if any(shaped) or self._matrices():
+        if any(shaped) or self.matrices.values:
             height, width = ("cols", "rows") if self.version.turned else ("rows", "cols")
             lines += [f"const int64_t height = {height};", f"const int64_t width = {width};"]
         if any(shaped):
@@ -211,8 +208,8 @@ class StepText:
             return self.pointers[parameter.of]
         if parameter.kind == "vector":
             result = self.program.result(parameter.of)
-            if parameter.of in self.matrix_results:
-                return self.matrix_results[parameter.of]
+            if parameter.of in self.matrices.results:
+                return self.matrices.results[parameter.of]
             letters = self._letters(result)
             return self.numbers.text(result.value, letters).removesuffix(f"[{LOOPS[letters][0]}]")
         if parameter.kind == "scalar":
@@ -265,34 +262,11 @@ class StepText:
         stores = self.program.scalars.stores
         return lines + [f"head->{self.states[s.buffer]} = {self.numbers.text(s.value)};" for s in stores]
 
-    # Matrix functions
-
     def _matrix(self, value: Node) -> list[str]:
-        """The statements that compute a matrix function, matrix by matrix."""
         operand, steps = value.args
-        source = self.pointers[str(operand.arg)]
-        (name,) = [self.matrix_results[v.name] for v in self.program.vectors if v.value is value]
-        at = "matrix * height * width"
-        passed = [f"{source} + {at}", f"{name} + {at}", "room", "height", "width"]
-        passed.append(f"(int64_t){self.numbers.text(steps)}")
-        return loop("matrix", "0", "batch", signature("newton_schulz", passed, ";"))
-
-    def _matrices(self) -> list[Node]:
-        return [v for gap in self.plan.gaps for v in gap.values if v.op in WRITTEN]
-
-    def words(self) -> str:
-        """The matrix functions that the step calls."""
-        dtypes = {str(v.arg) for v in self._matrices()}
-        return "".join(matrix_words(TYPES[self.layout.compute], self._inner(dtype)) for dtype in sorted(dtypes))
-
-    def _inner(self, dtype: str) -> str:
-        """The C type of arithmetic in a matrix function of this dtype; for 16 bits, the compute dtype's."""
-        return TYPES[dtype if dtype in ("float32", "float64") else self.layout.compute]
+        return self.matrices.call(value, self.pointers[str(operand.arg)], self.numbers.text(steps))
 
     # Memory for one step
-
-    def _scratch(self) -> list[Buffer]:
-        return [b for b in self.program.buffers if b.role == "scratch"]
 
     def _arrays(self) -> list[tuple[str, str]]:
         return [*self.work, *self.numbers.work]
@@ -301,11 +275,9 @@ class StepText:
         """Arrays of the parameter's shape, and room for matrix functions: name, type, and size in doubles."""
         real = TYPES[self.layout.compute]
         each = "count" if real == "double" else "(count + 1) / 2"
-        names = [*(self.pointers[b.name] for b in self._scratch()), *self.matrix_results.values()]
-        rooms = {self._inner(str(v.arg)) for v in self._matrices()}
-        lesser = "(height < width ? height * height : width * width)"
-        room = [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(rooms)]
-        return [*((name, real, each) for name in names), *room]
+        scratch = [self.pointers[b.name] for b in self.program.buffers if b.role == "scratch"]
+        names = [*scratch, *self.matrices.results.values()]
+        return [*((name, real, each) for name in names), *self.matrices.rooms()]
 
     def _has_work(self) -> bool:
         return bool(self._arrays() or self._wide()) or any(s.reduces for s in self.program.stages)
