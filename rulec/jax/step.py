@@ -14,7 +14,7 @@ from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.jax.values import LIBRARY
 from rulec.pure.plan import Bucket, StepPlan
-from rulec.pure.step import BucketStep, Step
+from rulec.pure.step import BucketStep, PureStep
 from rulec.pure.values import Hypers, Values
 
 
@@ -24,13 +24,13 @@ def one_step(
 ) -> tuple[list[Any], Values]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
-    The arguments are those of `rulec.pure.step.Step`.
+    The arguments are those of `rulec.pure.step.PureStep`.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
-        return Step(plan, params, grads, values, hyper, inputs, numbers, JaxBucketStep).finished()
+        return PureStep(plan, params, grads, values, hyper, inputs, numbers, JaxBucketStep).finished()
 
     def stepped(params: Any, grads: Any, old: Any, hyper: Any, inputs: Any, numbers: Any) -> Any:
-        results, new = Step(plan, params, grads, Values(*old), hyper, inputs, numbers, JaxBucketStep).finished()
+        results, new = PureStep(plan, params, grads, Values(*old), hyper, inputs, numbers, JaxBucketStep).finished()
         return results, tuple(new)
 
     operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
@@ -44,7 +44,7 @@ class JaxBucketStep(BucketStep):
     library = LIBRARY
     gaps = GuardedGaps
 
-    def __init__(self, step: Step, bucket: Bucket) -> None:
+    def __init__(self, step: PureStep, bucket: Bucket) -> None:
         super().__init__(step, bucket)
         self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:

@@ -15,7 +15,7 @@ from rulec.language.node import Node, Op
 from rulec.mlx.arrays import LIBRARY
 from rulec.pure import first
 from rulec.pure.plan import StepPlan
-from rulec.pure.step import BucketStep, Gaps, Step
+from rulec.pure.step import BucketStep, Gaps, PureStep
 from rulec.pure.values import Values
 from rulec.runtime.state import StateSpec
 
@@ -29,7 +29,7 @@ def one_step(
     """New parameters in order, and the new state."""
     device = mx.default_device()
     with mx.stream(mx.cpu):
-        step = Step(plan, params, gradients, values, [hyper], {}, None, MlxBucketStep)
+        step = PureStep(plan, params, gradients, values, [hyper], {}, None, MlxBucketStep)
         step.device = device
         return step.finished()
 

@@ -55,7 +55,7 @@ def _next(steps: Joining, result: Any) -> Join | None:
         return None
 
 
-class Step:
+class PureStep:
     """What the buckets of one step share.
 
     `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
@@ -122,7 +122,7 @@ class BucketStep:
     library: PureLibrary
     gaps: type[Gaps] = Gaps
 
-    def __init__(self, step: Step, bucket: Bucket) -> None:
+    def __init__(self, step: PureStep, bucket: Bucket) -> None:
         self.step, self.bucket, self.program = step, bucket, bucket.program
         self.compute = bucket.layout.compute
         self.seed, self.owner, self.groups = step.plan.options.seed, step.processes, bucket.group_at
