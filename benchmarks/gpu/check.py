@@ -30,9 +30,10 @@ from rulec.testing.cases import (
     staged_rules,
 )
 from rulec.testing.interval import Array, Range
+from rulec.testing.judge import Judge, Values
 from rulec.testing.kinds import TorchKind
 from rulec.testing.numerics import IEEE
-from rulec.testing.trial import Subject, Trial, Values
+from rulec.testing.trial import Subject, Trial
 from rulec.testing.whole import check_whole
 
 #: The backends that run on a GPU through torch's tensors.
@@ -45,25 +46,32 @@ _COMPUTED = ("float32", "float64")
 PER_RULE = 80.0
 
 
-class Measured(Trial):
-    """A trial that keeps the largest difference from the reference, relative to the largest number of its buffer."""
+class Measure(Judge):
+    """A judge that keeps the largest difference from the reference, relative to the largest number of its buffer."""
 
     difference = 0.0
 
-    def _is_rounded(self, *_: Any) -> bool:
+    def is_rounded(self, *_: Any) -> bool:
         """No: the difference is measured also where NumPy rounds alike."""
         return False
 
-    def _compare(
-        self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array, *rest: Any, **named: Any
+    def compare(
+        self, fired: Sequence[int], name: str, after: Values, allowed: Range, want: Array, stays: Sequence[int]
     ) -> None:
-        super()._compare(fired, name, after, allowed, want, *rest, **named)
+        """Also compares the buffer with the reference's, and keeps the difference where it is the largest."""
+        super().compare(fired, name, after, allowed, want, stays)
         got = np.concatenate([np.asarray(after[i][name]).astype(np.float64).reshape(-1) for i in fired])
         usual = np.isfinite(got) & np.isfinite(want)
         size = np.max(np.abs(want), initial=0.0, where=usual)
         if size > 0:
             far = float(np.max(np.abs(got - want), initial=0.0, where=usual))
             self.difference = max(self.difference, far / float(size))
+
+
+def _difference(trial: Trial) -> float:
+    """The largest difference in a trial with a `Measure` as its judge."""
+    assert isinstance(trial.judge, Measure)
+    return trial.judge.difference
 
 
 def usable_backends() -> tuple[list[str], list[str]]:
@@ -117,9 +125,10 @@ def _by_stages(subject: Subject, tested: Rule, dtype: str) -> float:
     for bucket in buckets_of(tested, SHAPES):
         layout = conformance.layout_of(bucket, dtype)
         hyper = hyper_values(bucket.rule, len(bucket.shapes))
-        trial = Measured(subject, bucket.rule, bucket.program, layout, parameters(bucket.shapes, 0), hyper)
+        params = parameters(bucket.shapes, 0)
+        trial = Trial(subject, bucket.rule, bucket.program, layout, params, hyper, judge=Measure)
         conformance.run(trial)
-        largest = max(largest, trial.difference)
+        largest = max(largest, _difference(trial))
     if dtype == "float64":
         check_whole(subject, tested)
     return largest
@@ -138,9 +147,9 @@ def _operation(subject: Subject, one: Rule, dtype: str) -> float:
         values = np.array(SPECIAL).astype(dtype).astype(np.float64)
     g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
     program = rulec.compile(one)
-    trial = Measured(subject, one, program, layout_for(program, dtype), [p], [{}])
+    trial = Trial(subject, one, program, layout_for(program, dtype), [p], [{}], judge=Measure)
     trial.step({0: g})
-    return trial.difference
+    return _difference(trial)
 
 
 def stages(bench: Bench, backend: str, name: str) -> Iterator[Checked]:

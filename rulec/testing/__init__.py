@@ -1,4 +1,4 @@
-"""The conformance suite that every backend must pass, ours and foreign alike: `rulec.testing.check_backend`."""
+"""The conformance suite for backends, ours and foreign: `rulec.testing.check_backend`."""
 
 from __future__ import annotations
 

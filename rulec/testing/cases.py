@@ -1,4 +1,4 @@
-"""What the conformance suite runs: shapes, values, hyper-parameters, and rules that hold single operations."""
+"""The cases of the conformance suite: shapes, values, hyper-parameters, and rules, some of a single operation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rulec.testing.interval import Array
 #: A scalar, empty and one-element tensors, two alike, and some that end within a vector or a block.
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (64, 3), (0,), (7,), (1000,), (33, 65))
 
-#: More for what sees matrices: batches of them, tall and wide ones, and such as have no elements.
+#: More for rules with matrices: batches of them, tall and wide ones, and some without elements.
 MATRIX_SHAPES: tuple[tuple[int, ...], ...] = (*SHAPES, (3, 5, 2), (4, 3, 2, 5), (0, 4), (3, 0), (2, 9, 40))
 
-#: One that a kernel may cut into chunks, and a small one after it.
+#: A tensor large enough for several chunks, and a small one after it.
 LARGE_SHAPES: tuple[tuple[int, ...], ...] = ((301, 250), (7,))
 
-#: Where operations misbehave: zeros, infinities, NaN, the ends of the formats, halves, and ordinary numbers.
+#: Hard values for operations: zeros, infinities, NaN, the ends of the formats, halves, and ordinary numbers.
 SPECIAL: tuple[float, ...] = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 2.5, 0.3333333432674408, -10.699999809265137, 100.0, -88.0,
     1e-3, -1e-6, 1e30, -1e30, 3.4e38, -3.4e38, 1.2e-38, -1.2e-38, 1e-40, -1e-40, 1e-45, np.inf, -np.inf, np.nan,
@@ -36,7 +36,7 @@ SPECIAL: tuple[float, ...] = (
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that one kernel serves: the rule they are routed to, its program, and how their matrices lie."""
+    """The tensors of one kernel: their rule, its program, and whether their matrices are transposed in memory."""
 
     rule: Rule
     program: Program
@@ -45,18 +45,18 @@ class Bucket:
 
 
 def loaded(name: str) -> Rule:
-    """A rule of the library; around Adam where it wraps another."""
+    """A rule of the library; a wrapper is put around Adam."""
     rule = rulec.load(name)
     return rule(rulec.load("adam")) if rule.wraps else rule
 
 
 def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
-    """The buckets of a rule for tensors of these shapes, those left out that the rule does not run on.
+    """The buckets of a rule for tensors of these shapes, as far as the rule runs on them.
 
-    Where a branch of the rule is decided before each step, there are the programs with all of them taken and with none.
+    A rule with branches decided before each step has two programs: with all of them taken, and with none.
     """
     router = Router(rule)
-    found: dict[tuple[int, bool], Bucket] = {}
+    buckets: dict[tuple[int, bool], Bucket] = {}
     for shape in shapes:
         try:
             routed = router.choose(shape, ())
@@ -66,13 +66,13 @@ def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
             continue
         for version in versions(program, view.facts):
             transposed = view.transposed and is_viewed(version)
-            bucket = found.setdefault((id(version), transposed), Bucket(routed, version, transposed, []))
+            bucket = buckets.setdefault((id(version), transposed), Bucket(routed, version, transposed, []))
             bucket.shapes.append(shape)
-    return list(found.values())
+    return list(buckets.values())
 
 
 def versions(program: Program, facts: Mapping[str, float]) -> list[Program]:
-    """A program, or where branches of it are decided before a step, those for all of them taken and for none."""
+    """The program; or with branches decided before a step, the two with all of them taken and with none."""
     if not program.predicates:
         return [program]
     outcomes = [{place: taken for place, _ in program.predicates} for taken in (True, False)]
@@ -86,22 +86,24 @@ def parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Array]:
 
 
 def gradients(shapes: Sequence[tuple[int, ...]], seed: int, special: bool = False) -> dict[int, Array]:
-    """A gradient for each tensor, in float64: of a size of its own, some elements zero; `special` puts infinities
-    and NaN among them."""
+    """A gradient for each tensor, in float64: of its own size, with some zeros; if `special`, with NaN and infinity."""
     random = np.random.default_rng([seed, 2])
-    found = {}
+    drawn = {}
     for i, shape in enumerate(shapes):
         gradient = np.asarray(random.standard_normal(shape) * 10.0 ** random.uniform(-3, 1))
         flat = gradient.reshape(-1)
         flat[::11] = 0.0
         if special:
             flat[::5], flat[1::5], flat[2::5] = np.nan, np.inf, -np.inf
-        found[i] = gradient
-    return found
+        drawn[i] = gradient
+    return drawn
 
 
 def hyper_values(rule: Rule, count: int) -> list[dict[str, float]]:
-    """Hyper-parameters for each of `count` tensors: other learning rates, and not zero where zero hides a term."""
+    """Hyper-parameters for each of `count` tensors: different learning rates, and 0.01 for a default of 0 if allowed.
+
+    A value of 0 would hide a term of the rule.
+    """
     hyper = rule.standalone().hyper
     common: dict[str, float] = {}
     for name, limits in hyper.items():
@@ -117,7 +119,7 @@ def hyper_values(rule: Rule, count: int) -> list[dict[str, float]]:
 
 
 def operation_rules() -> list[Rule]:
-    """A rule for each elementwise operation, named by the expression that it computes of `g` and `p`."""
+    """A rule for each elementwise operation on `g` and `p`, named by its expression."""
     kinds = (Kind.ARITHMETIC, Kind.COMPARE, Kind.LOGIC, Kind.FUNCTION)
     expressions = [_expression(op) for op in Op if op.kind in kinds]
     # Powers that a backend may compute in another way, numbers that need the compute dtype, and truth from the table.
@@ -127,8 +129,11 @@ def operation_rules() -> list[Rule]:
 
 
 def hostile_rules() -> list[Rule]:
-    """Rules with values that another store overwrites, with names that a printed source may use for itself, and with
-    steps that store nothing."""
+    """Hard rules for printers.
+
+    One overwrites a value before its last use, one has names of printed sources, one stores in some steps only, and one
+    stores nothing.
+    """
     exchange = "name: Exchange\nstate: {a: p, b: 2}\nstep: |\n  old = p\n  p = p - 0.1*g*a\n  a = b\n  b = old\n"
     names = (
         "name: Names\nhyper: {lr: 0.1, step: 0.5, real: 0.3}\nstate: {i: 0, row: 0, xp: 0, p_stored: 0}\nstep: |\n"
@@ -141,9 +146,8 @@ def hostile_rules() -> list[Rule]:
     return [rulec.parse(text) for text in (exchange, names, sometimes, nothing)]
 
 
-#: Steps with reductions at every level, of every kind, of what is stored too; vectors of numbers and of truth; memory
-#: for matrix functions; inputs, one that a branch alone reads among them; and names that a printed source may use for
-#: itself.
+#: Steps with reductions of every level and kind, also of stored values; vectors of numbers and of truth values; scratch
+#: for matrix functions; inputs, one of them read in a branch alone; and names of printed sources.
 _STAGED = {
     "Tensors": """\
 state: {m: 0, low: {init: 0, per: tensor}}
@@ -206,14 +210,14 @@ step: |
 """,
 }
 
-#: Those that see no matrices: of tensors as they lie.
+#: The rules among them without matrices.
 _PLAIN = ("Tensors", "Words", "Seldom")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 
 
 def staged_rules() -> list[Rule]:
-    """Rules of several stages, those that see matrices under every view."""
+    """Rules of several stages; rules with matrices come under every view."""
     viewed = [name for name in _STAGED if name not in _PLAIN]
     texts = [f"name: {name}\n{_STAGED[name]}" for name in _PLAIN]
     texts += [f"name: {name}{i}\n{view}{_STAGED[name]}" for name in viewed for i, view in enumerate(_VIEWS)]
@@ -221,7 +225,7 @@ def staged_rules() -> list[Rule]:
 
 
 def _expression(op: Op) -> str:
-    """An operation on `g` and `p` as text; its truth as numbers."""
+    """An operation on `g` and `p` as text, with numbers for truth values."""
     if op.kind is Kind.COMPARE:
         return f"where(g {op.symbol} p, g, p)"
     if op is Op.NOT:

@@ -1,33 +1,33 @@
 """`check_backend`: the backend protocol as a test, for our backends and everyone else's.
 
-A backend MUST
+A backend MUST keep these points:
 
-- have a name, and say in one line, or with None, whether it can run here;
-- print the same text for the same program and layout, without importing a framework;
-- print, or refuse as BackendUnsupported, any program;
-- compute every elementwise operation as `rulec.language.arithmetic` defines it, within its stated ulps, for zeros,
-  infinities, NaN and the ends of the formats too;
-- compute every rule it prints, in every dtype, for tensors of any shape, empty and 0-d ones included, wherever their
-  elements begin in memory, each with the row of the scalar table that the index gives it;
-- compute every value of a step before it stores one, let a rule use any names, and run a program that stores nothing,
-  or that reads none of an input;
-- do a stage for all tensors, or for those named by `tensors` in that order, and leave every bit of the others, of the
-  gradients, and of whatever the stage does not store, as it was;
-- reduce per tensor, row and column as the rule sees its matrices, in float64, and give 0 for a sum of nothing and
-  infinities for its extremes;
-- read scratch, inputs, vectors and late columns as they come with a call, and keep none of them;
-- give the same bits for the reductions of a tensor whatever its neighbours are, and every time;
-- store parameters, gradients and each state in dtypes of their own;
-- propagate NaN and infinity as IEEE 754 says;
-- negate gradients where the layout says `maximize`;
-- serve several sets of tensors with one kernel;
-- where it sets `on_device`, take the scalar table as an array of the tensors' kind as well as NumPy's, leave alone what
-  `stays`, reduce it all the same, and divide gradients by `scale`;
-- give the reference's steps when the runtime runs it, where the runtime knows its arrays;
-- return `(params, states)`: the bound arrays where arrays are mutable, new ones where not.
+- It has a name. Its reason for being unavailable is None or one line.
+- It prints the same text for the same program and layout, without importing a framework.
+- It prints any program, or refuses it as BackendUnsupported.
+- It computes every elementwise operation by the definition in `rulec.language.arithmetic`, within its stated ulps, also
+  for zeros, infinities, NaN and the ends of the formats.
+- It computes every rule it prints, in every dtype and for tensors of any shape, empty and 0-d ones included. Elements
+  may begin anywhere in memory. Each tensor has its own row of the scalar table, by the index.
+- It computes every value of a step before it stores one.
+- It runs rules with any names in them, programs without a store, and programs with an unused input.
+- It runs a stage for all tensors, or for only `tensors`, in their order. Every bit of other tensors, of gradients, and
+  of buffers without a store in the stage stays as it was.
+- It reduces per tensor, row and column of the rule's matrices, in float64. An empty sum is 0, and empty extremes are
+  infinite.
+- It reads the scratch, inputs, vectors and late columns of each call, and keeps none of them.
+- It gives the same bits for a tensor's reductions with any neighbours, and every time.
+- It stores parameters, gradients and each state in dtypes of their own.
+- It propagates NaN and infinity as in IEEE 754.
+- It negates gradients in a layout with `maximize`.
+- It serves several sets of tensors with one kernel.
+- With `on_device`, it takes the scalar table as NumPy's or as an array of the tensors' kind. It reduces tensors with
+  `stays` and leaves them as they were, and it divides gradients by `scale`.
+- It gives the reference's steps in the runtime, where the runtime knows its arrays.
+- It returns `(params, states)`: the bound arrays where arrays are mutable, otherwise new ones.
 
-It SHOULD give the same bits for a tensor whatever its neighbours are, and every time, for what it stores as well. It
-MAY refuse rules, as BackendUnsupported.
+It SHOULD give the same bits for a tensor's stored values with any neighbours, and every time. It MAY refuse rules, as
+BackendUnsupported.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ from rulec.testing.cases import (
     parameters,
     staged_rules,
 )
+from rulec.testing.drawn import OnDevice
 from rulec.testing.interval import Array
 from rulec.testing.kinds import ArrayKind, kind_named, kind_of
 from rulec.testing.numerics import IEEE, MLX, XLA, Numerics
 from rulec.testing.purity import check_emit_is_pure
-from rulec.testing.trial import OnDevice, Subject, Trial
+from rulec.testing.trial import Subject, Trial
 from rulec.testing.whole import check_whole
 
-#: The arithmetic of backends whose own is not IEEE's.
+#: Backend -> its arithmetic, where it is not IEEE's.
 _NUMERICS = {"jax": XLA, "mlx": MLX}
 
 _NOT_ELEMENTWISE = (
@@ -78,9 +79,10 @@ _NOT_ELEMENTWISE = (
 
 @dataclass
 class Report:
-    """What a backend that passed was tested on, what it refused, and which SHOULD it does not meet.
+    """The result for a backend that passed.
 
-    `stages` says whether it runs programs of several stages: reductions, and what matrix functions need.
+    It was tested on `rules` and `dtypes`, and refused the rules in `refused`. `unmet` has a sentence for each SHOULD
+    that does not hold. `stages` is true where it runs programs of several stages, as for reductions.
     """
 
     backend: str
@@ -95,13 +97,15 @@ def check_backend(
     backend: str | Backend, rules: Iterable[str] | None = None, dtypes: Iterable[str] | None = None,
     arrays: str | ArrayKind | None = None, *, numerics: Numerics | None = None,
 ) -> Report:  # fmt: skip
-    """Checks a backend, by name or itself, against the protocol; returns what was found where it passes.
+    """Checks a backend, by name or itself, against the protocol. Returns a report where it passes.
 
-    `rules` are names or paths of rules (the whole library), `dtypes` those of parameters, gradients and states (all
-    that the arrays can store), `arrays` what to hand it: "numpy", "torch", "jax", or an object like
-    `rulec.testing.NumpyKind`. `numerics` says how exact its arithmetic is meant to be, IEEE unless told otherwise:
-    every tolerance follows from it. Raises AssertionError, in one sentence, at the first MUST that does not hold, and
-    BackendUnavailable where the backend cannot run here.
+    `rules` are names or paths of rules, by default the whole library. `dtypes` are for parameters, gradients and
+    states, by default all dtypes of the arrays. `arrays` is the kind of arrays for the backend: "numpy", "torch",
+    "jax", or an object like `rulec.testing.NumpyKind`. `numerics` is the exactness of its arithmetic, by default IEEE:
+    every tolerance follows from it.
+
+    Raises AssertionError, in one sentence, at the first MUST that does not hold, and BackendUnavailable where the
+    backend cannot run here.
     """
     subject = _subject(backend, arrays, numerics)
     chosen = list(dtypes or subject.kind.dtypes)
@@ -141,20 +145,20 @@ def check_backend(
 
 
 def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: Numerics | None) -> Subject:
-    found = registry.get(backend) if isinstance(backend, str) else backend
-    if not isinstance(found, Backend) or not isinstance(found.name, str) or not found.name:
-        raise AssertionError(f"{found!r} is no backend: it needs a name, unavailable_reason, emit and build")
-    reason = found.unavailable_reason()
+    tested = registry.get(backend) if isinstance(backend, str) else backend
+    if not isinstance(tested, Backend) or not isinstance(tested.name, str) or not tested.name:
+        raise AssertionError(f"{tested!r} is no backend: it needs a name, unavailable_reason, emit and build")
+    reason = tested.unavailable_reason()
     if reason is not None:
         if not isinstance(reason, str) or "\n" in reason.strip() or not reason.strip():
-            raise AssertionError(f"backend {found.name!r} gives {reason!r} as its reason: one line is wanted, or None")
-        raise BackendUnavailable(f"backend {found.name!r} cannot be checked here: {reason}")
-    kind = kind_of(found) if arrays is None else kind_named(arrays) if isinstance(arrays, str) else arrays
-    return Subject(found, kind, numerics or _NUMERICS.get(found.name, IEEE))
+            raise AssertionError(f"backend {tested.name!r} gives {reason!r} as its reason: one line is wanted, or None")
+        raise BackendUnavailable(f"backend {tested.name!r} cannot be checked here: {reason}")
+    kind = kind_of(tested) if arrays is None else kind_named(arrays) if isinstance(arrays, str) else arrays
+    return Subject(tested, kind, numerics or _NUMERICS.get(tested.name, IEEE))
 
 
 def check_refusal(backend: Backend) -> None:
-    """MUST print or refuse any program: reductions and matrix functions are no reason for another error."""
+    """MUST print or refuse any program, without another error for reductions and matrix functions."""
     for text in _NOT_ELEMENTWISE:
         program = compile(rulec.parse(text))
         try:
@@ -184,13 +188,13 @@ def check_operations(subject: Subject, dtype: str) -> None:
 
 
 def check_rule(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
-    """MUST run a rule on tensors of many shapes, some of them, and with values that are no numbers."""
+    """MUST run a rule on tensors of many shapes, on some of them alone, and with NaN and infinity."""
     for bucket in buckets_of(rule, shapes):
         run(trial_of(subject, bucket, layout_of(bucket, dtype)))
 
 
 def layout_of(bucket: Bucket, param: str, **options: Any) -> Layout:
-    """The layout of a bucket, with what `layout_for` takes more."""
+    """The layout of a bucket, with further options of `layout_for`."""
     return layout_for(bucket.program, param, transposed=bucket.transposed, **options)
 
 
@@ -198,24 +202,24 @@ def trial_of(
     subject: Subject, bucket: Bucket, layout: Layout, kernel: Kernel | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> Trial:  # fmt: skip
-    """A trial on the tensors of a bucket, or on others that belong to it, with parameters drawn from a seed."""
+    """A trial on the tensors of a bucket, or on other `shapes` of its program, with parameters drawn from a seed."""
     chosen = bucket.shapes if shapes is None else shapes
     hyper = hyper_values(bucket.rule, len(chosen))
     return Trial(subject, bucket.rule, bucket.program, layout, parameters(chosen, 0), hyper, kernel)
 
 
 def run(trial: Trial, seed: int = 0) -> None:
-    """Steps of all tensors, of some, of one, with some skipped, and of gradients that are no numbers."""
+    """Steps of all tensors, of some, of one, with some skipped, and with NaN and infinity in gradients."""
     shapes = trial.shapes
     for step, special in enumerate((False, False, False, False, True, False)):
-        given = gradients(shapes, 10 * seed + step, special)
-        everything = list(given)
+        grads = gradients(shapes, 10 * seed + step, special)
+        everything = list(grads)
         fired = {1: everything[1::2], 3: everything[::-3]}.get(step) or everything
-        trial.step({i: given[i] for i in fired}, skipped=fired[1::3] if step in (2, 3) else ())
+        trial.step({i: grads[i] for i in fired}, skipped=fired[1::3] if step in (2, 3) else ())
 
 
 def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
-    """MUST run every stage of a program, whatever is reduced in it, in all dtypes, views and sizes."""
+    """MUST run every stage of a program with its reductions, in all dtypes, views and sizes."""
     for dtype in dtypes[:1] if rule.view else dtypes:
         check_rule(subject, rule, dtype, MATRIX_SHAPES)
     for bucket in buckets_of(rule, LARGE_SHAPES):
@@ -229,7 +233,7 @@ def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
 
 
 def check_on_device(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
-    """MUST, where it works on the device, do a step with what is there: rows, tensors that stay, and a scale."""
+    """MUST, with `on_device`, run steps with rows, `stays` and `scale` on the device."""
     if not getattr(subject.backend, "on_device", False):
         return
     for bucket in buckets_of(rule, shapes):
@@ -237,16 +241,16 @@ def check_on_device(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[t
         everything = list(range(len(bucket.shapes)))
         trial.step(gradients(bucket.shapes, 0), on_device=OnDevice())
         trial.step(gradients(bucket.shapes, 1), on_device=OnDevice(stays=everything[::2], scale=3.0))
-        given = gradients(bucket.shapes, 2)
-        trial.step({i: given[i] for i in everything[::-2]}, on_device=OnDevice(stays=[], scale=65536.0))
+        grads = gradients(bucket.shapes, 2)
+        trial.step({i: grads[i] for i in everything[::-2]}, on_device=OnDevice(stays=[], scale=65536.0))
         trial.step(gradients(bucket.shapes, 3, True), on_device=OnDevice(stays=everything))
         trial.step(gradients(bucket.shapes, 4))
 
 
 def check_neighbours(subject: Subject, rule: Rule, dtype: str) -> None:
-    """MUST give the same bits for the reductions of a tensor alone and among others, and every time."""
+    """MUST give the same bits for a tensor's reductions alone and among others, and every time."""
     for bucket in buckets_of(rule, [(33, 65), (2, 9, 40), (33, 65), (301, 250)]):
-        # One is judged; what has its bits needs no other judge.
+        # One is judged; equal bits need no second judge.
         first, again, alone = (
             [x.tobytes() for x in _first_reductions(subject, bucket, dtype, shapes, judged)]
             for shapes, judged in ((bucket.shapes, True), (bucket.shapes, False), (bucket.shapes[:1], False))
@@ -261,14 +265,14 @@ def check_neighbours(subject: Subject, rule: Rule, dtype: str) -> None:
 def _first_reductions(
     subject: Subject, bucket: Bucket, dtype: str, shapes: Sequence[tuple[int, ...]], judged: bool
 ) -> list[Array]:
-    """What the first tensor is reduced to in a step."""
+    """The reductions of the first tensor in a step."""
     trial = trial_of(subject, bucket, layout_of(bucket, dtype), shapes=shapes)
     trial.step(gradients(shapes, 1), judged=judged)
     return [arrays[0] for arrays in trial.reductions.values()]
 
 
 def _main_bucket(rule: Rule) -> Bucket:
-    """The bucket of a rule that most shapes share."""
+    """The bucket of a rule with the most shapes."""
     return max(buckets_of(rule, MATRIX_SHAPES), key=lambda bucket: len(bucket.shapes))
 
 
@@ -284,7 +288,7 @@ def check_mixed_dtypes(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> N
 
 
 def check_maximize(subject: Subject, rule: Rule, dtype: str) -> None:
-    """MUST negate gradients where the layout says so."""
+    """MUST negate gradients in a layout with `maximize`."""
     bucket = _main_bucket(rule)
     run(trial_of(subject, bucket, layout_of(bucket, dtype, maximize=True), shapes=bucket.shapes[:4]))
 
@@ -301,7 +305,7 @@ def check_one_kernel_for_two(subject: Subject, rule: Rule, dtype: str) -> None:
 
 
 def unmet(subject: Subject, rule: Rule, dtype: str) -> list[str]:
-    """SHOULD give a tensor the same bits alone as among others, and every time: what does not hold, in words."""
+    """A sentence for each SHOULD that does not hold: the same bits alone and among others, and every time."""
     bucket = _main_bucket(rule)
     shapes = bucket.shapes[::-1]
 
@@ -311,5 +315,5 @@ def unmet(subject: Subject, rule: Rule, dtype: str) -> list[str]:
         return [value.tobytes() for value in trial.values(0).values()]
 
     first, again, alone = bits(3), bits(3), bits(1)
-    found = [] if first == again else ["a second run gives other bits"]
-    return found + ([] if first == alone else ["a tensor's bits depend on its neighbours"])
+    faults = [] if first == again else ["a second run gives other bits"]
+    return faults + ([] if first == alone else ["a tensor's bits depend on its neighbours"])

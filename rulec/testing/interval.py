@@ -1,7 +1,7 @@
-"""Interval arithmetic on arrays: where every result of a rounding machine must lie.
+"""Interval arithmetic on arrays: the range of every result on an inexact machine.
 
-A `Range` holds, for each element, the least and the greatest number an inexact machine may have, and whether it may
-have NaN. It is how the conformance suite derives its tolerances: from the error of single operations, never by trial.
+A `Range` holds, for each element, the least and the greatest number possible, and whether NaN is possible. So the
+conformance suite derives its tolerances from the error of single operations, never by trial.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Range:
 
     @property
     def exact(self) -> Array:
-        """Where the machine has one value only."""
+        """True for elements with one possible value."""
         return np.asarray(((self.low == self.high) & ~self.nan) | self.surely_nan)
 
     @property
     def surely_nan(self) -> Array:
-        """Where there is no number."""
+        """True for elements without a possible number."""
         return self.low > self.high
 
     def value(self) -> Array:
-        """The value where `exact`; anything elsewhere."""
+        """The value of `exact` elements; any number for others."""
         return np.where(self.surely_nan, np.nan, self.low)
 
     def holds(self, x: float) -> Array:
-        """Where `x` is among the numbers."""
+        """True for elements with `x` among their numbers."""
         return (self.low <= x) & (x <= self.high)
 
 
@@ -54,20 +54,20 @@ class Truth:
 
 
 def point(value: Any) -> Range:
-    """Exactly these values."""
+    """The range of exactly these values."""
     array = np.asarray(value, np.float64)
     nan = np.isnan(array)
     return Range(np.where(nan, np.inf, array), np.where(nan, -np.inf, array), nan)
 
 
 def between(low: Any, high: Any) -> Range:
-    """All numbers from `low` to `high`; surely NaN where those are."""
+    """The range of all numbers from `low` to `high`; surely NaN where one of them is NaN."""
     nan = np.isnan(low) | np.isnan(high)
     return Range(np.where(nan, np.inf, low), np.where(nan, -np.inf, high), nan)
 
 
 def hull(*ranges: Range) -> Range:
-    """What lies in any of the ranges, or between them."""
+    """The smallest range with all of the ranges in it."""
     return Range(
         np.minimum.reduce(np.broadcast_arrays(*(r.low for r in ranges))),
         np.maximum.reduce(np.broadcast_arrays(*(r.high for r in ranges))),
@@ -83,12 +83,13 @@ def choose(condition: Array, a: Range, b: Range) -> Range:
 
 
 def widen(r: Range, ulps: float, eps: float, smallest: float, largest: float, flushes: bool) -> Range:
-    """`r` after rounding to a format by at most `ulps`: its spacing above 1, smallest normal and largest number.
+    """`r` after rounding with an error of at most `ulps` in a format.
 
-    Zero stays exact. Below the smallest normal number the error is absolute; beyond the largest lies infinity, which
-    a fused multiply-add may yet escape.
+    `eps` is the format's spacing above 1, `smallest` its smallest normal and `largest` its largest number. Zero stays
+    exact. Below the smallest normal number the error is absolute. Numbers beyond the largest become infinity, and may
+    stay finite in a fused multiply-add.
     """
-    # 2**-52: what the evaluation of the bounds themselves is off by, at most.
+    # 2**-52: the greatest error in the evaluation of the bounds themselves.
     relative = ulps * eps + 2.0**-52
     absolute = smallest if flushes else ulps * eps * smallest
 
@@ -105,9 +106,9 @@ def widen(r: Range, ulps: float, eps: float, smallest: float, largest: float, fl
 
 
 def apply(op: Op, operands: Sequence[Any]) -> Any:
-    """The range of an elementwise operation without rounding, of `Range`s and `Truth`s as the operation takes them.
+    """The range of an elementwise operation without rounding. Operands are Ranges, or Truths for truth values.
 
-    FLOORDIV and RSQRT are two operations, each with a rounding of its own: ask for those.
+    FLOORDIV and RSQRT are not among them: they are two operations, each with a rounding of its own.
     """
     if op.kind is Kind.COMPARE:
         return _compare(op, *operands)
@@ -167,13 +168,13 @@ def _negative(a: Range) -> Range:
 
 
 def _or_nothing(r: Range, *operands: Range) -> Range:
-    """No number where an operand has none."""
+    """The range, without a number where an operand has none."""
     empty = np.logical_or.reduce(np.broadcast_arrays(*(x.surely_nan for x in operands)))
     return Range(np.where(empty, np.inf, r.low), np.where(empty, -np.inf, r.high), r.nan | empty)
 
 
 def _corners(f: Callable[[Array, Array], Array], a: Range, b: Range) -> Range:
-    """The hull of an operation at the ends of both operands, where it is monotone in each."""
+    """The range of an operation that is monotone in each operand: the hull of its values at their ends."""
     values = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
     nan = np.logical_or.reduce([np.isnan(v) for v in values])
     low = np.minimum.reduce([np.where(np.isnan(v), np.inf, v) for v in values])

@@ -1,4 +1,4 @@
-"""The arrays that the conformance suite hands to a backend: how they are made and how they are read."""
+"""The kinds of arrays in the conformance suite: how they are made and read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Array = np.ndarray[Any, Any]
 class ArrayKind(Protocol):
     """Arrays of one library.
 
-    `mutable` says whether a step writes into them, `dtypes` what they can store here. They are exchanged with NumPy's
-    arrays of the dtype they store (bfloat16 as ml_dtypes has it), so that every bit can be compared.
+    `mutable` is true where a step writes into them. They are made from and read as NumPy arrays of their storage dtype
+    (bfloat16 by ml_dtypes), so that every bit can be compared.
     """
 
     name: str
@@ -27,11 +27,11 @@ class ArrayKind(Protocol):
 
     @property
     def dtypes(self) -> Sequence[str]:
-        """The dtypes that these arrays can store here, by our names."""
+        """The storage dtypes of these arrays on this machine, by our names."""
         ...
 
     def make(self, values: Array, skip: int = 0) -> Any:
-        """A new contiguous array with these values, `skip` elements away from an aligned address where that can be."""
+        """A new contiguous array with these values, `skip` elements off an aligned address where the library can."""
         ...
 
     def read(self, array: Any) -> Array:
@@ -73,12 +73,12 @@ class TorchKind:
         import torch
 
         bits = values.view(np.int16) if values.dtype.name == "bfloat16" else values
-        given = torch.from_numpy(np.array(bits)).reshape(values.shape)
+        host = torch.from_numpy(np.array(bits)).reshape(values.shape)
         if values.dtype.name == "bfloat16":
-            given = given.view(torch.bfloat16)
-        memory = torch.zeros(values.size + skip, dtype=given.dtype, device=self.device)
+            host = host.view(torch.bfloat16)
+        memory = torch.zeros(values.size + skip, dtype=host.dtype, device=self.device)
         tensor = memory[skip:].view(values.shape)
-        return tensor.copy_(given)
+        return tensor.copy_(host)
 
     def read(self, array: Any) -> Array:
         """A copy in main memory."""
@@ -98,14 +98,14 @@ class JaxKind:
 
     @property
     def dtypes(self) -> Sequence[str]:
-        """All of ours, but for float64 where JAX is kept to 32 bits."""
+        """All of ours, without float64 where JAX is limited to 32 bits."""
         import jax
 
         wide = jax.config.read("jax_enable_x64")  # type: ignore[no-untyped-call]
         return [d for d in ITEM_SIZE if d != "float64" or wide]
 
     def make(self, values: Array, skip: int = 0) -> Any:
-        """A new array; where it lies is JAX's affair."""
+        """A new array; JAX chooses its address."""
         import jax.numpy as jnp
 
         return jnp.array(values, copy=True)
@@ -143,14 +143,14 @@ class MlxKind:
 
     @property
     def dtypes(self) -> Sequence[str]:
-        """All of ours, but for float64 on a GPU."""
+        """All of ours, without float64 on a GPU."""
         import mlx.core as mx
 
         wide = mx.default_device().type == mx.DeviceType.cpu
         return [d for d in ITEM_SIZE if d != "float64" or wide]
 
     def make(self, values: Array, skip: int = 0) -> Any:
-        """A new array; where it lies is MLX's affair."""
+        """A new array; MLX chooses its address."""
         import mlx.core as mx
 
         return mx.array(values, getattr(mx, values.dtype.name))
@@ -164,14 +164,18 @@ class MlxKind:
         return np.array(array)
 
 
-#: The arrays of backends that work on one library's alone.
-_OWN = {"jax": "jax", "cupy": "cupy", "mlx": "mlx"}
+#: Backend -> the one library with arrays it works on.
+_LIBRARY_OF = {"jax": "jax", "cupy": "cupy", "mlx": "mlx"}
 
 
 def kind_of(backend: Backend) -> ArrayKind:
-    """What to hand a backend: its own, or of one on a device PyTorch's tensors, there or, without one, here."""
-    if backend.name in _OWN or not getattr(backend, "on_device", False):
-        return kind_named(_OWN.get(backend.name, "numpy"))
+    """The kind of arrays for a backend.
+
+    It is the library of a backend that works on one alone, PyTorch for other backends on the device (on the CPU where
+    there is no GPU), and NumPy for the rest.
+    """
+    if backend.name in _LIBRARY_OF or not getattr(backend, "on_device", False):
+        return kind_named(_LIBRARY_OF.get(backend.name, "numpy"))
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
@@ -179,7 +183,7 @@ def kind_of(backend: Backend) -> ArrayKind:
 
 
 def kind_named(name: str) -> ArrayKind:
-    """The arrays of that library: `numpy`, `torch` (on the CPU), `jax`, `cupy` or `mlx`."""
+    """The arrays of a library: `numpy`, `torch` (on the CPU), `jax`, `cupy` or `mlx`; ValueError for another name."""
     kinds: dict[str, type[Any]] = {
         "numpy": NumpyKind,
         "torch": TorchKind,

@@ -1,4 +1,4 @@
-"""How exact a machine's arithmetic is said to be: the only numbers that tolerances are made of."""
+"""The exactness of a machine's arithmetic: all tolerances derive from these numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FUNCTIONS = (Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.CBRT, Op.POW)
 class Numerics:
     """The greatest error of each operation, in ulps of its result in the compute dtype.
 
-    `rounded` holds for + - * / sqrt: 0.5 where they are correctly rounded. `function` holds for every other function
-    that is not exact. Where `flushes`, numbers too small to be normal may count as zero.
+    `rounded` is for + - * / sqrt: 0.5 where they are correctly rounded. `function` is for every other function that is
+    not exact. With `flushes`, numbers too small to be normal may count as zero.
     """
 
     rounded: float = 0.5
@@ -32,7 +32,7 @@ class Numerics:
         return self.function if op in _FUNCTIONS else self.rounded
 
 
-#: IEEE 754 arithmetic, and functions good to a few ulps: what every backend but JAX promises.
+#: IEEE 754 arithmetic, and functions good to a few ulps: the promise of every backend but JAX and MLX.
 IEEE = Numerics()
 
 #: XLA's arithmetic on CPUs, as exact, but subnormal numbers are zero.

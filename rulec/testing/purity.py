@@ -34,7 +34,7 @@ print("\\n".join(digests(backend, RULES, DTYPES)))
 
 
 def digests(backend: Backend, rules: Sequence[str], dtypes: Sequence[str]) -> list[str]:
-    """A line for each library rule and dtype: both, and a digest of the source, or `refused`."""
+    """A line for each library rule and dtype: the two and a digest of the source, or `refused`."""
     lines = []
     for name in rules:
         program = compile(loaded(name))
@@ -49,9 +49,9 @@ def digests(backend: Backend, rules: Sequence[str], dtypes: Sequence[str]) -> li
 
 
 def check_emit_is_pure(backend: Backend, rules: Sequence[str], dtypes: Sequence[str]) -> None:
-    """AssertionError where `emit` gives other text a second time, or elsewhere, or imports a framework.
+    """AssertionError where `emit` gives another text a second time or in another process, or imports a framework.
 
-    The other process makes the backend from its class, which must be importable and take no arguments.
+    The other process makes the backend from its class: this must be importable and take no arguments.
     """
     here = digests(backend, rules, dtypes)
     _compare(backend, here, digests(backend, rules, dtypes), "a second time")

@@ -1,4 +1,4 @@
-"""The range of a reduction: sums in float64 in any order, minima and maxima, of numbers known to lie in ranges."""
+"""The range of a reduction of ranges: sums in float64 in any order, minima and maxima."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rulec.compiler.view import MatrixView
 from rulec.language.node import Op
 from rulec.testing.interval import Array, Range
 
-#: The axes of `(batch, rows, cols)` that a reduction in a kernel takes away, by the level that remains.
+#: Level of a reduction in a kernel -> its reduced axes of `(batch, rows, cols)`.
 AXES = {"row": (2,), "col": (1,), "tensor": (0, 1, 2)}
 
 
 def reduced(op: Op, level: str, r: Range, view: MatrixView) -> Range:
-    """The range of a reduction of one tensor's elements, given in the order of its shape.
+    """The range of a reduction of one tensor's elements, `r`, in the order of its shape.
 
-    Of the shape `(batch, rows, 1)` or `(batch, 1, cols)`, or `(1, 1, 1)` per tensor.
+    The result has the shape `(batch, rows, 1)`, `(batch, 1, cols)`, or `(1, 1, 1)` per tensor.
     """
     low, high, nan = (view.matrices(x.reshape(view.shape)) for x in (r.low, r.high, r.nan))
     function = _sum if op is Op.SUM else _extreme(op)
@@ -36,7 +36,7 @@ def exact(op: Op, level: str, x: Array, view: MatrixView) -> Array:
 
 
 def _sum(r: Range, axes: tuple[int, ...]) -> Range:
-    """Whatever the order of the additions, each is off by half an ulp at most of what has been added up by then."""
+    """The range of a sum in any order: each addition errs by at most half an ulp of the sum so far."""
 
     def some(which: Array) -> Array:
         return np.asarray(which.any(axis=axes, keepdims=True))

@@ -1,4 +1,4 @@
-"""Whole steps through the runtime, beside the reference: stages, what is between them, and several tensors at once."""
+"""Whole steps through the runtime, beside the reference: all stages, the values between them, and several tensors."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rulec.testing.trial import Subject
 #: Of one to four dimensions, batches of matrices, tall and wide, in two groups; and nothing at all.
 SHAPES: tuple[tuple[int, ...], ...] = ((), (7,), (12, 5), (0,), (6, 9), (3, 5, 4), (2, 4, 3, 5), (12, 5))
 
-#: The same for rules with eigenvectors: those of a matrix without full rank are not determined, so that rounding, which
-#: differs from one library to the next, chooses them. Every matrix here is square, batches of them joined as well.
+#: The same for rules with eigenvectors, with only square matrices, also when a batch of them is joined. Eigenvectors of
+#: a matrix without full rank are not determined: rounding chooses them, and differs between libraries.
 SQUARE_SHAPES: tuple[tuple[int, ...], ...] = ((), (7,), (5, 5), (0,), (8, 8), (6, 2, 3), (8, 2, 2, 2), (5, 5))
 
-#: How far a tensor may be from the reference's, relative to its largest element: what rounding in float64 becomes
-#: where a rule makes it a million times larger, and far less than what a wrong formula does.
+#: Largest difference of a tensor from the reference's, relative to its largest element: a million times the rounding of
+#: float64, as rules may enlarge it, and far less than the effect of a wrong formula.
 TOLERANCE = 2.0**-32
 
 
 def tolerance(rule: Rule) -> float:
-    """The same, but for a rule whose matrix functions are computed in fewer digits: a few of their last place."""
+    """The tolerance of a rule: larger for matrix functions in fewer digits, by a few units of their last place."""
     values = walk([line.value for line in assignments(rule.step)])
     narrow = [EPS[str(n.arg)] for n in values if n.op.kind is Kind.MATRIX and n.arg in EPS]
     return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
 
 
 def runtime_arrays(kind: ArrayKind) -> Arrays | None:
-    """The runtime's own view of a kind of arrays; None where it has none."""
+    """The runtime's interface to a kind of arrays; None for arrays unknown to the runtime."""
     if kind.name == "numpy":
         return NumpyArrays()
     if kind.name == "torch":
@@ -57,7 +57,7 @@ def runtime_arrays(kind: ArrayKind) -> Arrays | None:
 def check_whole(subject: Subject, rule: Rule) -> None:
     """MUST serve the runtime: a rule's steps in float64 are the reference's, for tensors of many shapes at once.
 
-    Nothing is said of rules that the reference does not run on these shapes, or of arrays the runtime does not know.
+    Rules without a reference run on these shapes, and arrays unknown to the runtime, are not checked.
     """
     if runtime_arrays(subject.kind) is None:
         return
@@ -73,9 +73,10 @@ def check_whole(subject: Subject, rule: Rule) -> None:
 def follow_reference(
     subject: Subject, rule: Rule, shapes: Sequence[tuple[int, ...]], seed: int = 0, special: bool = False
 ) -> None:
-    """Four steps of a rule, of all tensors or of some, through the runtime and in the reference; they must agree.
+    """Runs four steps of a rule, of all tensors or of some, through the runtime and in the reference.
 
-    The numbers follow from `seed`; where `special`, the last gradients are infinite here and there, or no numbers.
+    AssertionError where they differ. The numbers follow from `seed`; with `special`, the last gradients have infinities
+    and NaN.
     """
     arrays = runtime_arrays(subject.kind)
     if arrays is None:
@@ -86,12 +87,12 @@ def follow_reference(
     ids = [engine.add(p, _group(i), f"tensor {i}") for i, p in enumerate(params)]
     table = engine.hyper_table([default_hyper(rule, hyper_values(rule, 1)[0], "float64")] * 2)
     for step in range(4):
-        made = _gradients(shapes, seed + step, special and step == 3)
+        grads = _gradients(shapes, seed + step, special and step == 3)
         inputs = _inputs(rule, shapes, step)
         fired = (ids[1::2] or ids) if step == 2 else ids
-        reference.step([g if i in fired else None for i, g in enumerate(made)], inputs=inputs)
-        own = {k: _for_fired(subject, v, fired) for k, v in inputs.items()}
-        engine.step(tuple(fired), [subject.kind.make(made[i]) for i in fired], table, own)
+        reference.step([g if i in fired else None for i, g in enumerate(grads)], inputs=inputs)
+        arguments = {k: _for_fired(subject, v, fired) for k, v in inputs.items()}
+        engine.step(tuple(fired), [subject.kind.make(grads[i]) for i in fired], table, arguments)
         _compare(subject, rule, step + 1, [subject.kind.read(p) for p in params], reference.params)
 
 
@@ -110,15 +111,15 @@ def _gradients(shapes: Sequence[tuple[int, ...]], seed: int, special: bool = Fal
 
 
 def _inputs(rule: Rule, shapes: Sequence[tuple[int, ...]], step: int) -> dict[str, Any]:
-    """What a rule names under `inputs`: a number, or for each tensor an array."""
+    """Input of the rule -> a number, or an array for each tensor."""
     return {
         name: parameters(shapes, 50 + step) if kind == "like p" else 1.5 / (1 + step)
         for name, kind in rule.inputs.items()
     }
 
 
-def _for_fired(subject: Subject, given: Any, fired: Sequence[int]) -> Any:
-    return [subject.kind.make(given[i]) for i in fired] if isinstance(given, list) else given
+def _for_fired(subject: Subject, value: Any, fired: Sequence[int]) -> Any:
+    return [subject.kind.make(value[i]) for i in fired] if isinstance(value, list) else value
 
 
 def _compare(subject: Subject, rule: Rule, step: int, got: Sequence[Array], wanted: Sequence[Array]) -> None:

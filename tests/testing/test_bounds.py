@@ -14,7 +14,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
 from rulec.language.arithmetic import NUMPY, mpmath_context, mpmath_table
 from rulec.language.node import Kind, Op
-from rulec.testing.bounds import Bounds, Given, rounded_to
+from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.cases import SPECIAL
 from rulec.testing.interval import Array, Range, Truth, apply, point, widen
 from rulec.testing.numerics import EPS, IEEE, XLA
@@ -121,7 +121,7 @@ def one_step(rule: rulec.Rule, **hyper: float) -> tuple[dict[str, Array], dict[s
     defaults = {k: float(h.default) for k, h in rule.standalone().hyper.items()}  # type: ignore[arg-type]
     table, _ = ScalarTable(program.scalars).evaluate((), defaults, 1, {}, {b.name: 1.0 for b in program.states})
     loads = {b.name: np.zeros(500) for b in kernel_buffers(program)} | {"p": p, "g": g}
-    ranges = Bounds(program, "float32", IEEE).ranges(Given(loads, np.broadcast_to(table, (500, table.size))))[0]
+    ranges = Bounds(program, "float32", IEEE).ranges(StageInputs(loads, np.broadcast_to(table, (500, table.size))))[0]
     reference = ReferenceOptimizer(rule, [p], hyper)
     reference.step([g])
     return {"p": reference.params[0], **reference.state(0)}, ranges
@@ -152,7 +152,7 @@ def test_machines_without_subnormal_numbers_may_take_them_for_zero() -> None:
     program = compile(rulec.parse("name: Log\nstep: |\n  p = log(g)\n"))
     loads = {"g": np.array([1e-40]), "p": np.array([1.0])}
     for numerics, lowest in ((IEEE, -92.2), (XLA, -np.inf)):
-        r = Bounds(program, "float32", numerics).ranges(Given(loads, np.zeros((1, 0))))[0]["p"]
+        r = Bounds(program, "float32", numerics).ranges(StageInputs(loads, np.zeros((1, 0))))[0]["p"]
         assert r.low[0] == pytest.approx(lowest, abs=0.1)
 
 

@@ -49,7 +49,7 @@ def interval_operations(check: Callable[[Subject], None], monkeypatch: pytest.Mo
 def test_few_numbers_need_intervals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = interval_operations(CHECKS[name], monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr("rulec.testing.trial.Trial._is_rounded", lambda *_: False)
+        patch.setattr("rulec.testing.judge.Judge.is_rounded", lambda *_: False)
         before = interval_operations(CHECKS[name], monkeypatch)
     assert now == before if name == "functions" else 2 * now <= before
 
@@ -66,7 +66,7 @@ def test_what_is_rounded_lies_in_the_bounds() -> None:
         drawn = np.where(random.random((len(names), 5000)) < 0.2, random.choice(special, (len(names), 5000)),
                          random.standard_normal((len(names), 5000)))  # fmt: skip
         loads = {key: x.astype(np.float32).astype(np.float64) for key, x in zip(names, drawn, strict=True)}
-        given = bounds.Given(loads, random.uniform(0.01, 1, (5000, len(program.scalars.columns))))
+        given = bounds.StageInputs(loads, random.uniform(0.01, 1, (5000, len(program.scalars.columns))))
         with np.errstate(all="ignore"):
             rounded, _ = judge.rounded(given)
             ranges, _ = judge.ranges(given)
