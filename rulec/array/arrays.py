@@ -35,17 +35,17 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class NumpyArrays:
     """NumPy arrays of float32, float64, float16, and bfloat16 (ml_dtypes), contiguous in C or Fortran order."""
 
-    #: What they are called, and the prefix of what to call.
+    #: Their name in messages, and the prefix of their library's functions.
     kind, module = "NumPy array", "np"
 
     def __init__(self) -> None:
         self._owned: list[tuple[int, int, str]] = []  # ranges of addresses that a step writes, sorted
 
-    def own(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
+    def claim(self, arrays: Sequence[Array], names: Sequence[str]) -> None:
         """Remembers arrays that steps write to; TensorError where two of them share memory, or one is given twice."""
         starts = map(self.address, arrays)
-        found = [(x, x + a.nbytes, name) for x, a, name in zip(starts, arrays, names, strict=True) if a.nbytes]
-        self._owned = sorted(self._owned + found)
+        ranges = [(x, x + a.nbytes, name) for x, a, name in zip(starts, arrays, names, strict=True) if a.nbytes]
+        self._owned = sorted(self._owned + ranges)
         for (_, end, before), (start, _, after) in pairwise(self._owned):
             if start < end:
                 raise TensorError(f"{before} and {after} share memory: give each array once")
@@ -140,8 +140,8 @@ class NumpyArrays:
             raise TensorError(f"the gradient of {name} has shape {grad.shape}, its parameter {param.shape}")
         if grad.dtype != dtype:
             raise TensorError(f"the gradient of {name} has dtype {grad.dtype}, where {dtype} is expected")
-        given, wanted = grad.flags, param.flags
-        if not ((given.c_contiguous and wanted.c_contiguous) or (given.f_contiguous and wanted.f_contiguous)):
+        flags, wanted = grad.flags, param.flags
+        if not ((flags.c_contiguous and wanted.c_contiguous) or (flags.f_contiguous and wanted.f_contiguous)):
             order = "C" if wanted.c_contiguous else "F"
             raise TensorError(
                 f"the gradient of {name} is not contiguous in its parameter's memory order: "
@@ -153,11 +153,11 @@ class NumpyArrays:
         hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
     ) -> list[dict[str, Array]]:  # fmt: skip
         """For each parameter its states: named views of one arena, disjoint and aligned, in its memory order."""
-        slots, size = plan_arena(specs, [[math.prod(shape) for shape in own] for own in shapes])
+        slots, size = plan_arena(specs, [[math.prod(shape) for shape in sizes] for sizes in shapes])
         arena = self._arena(size, len(params))
-        self.own([arena], ["the optimizer's state"])
+        self.claim([arena], ["the optimizer's state"])
         by_name = {spec.name: (index, spec) for index, spec in enumerate(specs)}
-        found: list[dict[str, Array]] = [{} for _ in params]
+        states: list[dict[str, Array]] = [{} for _ in params]
         for slot in slots:
             (index, spec), param = by_name[slot.name], params[slot.tensor]
             flat = arena[slot.offset : slot.offset + slot.size].view(numpy_dtype(spec.dtype))
@@ -165,8 +165,8 @@ class NumpyArrays:
             turned = spec.axes.elementwise and not param.flags.c_contiguous
             state = flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
             self._initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
-            found[slot.tensor][spec.name] = state
-        return found
+            states[slot.tensor][spec.name] = state
+        return states
 
     def _arena(self, size: int, tensors: int) -> Any:
         """Memory for the states of some tensors."""

@@ -17,7 +17,7 @@ from rulec.errors import RulecError
 
 
 def save(optimizer: Optimizer, file: str | Path, *, parameters: bool = False) -> None:
-    """Writes an optimizer's state, with `parameters` these too, as a safetensors file that every framework loads.
+    """Writes an optimizer's state, and with `parameters` the parameters, as a safetensors file for every framework.
 
     Parameters have the names of `optimizer.names`; a single array is called `0`. The file is there as a whole, or the
     one before it stays. RulecError where the parameters are where the rule is evaluated.
@@ -29,13 +29,13 @@ def load(
     optimizer: Optimizer, file: str | Path, *, names: Names = None, axes: Axes = None, rule_may_differ: bool = False,
     parameters: bool = False,
 ) -> None:  # fmt: skip
-    """Goes on from a file that `save` has written here, or in another framework; with `parameters` takes these too.
+    """Goes on from a file of `save`, here or in another framework; with `parameters` takes the parameters too.
 
     Values are copied into this optimizer's own dtypes; its hyper-parameters stay as they are. A parameter that had not
     been updated when the file was saved is as before its first update.
 
-    `names` is a mapping of the file's names to those here, or a function; `axes` gives for parameters which axis of the
-    file each of theirs is. StateMismatch, before anything is written, where the file belongs to other parameters or
+    `names` is a mapping of the file's names to the names here, or a function; `axes` gives for parameters the axis of the
+    file for each of their own. StateMismatch, before anything is written, where the file belongs to other parameters or
     another rule (which `rule_may_differ` allows), or is damaged.
     """
     run = _run(optimizer, "load")

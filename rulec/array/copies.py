@@ -1,4 +1,4 @@
-"""Copies of an optimizer that go on as it would: what it remembers is copied, its kernels are made anew."""
+"""Copies of an optimizer that go on as it would: states are copied, kernels are built anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rulec.language.rule import Rule
 
 
 def contents(engine: ArrayEngine) -> dict[str, Any]:
-    """What a copy is made of: live buffers, which `copy` and `pickle` copy."""
+    """The content of a copy: live buffers, for `copy` and `pickle` to copy."""
     shared, buckets = engine.shared, engine.buckets.values()
     return {
         "params": engine.params,
@@ -23,22 +23,22 @@ def contents(engine: ArrayEngine) -> dict[str, Any]:
     }
 
 
-def restored(rule: Rule, hyper: Mapping[str, float], found: Mapping[str, Any]) -> ArrayEngine:
+def restored(rule: Rule, hyper: Mapping[str, float], content: Mapping[str, Any]) -> ArrayEngine:
     """An engine of the contents of another, of the same rule and hyper-parameters."""
-    engine = ArrayEngine(rule, found["params"], found["tags"], *found["engine"])
+    engine = ArrayEngine(rule, content["params"], content["tags"], *content["engine"])
     fill = engine.arrays.fill
-    values, *counts = found["shared"]
+    values, *counts = content["shared"]
     with engine.arrays.here():
         engine.copies_for(engine.hyper_table([hyper]))
-        for names, grad_dtype, static in found["buckets"]:
+        for names, grad_dtype, static in content["buckets"]:
             table = engine.hyper_table([{**hyper, **static}])
             engine.prepare([engine.ids[name] for name in names], [grad_dtype] * len(names), table)
-        for name, states in found["state"].items():
-            own = engine.states(name)
+        for name, states in content["state"].items():
+            buffers = engine.states(name)
             for key, value in states.items():
-                fill(own[key], value)
+                fill(buffers[key], value)
         for key, value in values.items():
             fill(engine.shared.values[key], value)
-        for own_count, count in zip((engine.shared.group_t, engine.shared.model_t), counts, strict=True):
-            fill(own_count, count)
+        for buffer, count in zip((engine.shared.group_t, engine.shared.model_t), counts, strict=True):
+            fill(buffer, count)
     return engine

@@ -12,7 +12,7 @@ from rulec.arrays.library import ArrayLibrary
 
 
 class CupyLibrary(ArrayLibrary):
-    """CuPy on the current device, which is never waited for, but for decompositions that CuPy itself waits in.
+    """CuPy on the current device. Nothing waits for the device, but for CuPy's own decompositions.
 
     Numbers known here are NumPy's.
     """
@@ -42,8 +42,8 @@ class CupyLibrary(ArrayLibrary):
         """The same array where it will do."""
         import cupy
 
-        made = cupy.ascontiguousarray(self.numbers(values), dtype=np.dtype(dtype))
-        return made.copy() if copied and made.data.ptr == values.data.ptr else made
+        array = cupy.ascontiguousarray(self.numbers(values), dtype=np.dtype(dtype))
+        return array.copy() if copied and array.data.ptr == values.data.ptr else array
 
     def cast(self, values: Any, dtype: str) -> Any:
         """Values in another dtype."""
@@ -67,5 +67,5 @@ class CupyLibrary(ArrayLibrary):
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         """Writes numbers at these places."""
-        given = self.numbers(values).astype(into.dtype, copy=False)
-        into[places if isinstance(places, slice) else self.numbers(np.asarray(places, np.int64))] = given
+        numbers = self.numbers(values).astype(into.dtype, copy=False)
+        into[places if isinstance(places, slice) else self.numbers(np.asarray(places, np.int64))] = numbers

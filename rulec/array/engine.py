@@ -28,7 +28,7 @@ class ArrayEngine(Engine):
         self.params, self.tags = params, tags
         for name, array in params.items():
             arrays.check_parameter(array, name)
-        arrays.own([*params.values()], [f"parameter {name}" for name in params])
+        arrays.claim([*params.values()], [f"parameter {name}" for name in params])
         self.ids = {n: self.add(array, 0, n, tags.get(n, frozenset())) for n, array in params.items()}
         self._turned: Turned | None = None
 

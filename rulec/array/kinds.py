@@ -1,4 +1,4 @@
-"""Which kind of arrays an optimizer is given."""
+"""The kind of an optimizer's arrays: NumPy's or CuPy's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rulec.errors import TensorError
 
 
 def arrays_for(leaves: Mapping[str, Any]) -> NumpyArrays:
-    """What the runtime asks of these arrays: of CuPy's where any of them is one, else of NumPy's.
+    """The operations of the runtime on these arrays: CuPy's where any of them is one, else NumPy's.
 
     TensorError where only some are CuPy's, or they lie on several GPUs.
     """

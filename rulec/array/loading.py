@@ -1,4 +1,4 @@
-"""Going on from a saved state: everything is checked, and made beside what there is, before that is given up."""
+"""Going on from a saved state: a new engine is checked and filled before it takes the place of the old one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[A
 
 
 def _prepare(engine: ArrayEngine, before: ArrayEngine, names: Mapping[str, Any], table: Numbers) -> None:
-    """Allocates the states of some arrays, whose gradients are expected in the dtypes that they have had."""
+    """Allocates the states of some arrays, for gradients of the same dtypes as before."""
     ids = [engine.ids[name] for name in names]
     buckets = [before.tensors[i].bucket for i in ids]
     arrays = [engine.tensors[i].array for i in ids]
@@ -55,18 +55,18 @@ def _check_fits(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:
     for name, states in saved["state"].items():
         check_states(engine.states(name), states, name)
     check_states(shared.values, saved.get("shared", {}), "all arrays")
-    for level, own in (("group", shared.group_t), ("model", shared.model_t)):
+    for level, counts in (("group", shared.group_t), ("model", shared.model_t)):
         count = saved.get("counts", {}).get(level, 0)
-        if np.shape(count) not in ((), own.shape):
+        if np.shape(count) not in ((), counts.shape):
             raise StateMismatch(
-                f"the count of updates of the {level} was saved with shape {np.shape(count)}, not {own.shape}"
+                f"the count of updates of the {level} was saved with shape {np.shape(count)}, not {counts.shape}"
             )
 
 
 def _fill(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:
     fill, shared, counts = engine.arrays.fill, engine.shared, saved.get("counts", {})
-    own = [(engine.states(name), states) for name, states in saved["state"].items()]
-    for buffers, values in [*own, (shared.values, saved.get("shared", {}))]:
+    pairs = [(engine.states(name), states) for name, states in saved["state"].items()]
+    for buffers, values in [*pairs, (shared.values, saved.get("shared", {}))]:
         for key, value in values.items():
             fill(buffers[key], value)
     fill(shared.group_t, counts.get("group", 0))

@@ -30,8 +30,8 @@ class Optimizer(Turns):
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
     float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint, those of CuPy on one GPU). `state_dtype`
-    gives the storage dtype of states by name, or of all. `tags` gives arrays by name the words that the rule may ask
-    for with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
+    gives the storage dtype of states by name, or of all. `tags` has words for arrays by name, for
+    rules with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
     Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
@@ -85,18 +85,19 @@ class Optimizer(Turns):
         finally:
             turn.release()
 
-    def _inputs(self, given: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in given.items():
+    def _inputs(self, inputs: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for key, value in inputs.items():
             if self.rule.inputs.get(key) != "like p":
-                found[key] = value
+                arguments[key] = value
                 continue
-            own = matching_leaves(value, self.names, f"the input {key}", prefix)
-            missing = leaves.keys() - own.keys()
+            arrays = matching_leaves(value, self.names, f"the input {key}", prefix)
+            missing = leaves.keys() - arrays.keys()
             if missing:
                 raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
-            found[key] = self._engine.copies_for(self._hyper_table()).given({name: own[name] for name in leaves})
-        return found
+            turned = self._engine.copies_for(self._hyper_table())
+            arguments[key] = turned.in_order({name: arrays[name] for name in leaves})
+        return arguments
 
     @property
     def routing(self) -> dict[str, str]:
@@ -162,9 +163,9 @@ class Optimizer(Turns):
         if not leaves:
             return
         ids, turned = tuple(self._engine.ids[name] for name in leaves), self._engine.copies_for(step.table)
-        grads, given = turned.given(leaves), self._inputs(inputs, leaves, _inside(layer))
+        grads, arguments = turned.in_order(leaves), self._inputs(inputs, leaves, _inside(layer))
         with self._engine.arrays.here(), turned.stepping(leaves):
-            launches = self._engine.ready(ids, grads, step.table, given)
+            launches = self._engine.ready(ids, grads, step.table, arguments)
             if step.journal:
                 step.old |= {name: self._copies(name) for name in leaves}
             try:
@@ -200,7 +201,7 @@ class Optimizer(Turns):
 
     @in_turn
     def accept_partial(self) -> None:
-        """Goes on from a step that broke off: what was updated stays so, the others are left out of this step."""
+        """Goes on from a step that broke off: updated arrays stay so, the others are left out of this step."""
         self._broken_step("accept_partial()")
         self._engine.end()
         self._broken = None
@@ -224,7 +225,7 @@ class Optimizer(Turns):
         self._move(to_evaluation, training=False)
 
     def train(self) -> None:
-        """Takes back what `eval()` did; in training, does nothing."""
+        """Undoes `eval()`; in training, does nothing."""
         self._move(to_training, training=True)
 
     @in_turn
@@ -247,15 +248,15 @@ class Optimizer(Turns):
         table = self._hyper_table()
         turned = self._engine.copies_for(table)
         with self._engine.arrays.here(), turned.stepping(leaves):
-            self._engine.step(ids, turned.given(leaves), table, inputs)
+            self._engine.step(ids, turned.in_order(leaves), table, inputs)
 
     def _hyper_table(self) -> Numbers:
         """The hyper-parameters as the engine takes them; HyperError where `hyper` is not all of them as numbers."""
-        known, given = self._engine.hyper, self.hyper
-        complete = type(given) is dict and given.keys() == known.keys()
-        if not (complete and _NUMBERS.issuperset(map(type, given.values()))):
-            given = checked_hyper(self.rule.name, known, given)
-        return self._engine.hyper_table([given])
+        known, hyper = self._engine.hyper, self.hyper
+        complete = type(hyper) is dict and hyper.keys() == known.keys()
+        if not (complete and _NUMBERS.issuperset(map(type, hyper.values()))):
+            hyper = checked_hyper(self.rule.name, known, hyper)
+        return self._engine.hyper_table([hyper])
 
     def state(self, name: str) -> dict[str, Any]:
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""

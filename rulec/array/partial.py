@@ -11,10 +11,10 @@ from rulec.runtime.rows import Numbers
 
 
 class PartialStep:
-    """What a step has updated so far, and what it still expects.
+    """The arrays updated by a step so far, and the gradients that it still expects.
 
     `table` are the hyper-parameters, read once for the whole step. `uses` says of layers how many gradients they get;
-    their sum is what updates them. Where `journal`, `old` keeps what the updated arrays and states were before.
+    the sum updates them. Where `journal`, `old` keeps the updated arrays and states as they were before.
     """
 
     def __init__(self, names: Sequence[str], table: Numbers, journal: bool, uses: Mapping[Any, int]) -> None:
@@ -32,11 +32,11 @@ class PartialStep:
 
     @property
     def pending(self) -> list[str]:
-        """What was not updated."""
+        """The arrays that were not updated."""
         return [name for name in self.names if name not in self.updated]
 
     def gather(self, layer: str, leaves: dict[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The gradients that a layer is updated by now: these, or its sum with the last of several; before, none."""
+        """The gradients for an update now: these, or the sum of several with the last; before the last, none."""
         if layer not in self.left:
             return leaves
         self.sums.extend(leaves)
@@ -57,7 +57,7 @@ class PartialStep:
             raise TensorError(f"{min(again)} is updated twice in one step: give it its whole gradient once")
 
     def broken(self) -> PartialUpdate:
-        """What is said wherever this step, which broke off, is in the way."""
+        """The error for calls that this broken step is in the way of."""
         undo = "rollback()" if self.journal else "partial(journal=True) keeps what rollback() needs"
         return PartialUpdate(
             f"a step broke off after {_listed(self.updated)} and before {_listed(self.pending)} were updated: call "
@@ -67,5 +67,5 @@ class PartialStep:
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    listed = list(names)
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

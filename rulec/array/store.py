@@ -33,21 +33,21 @@ class GradStore(Turns):
 
     def __init__(self, grads: Any = None) -> None:
         self._held: dict[str, Any] = {}
-        self._own: set[str] = set()  # those that were made here, and may be written to
+        self._writable: set[str] = set()  # those that were made here, and may be written to
         self._peak = 0
         if grads is not None:
             self.extend(grads)
 
     @in_turn
     def extend(self, grads: Any, layer: str | int | None = None) -> None:
-        """Adds gradients, or another store's, to what is there. `layer` says where in the parameters they belong.
+        """Adds gradients, or another store's, to the sums. `layer` says where in the parameters they belong.
 
         None among them adds nothing. Arrays given are kept, not copied, and never written to. TensorError, and nothing
-        added, where one has another shape or dtype than what is there.
+        added, where one has another shape or dtype than the sum so far.
         """
         prefix = "" if layer is None else f"{layer}/"
-        given = flatten(grads._held if isinstance(grads, GradStore) else grads, prefix)
-        new = {name: grad for name, grad in given.items() if grad is not None}
+        grads_by_name = flatten(grads._held if isinstance(grads, GradStore) else grads, prefix)
+        new = {name: grad for name, grad in grads_by_name.items() if grad is not None}
         for name, grad in new.items():
             _check_alike(name, self._held.get(name), grad)
         for name, grad in new.items():
@@ -58,24 +58,24 @@ class GradStore(Turns):
         held = self._held.get(name)
         if held is None:
             self._held[name] = grad
-        elif name in self._own:
+        elif name in self._writable:
             held += grad
         else:
             self._held[name] = held + grad
-            self._own.add(name)
+            self._writable.add(name)
 
     @in_turn
     def pop(self, name: str) -> Any:
         """Takes one gradient out; None where there is none."""
-        self._own.discard(name)
+        self._writable.discard(name)
         return self._held.pop(name, None)
 
     @in_turn
     def step(self, opt: Steps, layer: str | int | None = None) -> None:
         """Updates the arrays that have gradients here, of one layer or of all, and lets each gradient go.
 
-        Inside `with opt.partial():` these are a part of that step, otherwise a step of their own. Errors are those of
-        `Optimizer.update` and `Optimizer.step`; what they leave over stays in the store.
+        Inside `with opt.partial():` these are a part of the open step, otherwise a step of their own. Errors are as in
+        `Optimizer.update` and `Optimizer.step`; gradients that were not used stay in the store.
         """
         with turn_of(opt):
             self._step(opt, layer)
@@ -90,7 +90,7 @@ class GradStore(Turns):
         if layer is not None:
             raise RulecError(f"step(opt, {layer!r}) is one part of a step: call it inside `with opt.partial():`")
         opt.step(self._held)
-        self._held, self._own = {}, set()
+        self._held, self._writable = {}, set()
 
     @property
     def nbytes(self) -> int:

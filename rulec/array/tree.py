@@ -13,12 +13,12 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
     TensorError where two have one name, as with the keys `0` and `"0"`.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, leaf in _leaves(tree, prefix):
-        if name in found:
+        if name in by_name:
             raise TensorError(f"two leaves are called {name} by the keys on their paths: give each a name of its own")
-        found[name] = leaf
-    return found
+        by_name[name] = leaf
+    return by_name
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -33,12 +33,12 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def matching_leaves(tree: Any, names: list[str], what: str, prefix: str = "") -> dict[str, Any]:
-    """The leaves of `tree` by name, those that are None left out; TensorError where a name is not among `names`."""
-    found = {}
+    """The leaves of `tree` by name, but for None; TensorError where a name is not among `names`."""
+    by_name = {}
     for name, leaf in flatten(tree, prefix).items():
         if leaf is None:
             continue
         if name not in names:
             raise TensorError(f"{what} has {name}, which is no parameter: give it the structure of the parameters")
-        found[name] = leaf
-    return found
+        by_name[name] = leaf
+    return by_name

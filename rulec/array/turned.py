@@ -11,7 +11,7 @@ from rulec.runtime.rows import Numbers
 
 
 class Turned:
-    """Copies of those arrays, by name, which take their places in an engine; `ids` are the arrays' in there.
+    """Copies of such arrays, by name, in their places in an engine; `ids` are the arrays' numbers there.
 
     The arrays keep their memory: values go into the copies before a step, and back after it.
     """
@@ -26,7 +26,7 @@ class Turned:
 
     @contextmanager
     def stepping(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, the copies of these arrays have their values, and afterwards they those of the copies."""
+        """Copies the values of these arrays into their copies, and afterwards back."""
         pairs = [self._pairs[name] for name in names if name in self._pairs] if self._pairs else []
         for array, copy in pairs:
             copy[...] = array
@@ -36,8 +36,8 @@ class Turned:
             for array, copy in pairs:
                 array[...] = copy
 
-    def given(self, leaves: Mapping[str, Any]) -> list[Any]:
-        """What a step is given for arrays, such as their gradients, in the order of what it is taken on."""
+    def in_order(self, leaves: Mapping[str, Any]) -> list[Any]:
+        """Arrays of a step, such as gradients, in the memory order of the arrays that the step runs on."""
         if not self._pairs:
             return [*leaves.values()]
         return [_in_c_order(value) if name in self._pairs else value for name, value in leaves.items()]

@@ -1,4 +1,4 @@
-"""Checkpoints that every framework reads: one safetensors file with the states of a rule and what they belong to.
+"""Checkpoints for every framework: one safetensors file with the states of a rule, and their parameters' names.
 
 An adapter describes its optimizer as a `Run`, and `save` and `load` do everything else. No framework is imported here.
 """

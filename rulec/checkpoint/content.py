@@ -1,12 +1,12 @@
-"""What a checkpoint says: the states of each parameter, by what rule they were made, and after how many steps.
+"""The content of a checkpoint: the states of each parameter, its rule, and its number of steps.
 
-| in the file | what it is |
+| in the file | content |
 | --- | --- |
 | `state/<parameter>/<state>` | a state of a parameter, an array or one number |
 | `step` | how often each parameter was updated, int64, in the order of the metadata's `parameters` |
-| `group/<state>`, `group_step` | a number that each group keeps, float64; the steps it has taken |
-| `model/<state>`, `model_step` | a number of the whole model, float64; the steps it has taken |
-| `parameter/<parameter>` | a parameter itself, where they were saved too |
+| `group/<state>`, `group_step` | a number of each group, float64; the steps of each group |
+| `model/<state>`, `model_step` | a number of the whole model, float64; the steps of the model |
+| `parameter/<parameter>` | a parameter itself, where parameters were saved too |
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter: its path (`layer/0/kernel`), shape and dtype, the rule that updates it and how often it has.
+    """A parameter: its path (`layer/0/kernel`), shape and dtype, the name of its rule, and its number of updates.
 
-    `meaning` is the digest of the rule's equations, `number` what its random numbers follow from, `group` the index of
-    its group. `states` is empty where it was never updated; `value` is the parameter itself where that is saved too.
+    `meaning` is the digest of the rule's equations, `number` the parameter's place among all, for random numbers,
+    `group` the index of its group. `states` is empty where it was never updated; `value` is the parameter itself where
+    it is saved too.
     """
 
     name: str
@@ -54,10 +55,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Parameters in their order; what groups and the model remember; hyper-parameters, which are for information.
+    """Parameters in their order, numbers of groups and the model, and hyper-parameters, for information.
 
-    `group_steps` and `model_steps` are how many steps these have taken; `seed` is that of random numbers, where a rule
-    draws any.
+    `group_steps` and `model_steps` are the steps taken by groups and the model; `seed` is the seed of random numbers,
+    where a rule draws any.
     """
 
     parameters: Sequence[Parameter]

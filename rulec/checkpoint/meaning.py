@@ -1,4 +1,4 @@
-"""What tells whether two rules compute the same: a digest of their equations, and of nothing else."""
+"""A digest of a rule's equations, and of nothing else: rules of one digest compute the same."""
 
 from __future__ import annotations
 

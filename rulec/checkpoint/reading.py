@@ -33,7 +33,7 @@ _LEVELS = ("group", "model")
 
 
 class _Unfit(Exception):
-    """What is wrong with a part of a checkpoint."""
+    """A part of a checkpoint that is no such part."""
 
 
 def _expect(right: bool, wrong: str) -> None:
@@ -128,7 +128,7 @@ def _parameter(
     said: Mapping[str, Any], rules: Sequence[Mapping[str, str]], steps: int,
     states: dict[str, dict[str, Stored]], values: dict[str, Stored],
 ) -> Parameter:  # fmt: skip
-    """One parameter; what is its own is taken out of `states` and `values`."""
+    """One parameter; its states and value are taken out of `states` and `values`."""
     name, shape, dtype = (said.get(key) for key in ("name", "shape", "dtype"))
     rule, number, group = (said.get(key) for key in ("rule", "number", "group"))
     if not (isinstance(name, str) and isinstance(dtype, str)):

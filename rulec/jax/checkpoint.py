@@ -1,4 +1,4 @@
-"""Checkpoints in the format of all frameworks: a state of `rulec.torch` goes on in JAX, and one of JAX there."""
+"""Checkpoints in the format of all frameworks, of states in JAX."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def save(
     file: str | Path, rule: Rules, params: Any, state: Any, *, parameters: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> None:  # fmt: skip
-    """Writes a state, with `parameters` these too, as a safetensors file that every framework loads.
+    """Writes a state, and with `parameters` the parameters, as a safetensors file for every framework.
 
-    `state` is what `rulec.jax.step` or a transformation of the rule returned, or a larger state of optax with that
-    inside. Parameters are called by their paths in the tree. `seed` and `tags` are those that the state was made with;
-    `hyper` is written for information. The file is there as a whole, or the one before it stays.
+    `state` is the result of `rulec.jax.step` or of a transformation of the rule, or a larger state of optax with it
+    inside. Parameters are called by their paths in the tree. `seed` and `tags` are as they were for `init`; `hyper` is
+    written for information. The file is there as a whole, or the one before it stays.
 
     Raises StateMismatch where the state is of another rule, TensorError for arrays of other processes.
     """
@@ -44,12 +44,12 @@ def load(
 ) -> Any:  # fmt: skip
     """The state in a file that `save` has written here, or in another framework.
 
-    Without `like` it is what `rulec.jax.init` of these arguments gives, with the file's values. With it, a state such
-    as `tx.init(params)`, it has that one's structure and dtypes. `names` is a mapping of the file's names to the paths
+    Without `like` its structure is that of `rulec.jax.init` of these arguments. With `like`, a state such as
+    `tx.init(params)`, it has the structure and dtypes of that state. `names` is a mapping of the file's names to the paths
     here, or a function; `axes` gives for parameters, by their paths here, which axis of the file each of theirs is, as
     in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is that of
-    the steps to come. Arrays get the sharding of their parameters; those that had not been updated when the file was
-    saved are as `rulec.jax.init` makes them, whatever `like` has.
+    the steps to come. Arrays get the sharding of their parameters. States of leaves that had not been updated when
+    the file was saved are as in `rulec.jax.init`, whatever `like` has.
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """

@@ -1,4 +1,4 @@
-"""A tree of JAX's arrays and a state as a run that checkpoints describe: the leaves' names, rules and states."""
+"""A tree of JAX's arrays and a state as a run for checkpoints: the leaves' names, rules and states."""
 
 from __future__ import annotations
 

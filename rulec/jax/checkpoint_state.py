@@ -75,7 +75,7 @@ class Filling:
         return saved[state] if state in saved else states_of(self.run.plan, self.fresh, place)[state]
 
     def _numbers(self, state: str, like: Any) -> np.ndarray[Any, Any]:
-        """A state that is a number for each leaf that has it, for each group or for the model."""
+        """A state of numbers: for each of its leaves, for each group or for the model."""
         plan, loaded = self.run.plan, self.loaded
         level = plan.numbers[state]
         if level == "tensor":

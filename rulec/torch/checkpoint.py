@@ -1,4 +1,4 @@
-"""Checkpoints in the format of all frameworks: `rulec.jax` goes on from them, and writes those that are loaded here."""
+"""Checkpoints in the format of all frameworks, of optimizers of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rulec.torch.placed import check_whole
 
 
 def save(optimizer: RuleOptimizer, file: str | Path, *, parameters: bool = False) -> None:
-    """Writes an optimizer's state, with `parameters` these too, as a safetensors file that every framework loads.
+    """Writes an optimizer's state, and with `parameters` the parameters, as a safetensors file for every framework.
 
     Parameters are called by their names (`model.named_parameters()`) with `/` for `.`, or else `0`, `1`, ... in their
     order. The file is there as a whole, or the one before it stays. Raises RulecError for what cannot be saved, OSError
@@ -32,12 +32,13 @@ def load(
     optimizer: RuleOptimizer, file: str | Path, *, names: Names = None, axes: Axes = None,
     rule_may_differ: bool = False, parameters: bool = False,
 ) -> None:  # fmt: skip
-    """Goes on from a file that `save` has written here, or in another framework; with `parameters` takes these too.
+    """Goes on from a file of `save`, here or in another framework; with `parameters` takes the parameters too.
 
     Values are copied into this optimizer's buffers, which keep their own dtypes; its hyper-parameters stay as they are.
-    `names` is a mapping of the file's names to those here, or a function; `axes` gives for parameters, by their names
-    here, which axis of the file each of theirs is, as in `{"dense.weight": (1, 0)}`. StateMismatch, before anything is
-    written, where the file belongs to other parameters or another rule (which `rule_may_differ` allows), or is damaged.
+    `names` is a mapping of the file's names to the names here, or a function. `axes` has for parameters, by their names
+    here, the axis of the file for each of their own, as in `{"dense.weight": (1, 0)}`. StateMismatch, before anything
+    is written, where the file belongs to other parameters or another rule (`rule_may_differ` allows another rule), or
+    is damaged.
     """
     run, groups = _run(optimizer, "load"), len(optimizer.param_groups)
     turned = {name.replace(".", "/"): order for name, order in (axes or {}).items()}
@@ -45,7 +46,7 @@ def load(
 
 
 def _run(optimizer: Any, verb: str) -> TorchRun:
-    """RulecError for what has no state of ours, or one that no other framework could go on from."""
+    """RulecError where it is no optimizer of ours, or no other framework could go on from it."""
     if not isinstance(optimizer, RuleOptimizer):
         raise RulecError(_not_ours(optimizer, verb))
     if optimizer.interface.evaluates and not optimizer.param_groups[0]["train_mode"]:

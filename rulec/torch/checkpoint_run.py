@@ -1,4 +1,4 @@
-"""An optimizer of torch as a run that checkpoints describe: its parameters' names, rules and states."""
+"""An optimizer of torch as a run for checkpoints: its parameters' names, rules and states."""
 
 from __future__ import annotations
 

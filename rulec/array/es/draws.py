@@ -24,19 +24,19 @@ class ArrayDraws:
 
     def values(self, direction: int, purpose: int, shape: tuple[int, ...]) -> Any:
         """Noise of mean 0 and variance 1."""
-        return self._made(self.kind, np.array([SCALE[self.kind]]), direction, purpose, shape)
+        return self._filled(self.kind, np.array([SCALE[self.kind]]), direction, purpose, shape)
 
     def signs(self, direction: int, purpose: int, count: int) -> Any:
         """1 or -1 for each line."""
-        return self._made("rademacher", np.ones(1), direction, purpose, (count,))
+        return self._filled("rademacher", np.ones(1), direction, purpose, (count,))
 
-    def _made(self, kind: Any, weights: Any, first: int, purpose: int, shape: tuple[int, ...]) -> Any:
-        found = self.xp.empty(shape, self.dtype)
-        number = np.float64 if found.dtype == np.float64 else np.float32
+    def _filled(self, kind: Any, weights: Any, first: int, purpose: int, shape: tuple[int, ...]) -> Any:
+        out = self.xp.empty(shape, self.dtype)
+        number = np.float64 if out.dtype == np.float64 else np.float32
         stream = self.stream
         noise = Noise(kind, stream.seed, stream.layer, stream.step, weights.astype(number), int(first), purpose)
-        self.fill(found, noise)
-        return found
+        self.fill(out, noise)
+        return out
 
     def order(self, direction: int, purpose: int, count: int) -> Any:
         """The order that sorts the lines' words."""
@@ -69,7 +69,7 @@ class ArrayDraws:
 
     def summed(self, weights: Any, shape: tuple[int, ...]) -> Any:
         """The weighted sum of all directions' own noise."""
-        return self._made(self.kind, short_weights(weights, self.kind), 0, NOISE, shape)
+        return self._filled(self.kind, short_weights(weights, self.kind), 0, NOISE, shape)
 
     def noise(self, weights: Any) -> Noise:
         """The same, for a kernel that makes it where it needs it."""

@@ -1,4 +1,4 @@
-"""A step of an optimizer whose kernels make some gradients, of noise, where they need them."""
+"""A step of an optimizer with some gradients made of noise inside its kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CALLS: WeakKeyDictionary[Optimizer, EstimateCalls] = WeakKeyDictionary()
 def fused_step(
     opt: Optimizer, names: Sequence[str], noises: Mapping[str, Noise], gradient: Callable[[str], Any]
 ) -> tuple[str, ...]:
-    """One step of the arrays of these names, some of them by noise in the place of a gradient; gives their names.
+    """One step of the arrays of these names; returns the names of arrays updated by noise, without a gradient.
 
-    `noises` are what gradients may be made of. Where there is none, or no kernel that makes it, `gradient` gives the
-    gradient, of the parameter's dtype, before anything is written. The numbers are those of a step with all gradients;
-    so are errors.
+    `noises` are the sources of gradients by name. Where there is none, or no kernel that makes it, `gradient` returns
+    the gradient, of the parameter's dtype, before anything is written. The numbers are those of a step with all
+    gradients; so are errors.
     """
     opt._check_closed("step()", "use update() and opt.update(layer, grad) there, or close it first")
     opt._check_training()
@@ -33,19 +33,19 @@ def fused_step(
         engine.check_hyper(table)
         # All of them before anything is bound to some: they may share buckets.
         engine.prepare([engine.ids[name] for name in names], None, table)
-        made = _by_noise(opt, noises, table)
-        fused = {tensor.name for launch in made for tensor in launch.part.tensors}
+        launches = _by_noise(opt, noises, table)
+        fused = {tensor.name for launch in launches for tensor in launch.part.tensors}
         grads = {name: gradient(name) for name in names if name not in fused}
         engine.begin()
         try:
-            run([*made, *engine.ready(tuple(engine.ids[name] for name in grads), turned.given(grads), table)])
+            run([*launches, *engine.ready(tuple(engine.ids[name] for name in grads), turned.in_order(grads), table)])
         finally:
             engine.end()
     return tuple(name for name in names if name in fused)
 
 
 def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[Launch]:
-    """What updates arrays by noise where a kernel can, checked."""
+    """The launches that update arrays by noise, where a kernel can, checked."""
     engine = opt._engine
     # Of what stands for gradients only shape and dtype are looked at.
     largest: dict[Any, Any] = {}

@@ -65,21 +65,21 @@ class Strategy(Turns):
             else:
                 reasons[name] = f"it has {array.ndim} dimensions"
         self._perturbations.check_used(self._patterns.values(), reasons, "/")
-        self._own = {name: leaves[name] for name in self._patterns}
-        if not self._own:
+        self._perturbed = {name: leaves[name] for name in self._patterns}
+        if not self._perturbed:
             raise TensorError("no array is perturbed: give one of a dimension or more that is not left alone")
-        self._numbers = {name: number for number, name in enumerate(self._own)}
-        #: What the last update did; None before it.
+        self._numbers = {name: number for number, name in enumerate(self._perturbed)}
+        #: The report of the last update; None before it.
         self.report: Report | None = None
         self._begin(0)
-        for name in self._own:
+        for name in self._perturbed:
             self._noise(name)
         self._warn_of_lost_noise()
 
     def _warn_of_lost_noise(self) -> None:
         samples: dict[str, list[Any]] = {}
         with self._arrays.here():
-            for name, array in self._own.items():
+            for name, array in self._perturbed.items():
                 samples.setdefault(self._patterns[name], []).append((_sample(array), self._arrays.dtype(array)))
         for pattern, some in samples.items():
             warn_of_lost_noise(self._perturbations[pattern], some, stacklevel=3)
@@ -89,7 +89,7 @@ class Strategy(Turns):
 
     @property
     def perturbation(self) -> Any:
-        """The perturbation as it is now, or those by patterns as a mapping: with its seed and its sigma."""
+        """The perturbation as it is now, with its seed and sigma, or a mapping of patterns to perturbations."""
         return self._perturbations.as_given
 
     @property
@@ -99,8 +99,8 @@ class Strategy(Turns):
     def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
         """Changes `sigma` from the next members on: of all arrays, or of those of some patterns; in `state_dict()`.
 
-        HyperError for what is no sigma, and RulecError between members and their update, whose estimate would be of
-        another size.
+        HyperError for a bad sigma, and RulecError between members and their update: the estimate would be of another
+        size.
         """
         with self._turn:
             if self._rows:
@@ -118,7 +118,7 @@ class Strategy(Turns):
     @property
     def names(self) -> list[str]:
         """The arrays that are perturbed, in the order of their layers' numbers."""
-        return [*self._own]
+        return [*self._perturbed]
 
     # Members
 
@@ -131,7 +131,7 @@ class Strategy(Turns):
             raise HyperError(f"sign={sign!r} must be 1, or -1 where pairs are antithetic")
         self._rows.add(self._population.members)
         with self._arrays.here():
-            moved = {name: self._moved(name, array, direction, sign) for name, array in self._own.items()}
+            moved = {name: self._moved(name, array, direction, sign) for name, array in self._perturbed.items()}
             yield _rebuilt(self._params, moved)
 
     def _moved(self, name: str, array: Any, direction: int, sign: int) -> Any:
@@ -146,12 +146,12 @@ class Strategy(Turns):
 
         TensorError where it is not one number.
         """
-        found = np.empty((self._population.signs, self._population.directions))
+        fitness = np.empty((self._population.signs, self._population.directions))
         for direction in range(self._population.directions):
             for place, sign in enumerate((1, -1)[: self._population.signs]):
                 with self.member(direction, sign) as params:
-                    found[place, direction] = _number(function(params))
-        return found.reshape(-1)
+                    fitness[place, direction] = _number(function(params))
+        return fitness.reshape(-1)
 
     # A batch of all members
 
@@ -168,17 +168,17 @@ class Strategy(Turns):
     def product(self, x: Any, name: str) -> Any:
         """`x @ params[name]` of rows (rows, ..., inputs), each with the matrix (inputs, outputs) of its member.
 
-        Row repeat*directions + direction belongs to that direction, and where antithetic to its positive sign in the
-        first half of the rows; no member's matrix is formed, but for noise that is of its own for each element.
+        Row repeat*directions + direction belongs to this direction, and where antithetic to its positive sign in the
+        first half of the rows. No member's matrix is formed, but for independent noise.
         """
         array = self._named(name)
         if array.ndim != 2 or x.shape[-1] != array.shape[0]:
             raise TensorError(f"{name} {list(array.shape)} is no matrix for rows of {x.shape[-1]} inputs")
         rows = x.reshape(self._repeats(x), self._population.directions, *x.shape[1:])
         with self._arrays.here():
-            found = self._noise(name, x.dtype).product(rows, array, lambda rows, kernel: rows @ kernel)
+            outputs = self._noise(name, x.dtype).product(rows, array, lambda rows, kernel: rows @ kernel)
         self._rows.add(x.shape[0])
-        return found.reshape(-1, *found.shape[2:])
+        return outputs.reshape(-1, *outputs.shape[2:])
 
     def rows(self, name: str, like: Any) -> Any:
         """A vector as the members of the rows of `like` have it, to be added to these or multiplied with them."""
@@ -187,14 +187,14 @@ class Strategy(Turns):
             raise TensorError(f"{name} is {list(array.shape)}: only vectors meet rows element by element")
         repeats = self._repeats(like)
         with self._arrays.here():
-            found = self._noise(name).vectors(array, repeats)
+            vectors = self._noise(name).vectors(array, repeats)
         self._rows.add(like.shape[0])
-        return found.reshape(-1, *(1,) * (like.ndim - 2), array.size)
+        return vectors.reshape(-1, *(1,) * (like.ndim - 2), array.size)
 
     def _named(self, name: str) -> Any:
-        if name not in self._own:
-            raise TensorError(f"{name!r} is no array that is perturbed{did_you_mean(name, self._own)}")
-        return self._own[name]
+        if name not in self._perturbed:
+            raise TensorError(f"{name!r} is no array that is perturbed{did_you_mean(name, self._perturbed)}")
+        return self._perturbed[name]
 
     def _repeats(self, x: Any) -> int:
         return repeats_of(x.shape[0], self._population)
@@ -206,15 +206,15 @@ class Strategy(Turns):
 
         `fitness` has a number for each member, in the order of `evaluate`, or for each row of a batch; `loss` is the
         same, to be minimised. None stands for arrays that are not perturbed, and, with a RuntimeWarning, for all where
-        too few members have a finite fitness: `es.report` says what counted. Without `shaping` ("centered_rank",
+        too few members have a finite fitness; `es.report` has the counts. Without `shaping` ("centered_rank",
         "zscore", "ars_top" or a function of fitness (signs, directions)) the mean is the gradient of the smoothed
         fitness.
         """
         with self._turn:
             weighed = self._weighed(fitness, loss, shaping)
-            found = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._own}
-            self._end(weighed, found)
-        return _rebuilt(self._params, found, None)
+            gradients = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._perturbed}
+            self._end(weighed, gradients)
+        return _rebuilt(self._params, gradients, None)
 
     def step(self, fitness: Any, opt: Optimizer, loss: Any = None, shaping: Shaping = None) -> Report:
         """`opt.step(es.update(fitness))`, without gradients where the optimizer's kernel can make them itself.
@@ -227,34 +227,34 @@ class Strategy(Turns):
             weighed = self._weighed(fitness, loss, shaping)
             fused: tuple[str, ...] = ()
             if not weighed.empty:
-                plain = [name for name in self._own if self._is_plain(name)]
+                plain = [name for name in self._perturbed if self._is_plain(name)]
                 noises = {name: self._draws(name).noise(self._values(name, weighed)) for name in plain}
                 fused = fused_step(opt, self.names, noises, lambda name: self._gradient(name, weighed))
-            return self._end(weighed, self._own.keys() - fused, fused)
+            return self._end(weighed, self._perturbed.keys() - fused, fused)
 
     def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
         if not self._rows:
             raise RulecError(f"step {self._step} has had no forward: call evaluate, member or product before an update")
-        given = fitness_of(_on_host(fitness), _on_host(loss), self._population, self._rows)
-        return weights(given, self._population, shaping, self._perturbations)
+        values = fitness_of(_on_host(fitness), _on_host(loss), self._population, self._rows)
+        return weights(values, self._population, shaping, self._perturbations)
 
     def _end(self, weighed: Weights, others: Collection[str], fused: tuple[str, ...] = ()) -> Report:
         """Closes the step, in which `others` had gradients."""
         if weighed.empty:
             self.report = skipped(self._step, weighed.dropped, self._population.members, stacklevel=3)
         else:
-            nbytes = sum(self._own[name].nbytes for name in others)
+            nbytes = sum(self._perturbed[name].nbytes for name in others)
             self.report = Report(self._step, weighed.counted, weighed.dropped, fused=fused, gradient_bytes=nbytes)
         self._begin(self._step + 1)
         return self.report
 
     def _gradient(self, name: str, weighed: Weights) -> Any:
-        array = self._own[name]
+        array = self._perturbed[name]
         with self._arrays.here():
             noise = self._noise(name)
-            found = noise.estimate(noise.xp.asarray(self._values(name, weighed), noise.draws.dtype), array)
+            estimate = noise.estimate(noise.xp.asarray(self._values(name, weighed), noise.draws.dtype), array)
             order = "C" if array.flags.c_contiguous else "F"
-            return noise.xp.asarray(found.astype(array.dtype), order=order)
+            return noise.xp.asarray(estimate.astype(array.dtype), order=order)
 
     def _values(self, name: str, weighed: Weights) -> Any:
         return weighed.of(self._of(name))
@@ -264,34 +264,34 @@ class Strategy(Turns):
 
     def _is_plain(self, name: str) -> bool:
         """Whether a gradient is noise that is counted along an array's memory."""
-        array = self._own[name]
+        array = self._perturbed[name]
         return is_plain(self._of(name), array.shape) and bool(array.flags.c_contiguous)
 
     def _check_optimizer(self, opt: Any) -> None:
         if not isinstance(opt, Optimizer):
             raise RulecError(f"step takes an optimizer of rulec.array, not a {type(opt).__name__}")
-        for name, array in self._own.items():
+        for name, array in self._perturbed.items():
             if opt._engine.params.get(name) is not array:
                 raise TensorError(f"the optimizer's {name} is not the array that is perturbed: make both of the same")
 
     def _noise(self, name: str, dtype: Any = None) -> Family:
-        return family(self._of(name), tuple(self._own[name].shape), self._draws(name, dtype))
+        return family(self._of(name), tuple(self._perturbed[name].shape), self._draws(name, dtype))
 
     def _draws(self, name: str, dtype: Any = None) -> ArrayDraws:
         """An array's random numbers, by default in the dtype that they are summed in."""
-        array = self._own[name]
+        array = self._perturbed[name]
         if dtype is None:
             dtype = np.float64 if array.dtype == np.float64 else np.float32
-        own = self._of(name)
-        stream = Stream(own.seed_or_0, self._numbers[name], self._step)
+        perturbation = self._of(name)
+        stream = Stream(perturbation.seed_or_0, self._numbers[name], self._step)
         backend: Any = registry.get(self._arrays.backend(self._arrays.device(array)))
-        return ArrayDraws(namespace(array), backend.fill_noise, own.values, stream, np.dtype(dtype))
+        return ArrayDraws(namespace(array), backend.fill_noise, perturbation.values, stream, np.dtype(dtype))
 
     # Checkpoints
 
     @in_turn
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from: the number of the next step, and of what its noise is a function."""
+        """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
         return saved(self._perturbations, self._step, self.names)
 
     @in_turn
@@ -304,8 +304,10 @@ class Strategy(Turns):
         self._begin(step)
 
     def __repr__(self) -> str:
-        count = sum(math.prod(array.shape) for array in self._own.values())
-        return f"Strategy({self._perturbations}, {count} parameters of {len(self._own)} arrays, step {self._step})"
+        count = sum(math.prod(array.shape) for array in self._perturbed.values())
+        return (
+            f"Strategy({self._perturbations}, {count} parameters of {len(self._perturbed)} arrays, step {self._step})"
+        )
 
 
 def _sample(array: Any) -> Any:
@@ -324,13 +326,13 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-_OWN = object()
+_SAME = object()
 
 
-def _rebuilt(tree: Any, found: Mapping[str, Any], other: Any = _OWN, prefix: str = "") -> Any:
-    """A tree's containers with what was found in the place of leaves, and for other leaves these, or `other`."""
+def _rebuilt(tree: Any, leaves: Mapping[str, Any], other: Any = _SAME, prefix: str = "") -> Any:
+    """A tree's containers with new leaves by name; other leaves are the old ones, or `other`."""
     if isinstance(tree, Mapping):
-        return {key: _rebuilt(value, found, other, f"{prefix}{key}/") for key, value in tree.items()}
+        return {key: _rebuilt(value, leaves, other, f"{prefix}{key}/") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_rebuilt(value, found, other, f"{prefix}{index}/") for index, value in enumerate(tree)]
-    return found.get(prefix.rstrip("/") or "param", tree if other is _OWN else other)
+        return [_rebuilt(value, leaves, other, f"{prefix}{index}/") for index, value in enumerate(tree)]
+    return leaves.get(prefix.rstrip("/") or "param", tree if other is _SAME else other)
