@@ -34,9 +34,9 @@ def load(
     Values are copied into this optimizer's own dtypes; its hyper-parameters stay as they are. A parameter that had not
     been updated when the file was saved is as before its first update.
 
-    `names` is a mapping of the file's names to the names here, or a function; `axes` gives for parameters the axis of the
+    `names` is a mapping of the file's names to the names here, or a function; `axes` has for parameters the axis of the
     file for each of their own. StateMismatch, before anything is written, where the file belongs to other parameters or
-    another rule (which `rule_may_differ` allows), or is damaged.
+    another rule (`rule_may_differ` allows another rule), or is damaged.
     """
     run = _run(optimizer, "load")
     run.take(checkpoint.load(run, file, 1, names, axes, rule_may_differ, parameters))

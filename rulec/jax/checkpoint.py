@@ -44,12 +44,12 @@ def load(
 ) -> Any:  # fmt: skip
     """The state in a file that `save` has written here, or in another framework.
 
-    Without `like` its structure is that of `rulec.jax.init` of these arguments. With `like`, a state such as
-    `tx.init(params)`, it has the structure and dtypes of that state. `names` is a mapping of the file's names to the paths
-    here, or a function; `axes` gives for parameters, by their paths here, which axis of the file each of theirs is, as
-    in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is that of
-    the steps to come. Arrays get the sharding of their parameters. States of leaves that had not been updated when
-    the file was saved are as in `rulec.jax.init`, whatever `like` has.
+    Without `like` it has the structure of `rulec.jax.init` of these arguments. With `like`, a state such as
+    `tx.init(params)`, it has the structure and dtypes of that state. `names` is a mapping of the file's names to the
+    paths here, or a function. `axes` has for parameters, by their paths here, the axis of the file for each of their
+    own, as in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is
+    the seed of the steps to come. Arrays get the sharding of their parameters. States of leaves that had not been
+    updated when the file was saved are as in `rulec.jax.init`, whatever `like` has.
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
