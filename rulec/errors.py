@@ -1,6 +1,6 @@
 """Every error that rulec raises on purpose.
 
-A user's mistake is one sentence that says what is wrong, where, and what to do about it.
+The message for a user's mistake is one sentence: the fault, its place, and the remedy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class RulecError(Exception):
 
 
 class RuleError(RulecError, ValueError):
-    """A mistake in a rule: its text, its Python function, or how it is composed.
+    """A mistake in a rule: in its text, its Python function, or its composition.
 
     `str()` gives `file:line:column: message` followed by the line and a caret, where a place is known.
     """
@@ -26,7 +26,7 @@ class RuleError(RulecError, ValueError):
 
 
 class HyperError(RulecError, ValueError):
-    """A hyper-parameter that the rule does not have, or a value outside its range."""
+    """An unknown hyper-parameter, or a value outside its range."""
 
 
 class TensorError(RulecError, ValueError):
@@ -34,14 +34,14 @@ class TensorError(RulecError, ValueError):
 
 
 class StateMismatch(RulecError, ValueError):
-    """A saved state that does not belong to this rule or to these parameters."""
+    """A saved state of another rule or of other parameters."""
 
 
 class PartialUpdate(RulecError, RuntimeError):
     """A step failed after some tensors were written; the message names them.
 
-    Where a step is taken tensor by tensor, `updated` are the names of those written and `pending` of those that were
-    not; otherwise both are empty.
+    In a step tensor by tensor, `updated` has the names of the written tensors and `pending` the names of the others; in
+    other steps both are empty.
     """
 
     def __init__(self, message: str, updated: Iterable[str] = (), pending: Iterable[str] = ()) -> None:
@@ -50,19 +50,19 @@ class PartialUpdate(RulecError, RuntimeError):
 
 
 class StepTooLarge(RulecError, MemoryError):
-    """A step that would take more memory than it was allowed; nothing was done. `found` says how much, and for what."""
+    """A step that needs more memory than its limit; nothing was done. `needed` has the bytes by purpose."""
 
-    def __init__(self, message: str, found: object) -> None:
-        self.found = found
+    def __init__(self, message: str, needed: object) -> None:
+        self.needed = needed
         super().__init__(message)
 
 
 class BackendUnavailable(RulecError, RuntimeError):
-    """A backend that cannot run here; the message says what to install or change."""
+    """A backend that cannot run here. The message has the package to install or the setting to change."""
 
 
 class BackendUnsupported(RulecError, NotImplementedError):
-    """A backend that has no way to express something the rule needs."""
+    """A backend without a way to express a part of the rule."""
 
     def __init__(self, backend: str, what: str, rule: str) -> None:
         self.backend, self.what, self.rule = backend, what, rule
@@ -73,4 +73,4 @@ class BackendUnsupported(RulecError, NotImplementedError):
 
 
 class InternalError(RulecError, AssertionError):
-    """A defect of rulec itself: an invariant that a compiler pass must keep did not hold."""
+    """A defect of rulec itself: an invariant of a compiler pass does not hold."""

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whatever ends the process that writes them."""
+"""Files written as a whole or not at all, even where the writing process is killed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ try:
 except ImportError:  # Windows, which neither deletes nor replaces files that are open
     fcntl = None  # type: ignore[assignment]
 
-#: How the name of a file ends, after a dot and its own, while it is written.
+#: The end of a file's name while it is written, after a dot and the file's own name.
 PART = r"\.[0-9a-f]{16}\.part"
 
 
 @contextmanager
 def written_whole(file: Path, mode: int = 0o666, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A new file beside one, whose place it takes in the end, where `durable` only when it is on the disk.
+    """A new file to write beside `file`, which takes its place in the end; with `durable`, once it is on the disk.
 
-    Its mode is `mode` less the umask. What an ended process left of the same file is taken away first. OSError where
-    it cannot be written; then what was there before stays.
+    Its mode is `mode` less the umask. Parts of the same file left by ended processes are removed first. OSError where
+    it cannot be written; then the old file stays.
     """
     remove_left_over(file)
     part, opened = _new_part(file, mode)
@@ -43,7 +43,7 @@ def written_whole(file: Path, mode: int = 0o666, durable: bool = True) -> Iterat
 
 
 def remove_left_over(file: Path) -> None:
-    """Removes the parts of a file that no living process writes: those whose lock is free."""
+    """Removes the parts of a file with a free lock: no living process writes them."""
     if fcntl is None:
         return
     pattern = re.compile(rf"\.{re.escape(file.name)}{PART}")
@@ -55,7 +55,7 @@ def remove_left_over(file: Path) -> None:
 
 
 def is_unlocked(handle: int) -> bool:
-    """Whether no process holds the lock of an open file, which from now on this one does; False where none can say."""
+    """Takes the lock of an open file. False where another process holds it, or on a system without locks."""
     if fcntl is None:
         return False
     try:
@@ -80,5 +80,5 @@ def _new_part(file: Path, mode: int) -> tuple[Path, IO[bytes]]:
 
 
 def opened_as_it_is(name: str, flags: int) -> int:
-    """Opens without following a link, or waiting for whoever writes into a pipe."""
+    """Opens without following a link, and without waiting for the writer of a pipe."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

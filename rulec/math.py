@@ -1,4 +1,4 @@
-"""The functions of the rule language for Python: on traced values they record, on NumPy arrays they compute.
+"""The functions of the rule language for Python: they record traced values, and compute NumPy arrays.
 
 from rulec.math import sqrt, where
 """
@@ -105,7 +105,7 @@ def floor(x: Any) -> Any:
 
 
 def isfinite(x: Any) -> Any:
-    """Whether neither infinite nor NaN, elementwise."""
+    """Whether a number is neither infinite nor NaN, elementwise."""
     return _apply(Op.ISFINITE, x)
 
 
@@ -132,17 +132,17 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def logical_and(a: Any, b: Any) -> Any:
-    """Both hold, elementwise: Python's `and` cannot be traced."""
+    """Whether both are true, elementwise: Python's `and` cannot be traced."""
     return _apply(Op.AND, a, b)
 
 
 def logical_or(a: Any, b: Any) -> Any:
-    """Either holds, elementwise: Python's `or` cannot be traced."""
+    """Whether at least one is true, elementwise: Python's `or` cannot be traced."""
     return _apply(Op.OR, a, b)
 
 
 def logical_not(a: Any) -> Any:
-    """Does not hold, elementwise: Python's `not` cannot be traced."""
+    """Whether it is false, elementwise: Python's `not` cannot be traced."""
     return _apply(Op.NOT, a)
 
 
@@ -177,7 +177,7 @@ def max(x: Any, per: str = "tensor") -> Any:
 
 
 def count_nonzero(x: Any, per: str = "tensor") -> Any:
-    """How many values are not zero, one count left per `per`."""
+    """The number of values other than zero, one count left per `per`."""
     return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
 
 
@@ -199,7 +199,7 @@ def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
 
 
 def qr(x: Any) -> Any:
-    """The orthogonal factor of the QR decomposition whose triangular one has no negative diagonal element."""
+    """The orthogonal factor of the QR decomposition; the triangular factor has no negative diagonal element."""
     return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
 
 
@@ -223,7 +223,7 @@ def inverse_root(x: Any, order: Any, eps: Any = 0) -> Any:
 
 
 def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
-    """Traced, or what the reference draws with the seed 0 for the first tensor."""
+    """The traced draw; on plain numbers the reference's draw with the seed 0 for the first tensor."""
     if any(isinstance(x, Value) for x in (*shape, at)):
         return record(name, list(shape), at=at, draw=draw)
     from rulec.arrays import random
@@ -237,15 +237,15 @@ def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
 
 
 def uniform(shape: Any, at: Any, draw: int | None = None) -> Any:
-    """A matrix of these extents, of random numbers uniform in [0, 1). `at` names the draw: the same gives the same.
+    """A matrix of these extents, of random numbers uniform between 0 and 1, both excluded: the same for the same `at`.
 
-    Every call in a traced rule draws its own; `draw` numbers them, which on arrays tells them apart.
+    Every call in a traced rule has a `draw` number of its own. On arrays, `draw` distinguishes calls with one `at`.
     """
     return _draw("uniform", shape, at, draw)
 
 
 def normal(shape: Any, at: Any, draw: int | None = None) -> Any:
-    """Likewise, of normal random numbers."""
+    """A matrix of these extents, of standard normal random numbers: the same for the same `at`."""
     return _draw("normal", shape, at, draw)
 
 
