@@ -1,7 +1,8 @@
-"""Kernels and calls that return new arrays: what `jax` and `mlx`, whose arrays are never written, share."""
+"""Kernels and calls that return new arrays, for jax and mlx: their arrays are never written."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from .pure_print import PureFunction
 Done = tuple[dict[str, Any], dict[str, Any]]
 
 
-class PureKernel:
+class PureKernel(ABC):
     """The functions of one program and layout, each of one stage."""
 
     function: type[PureFunction]
@@ -50,11 +51,11 @@ class PureKernel:
     def stage(
         self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], view: MatrixView | None = None
     ) -> Done:
-        """A stage of one tensor, under whatever traces it.
+        """A stage of one tensor, plain or under a transformation.
 
-        `arrays` are by name its buffers, scratch and inputs, each in the tensor's shape, and vectors, which are in that
-        shape or `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values are of
-        the dtypes and shapes that the buffers have; reductions are numbers or `(batch, rows, cols)`.
+        `arrays` has, by name, its buffers, scratch and inputs in the tensor's shape, and its vectors in this shape or
+        as `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values have the
+        dtypes and shapes of the buffers; reductions are numbers or `(batch, rows, cols)`.
         """
         function = self.functions[index]
         if function.sees_matrices and view is None:
@@ -66,7 +67,7 @@ class PureKernel:
         self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], shape: tuple[int, ...],
         view: MatrixView | None,
     ) -> Done:  # fmt: skip
-        """A stage of one tensor of that shape, of the arrays that it takes."""
+        """A stage of one tensor of this shape, with the arrays of its function by name."""
         function = self.functions[index]
         operands = [arrays[b] for b in function.buffers]
         operands += [self._vector(name, arrays[name], shape, view) for name in function.vectors]
@@ -76,19 +77,19 @@ class PureKernel:
         return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
 
     def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
-        """What the printed function returns."""
-        found = self.steps[index](*axes, *operands)
-        return found if isinstance(found, tuple) else (found, {})
+        """The results of the printed function: new values, and reductions."""
+        result = self.steps[index](*axes, *operands)
+        return result if isinstance(result, tuple) else (result, {})
 
+    @abstractmethod
     def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
         """A value in the dtype of its buffer and the shape of its tensor."""
-        raise NotImplementedError
 
     def _vector(self, name: str, array: Any, shape: tuple[int, ...], view: MatrixView | None) -> Any:
         axes = self.program.result(name).axes
         if axes.elementwise:
             return array.reshape(shape)
-        assert view is not None  # only what sees matrices reads vectors of rows and columns
+        assert view is not None  # only a function of matrices reads vectors of rows and columns
         rows, cols = view.axes
         gone = ({*rows} if axes.rows is None else set()) | ({*cols} if axes.cols is None else set())
         return array.reshape(tuple(1 if axis in gone else size for axis, size in enumerate(shape)))
@@ -103,18 +104,24 @@ class PureKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> PureCall:
-        """A call over these arrays. Where they are donated only what it returns can be used after it."""
+        """A call over these arrays. Where they are donated, only its results can be used after it.
+
+        BackendUnsupported for PyTorch's tensors.
+        """
         if any(hasattr(p, "data_ptr") for p in params):
             raise BackendUnsupported(self.function.dialect.backend, "an update of PyTorch's tensors", self.program.name)
         return PureCall(self, params, states, views)
 
-    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
-        """A stage of one tensor: all of `stored` that is new or was there, and reductions, of a row for its columns."""
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, index: int, stored: Any, call_arrays: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor: the buffers `stored` with their new values, and reductions.
+
+        `call_arrays` are its gradient, scratch and inputs; `row` has the numbers of its columns.
+        """
 
 
 class PureCall:
-    """A kernel bound to the parameters and states of one bucket, and after each call to their new values."""
+    """A kernel bound to the parameters and states of one bucket; after each call, to their new values."""
 
     def __init__(
         self, kernel: PureKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
@@ -127,20 +134,20 @@ class PureCall:
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """New (params, states) of the whole bucket, of which all tensors, or `tensors` alone, are updated.
+        """New (params, states) of the whole bucket, with all tensors, or only `tensors`, updated.
 
-        Scratch buffers that the stage stores are replaced in `scratch`.
+        New arrays take the places of stored scratch buffers in `scratch`.
         """
         kernel = self._kernel
         fired = list(range(len(self._params)) if tensors is None else tensors)
         table = rows.table[rows.index[fired]][:, kernel.columns(stage)].astype(kernel.layout.compute)
         reduced = []
         for place, (i, g, row) in enumerate(zip(fired, moving, table, strict=True)):
-            stored = {"p": self._params[i], **self._own(i, stage)}
-            given = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
-            new, found = kernel.run(stage, stored, given, row, self._views[i])
+            stored = {"p": self._params[i], **self._states_of(i, stage)}
+            call_arrays = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
+            new, tensor_totals = kernel.run(stage, stored, call_arrays, row, self._views[i])
             self._params[i] = new.pop("p")
-            reduced.append(found)
+            reduced.append(tensor_totals)
             for buffer, value in new.items():
                 if buffer in self._states[i]:
                     self._states[i][buffer] = value
@@ -150,6 +157,6 @@ class PureCall:
         totals = of_all(kernel.functions[stage].stage, arrays)
         return Written(list(self._params), [dict(s) for s in self._states], totals)
 
-    def _own(self, i: int, stage: int) -> dict[str, Any]:
-        """The states of a tensor that a stage takes."""
+    def _states_of(self, i: int, stage: int) -> dict[str, Any]:
+        """The states of a tensor for a stage."""
         return {b: x for b, x in self._states[i].items() if b in self._kernel.functions[stage].buffers}

@@ -1,9 +1,8 @@
 """The jax backend: jnp code that XLA fuses under jit, parameters and states donated.
 
-Scalars arrive as an array, so neither a new step count nor a new learning rate traces anything again; a new number or
-shape of tensors does. Arithmetic is XLA's: reassociation is its own affair, but for sums with numbers, and on the CPU
-subnormal numbers are zero.
-Reductions are made in float64, which JAX is allowed for that alone where it is otherwise kept to 32 bits.
+Scalars arrive as an array: a new step count or learning rate traces nothing again, a new number or shape of tensors
+does. Arithmetic is XLA's: it may reassociate, except in sums with numbers, and on the CPU subnormal numbers are zero.
+Reductions are in float64, also in a process that keeps JAX to 32 bits for all else.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class JaxBackend:
     name = "jax"
 
     def unavailable_reason(self) -> str | None:
-        """None: where JAX is not installed, the one line that says so."""
+        """None with JAX on this machine; else the remedy, in one line."""
         return None if importlib.util.find_spec("jax") else "jax is not installed: pip install jax"
 
     def emit(self, program: Program, layout: Layout) -> str:
-        """A function for each stage, `step` or `stage_0` and so on, that gives one tensor's new values."""
+        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values."""
         return JaxKernel.source(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
@@ -62,7 +61,7 @@ class JaxKernel(PureKernel):
         self._jitted: dict[Any, Callable[..., Any]] = {}
 
     def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
-        """What the printed function returns; a reduction of what another reduces too is worked out apart from it."""
+        """The results of the printed function. Two reductions of the same operand are computed separately."""
         new, reduced = super().evaluated(index, axes, _apart(operands) if index else operands)
         for names in self.functions[index].repeated:
             again = super().evaluated(index, axes, _apart(operands))[1]
@@ -76,24 +75,24 @@ class JaxKernel(PureKernel):
         value = jnp.asarray(value, self.layout.dtype(buffer))
         return value if value.shape == shape else jnp.broadcast_to(value, shape)
 
-    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
+    def run(self, index: int, stored: Any, call_arrays: Any, row: Any, view: MatrixView | None) -> Done:
         """A stage of one tensor, `stored` donated, with JAX allowed 64 bits."""
         import jax
 
         with jax.enable_x64(True):
-            return self.jitted(index, view)(stored, given, row)  # type: ignore[no-any-return]
+            return self.jitted(index, view)(stored, call_arrays, row)  # type: ignore[no-any-return]
 
     def jitted(self, index: int, view: MatrixView | None) -> Callable[..., Any]:
-        """A stage of one tensor under jit: (stored, given, row) -> new values by buffer, and reductions.
+        """A stage of one tensor under jit: (stored, call_arrays, row) -> new values by buffer, and reductions.
 
-        `stored` are donated. A row has what `columns(index)` have, in the compute dtype.
+        `stored` are donated. A row has the numbers of `columns(index)`, in the compute dtype.
         """
         import jax
 
         if (index, view) not in self._jitted:
 
-            def stage(stored: Any, given: Any, row: Any) -> Any:
-                new, reduced = self.stage(index, {**stored, **given}, [row[i] for i in range(row.shape[0])], view)
+            def stage(stored: Any, call_arrays: Any, row: Any) -> Any:
+                new, reduced = self.stage(index, {**stored, **call_arrays}, [row[i] for i in range(row.shape[0])], view)
                 return {**stored, **new}, reduced
 
             self._jitted[index, view] = jax.jit(stage, donate_argnums=(0,))
@@ -105,10 +104,10 @@ _kernel = functools.lru_cache(maxsize=1024)(JaxKernel)
 
 
 def _apart(operands: Sequence[Any]) -> Sequence[Any]:
-    """The same, such that XLA does not see that they are.
+    """The same arrays, hidden from XLA's search for common expressions.
 
-    What is worked out of them twice it would otherwise work out once, and keep: an array as large as the parameter, in
-    float64 where it is reduced, or on the CPU a number spread out as far.
+    XLA would compute a common expression once and keep it: an array as large as the parameter, in float64 for a
+    reduction, or, on the CPU, a number spread over such an array.
     """
     import jax
 

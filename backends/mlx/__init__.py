@@ -1,6 +1,6 @@
-"""The mlx backend: functions of MLX's arrays, which is lazy and fuses them under `mx.compile`.
+"""The mlx backend: functions of MLX arrays. MLX is lazy, and fuses them under `mx.compile`.
 
-Reductions are made in float64 on the CPU, and in float32 on a GPU, which has no wider numbers.
+Reductions are in float64 on the CPU, and in float32 on a GPU, as it has no wider numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class MlxBackend:
     name = "mlx"
 
     def unavailable_reason(self) -> str | None:
-        """None: where MLX is not installed, the one line that says so."""
+        """None with MLX on this machine; else the remedy, in one line."""
         return None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]' (Mac: mlx)"
 
     def emit(self, program: Program, layout: Layout) -> str:
-        """A function for each stage, `step` or `stage_0` and so on, that gives one tensor's new values.
+        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values.
 
-        Raises BackendUnsupported for erf.
+        BackendUnsupported for erf.
         """
         return MlxKernel.source(program, layout)
 
@@ -60,14 +60,14 @@ class MlxKernel(PureKernel):
         array = value.astype(dtype) if isinstance(value, mx.array) else mx.array(value, dtype)
         return array if array.shape == shape else mx.broadcast_to(array, shape)
 
-    def run(self, index: int, stored: Any, given: Any, row: Any, view: MatrixView | None) -> Done:
-        """A stage of one tensor, and its reductions in float64 as NumPy's."""
+    def run(self, index: int, stored: Any, call_arrays: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor, with its reductions as NumPy arrays of float64."""
         import mlx.core as mx
         import numpy as np
 
         dtype = getattr(mx, self.layout.compute)
         scalars = [mx.array(float(number), dtype) for number in row]
-        new, reduced = self.stage(index, {**stored, **given}, scalars, view)
+        new, reduced = self.stage(index, {**stored, **call_arrays}, scalars, view)
         return {**stored, **new}, {name: np.array(value).astype(np.float64) for name, value in reduced.items()}
 
 

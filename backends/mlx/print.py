@@ -1,4 +1,4 @@
-"""How the mlx backend spells a stage: values, then reductions, and new values returned."""
+"""Prints a stage for the mlx backend: values, then reductions, then the return of new values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REDUCE = {Op.SUM: "total", Op.MIN: "least", Op.MAX: "greatest"}
 
 
 class MlxFunction(PureFunction):
-    """One stage as a function that returns the new values of its buffers, and its reductions where it has any."""
+    """One stage as a function that returns the new values of its buffers, and its reductions, if any."""
 
     dialect = DIALECT
     reduced_dtype = "float64 on the CPU, float32 elsewhere"
@@ -41,5 +41,5 @@ class MlxFunction(PureFunction):
         super().__init__(program, layout, index)
 
     def reduction(self, result: Result, operand: str, axes: str | None) -> str:
-        """A reduction, in the widest dtype that the device has."""
+        """A reduction, in the widest dtype of the device."""
         return f"{_REDUCE[result.value.op]}({operand}{f', {axes}' if axes else ''})"

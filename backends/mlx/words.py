@@ -1,7 +1,7 @@
-"""Functions of one array that mx lacks or computes badly, for the code that the mlx backend prints.
+"""Functions of one array for the code of the mlx backend: mx lacks them or computes them badly.
 
-On the CPU mx's own `exp` and `sigmoid` are good to seven digits, in float64 too, and take what is nearly the largest
-number for infinite; `expm1` is good to the last.
+On the CPU, `exp` and `sigmoid` of mx are good to seven digits, also in float64, and infinite near the largest number.
+`expm1` is good to the last digit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def wide() -> Any:
-    """The dtype of reductions: float64 on the CPU, and float32 on a GPU, which has no wider one."""
+    """The dtype of reductions: float64 on the CPU, and float32 on a GPU, as it has no wider one."""
     import mlx.core as mx
 
     return mx.float64 if mx.default_device().type == mx.DeviceType.cpu else mx.float32
