@@ -42,7 +42,7 @@ class Across:
     """The processes of a group, that take their steps together; every element belongs to one of them.
 
     `total` puts the float64 numbers of all together, in the order of processes, so that all have the same bits. Before
-    that they `agree` on what is to come: RulecError, in all of them, where one has something else in mind.
+    that they `agree` on the step: RulecError, in all of them, where one would take another step.
     """
 
     def __init__(self, group: Any) -> None:
@@ -65,31 +65,31 @@ class Across:
         self._agreed = False
 
     def refuse(self) -> None:
-        """Tells the others that this process takes no step, where they wait for that."""
+        """Tells the others, where they wait, that this process takes no step."""
         if not self._agreed:
             self._exchange([_REFUSED])
 
     def agree(self, launches: Sequence[Launch], groups: int, remembers: bool) -> None:
-        """Comes to agree on a step of these launches; `remembers` says that groups or the model have states.
+        """Agrees with the others on a step of these launches; `remembers`: groups or the model have states.
 
         A process without any takes part in the others' reductions here.
         """
-        own = _reductions(launches)
+        reductions = _reductions(launches)
         fired = sorted({place for launch in launches for place in _places(launch)})
-        codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in own]
+        codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in reductions]
         every = self._exchange([groups, zlib.crc32(repr(fired).encode()), len(codes), *codes])
-        refused = [rank for rank, found in enumerate(every) if found[0] == _REFUSED]
+        refused = [rank for rank, message in enumerate(every) if message[0] == _REFUSED]
         if refused:
             raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
-        kinds = {tuple(found) for found in every if remembers or found[2]}
-        if len({found[0] for found in every}) > 1 or len({found[:1] + found[2:] for found in kinds}) > 1:
+        kinds = {tuple(message) for message in every if remembers or message[2]}
+        if len({message[0] for message in every}) > 1 or len({message[:1] + message[2:] for message in kinds}) > 1:
             raise RulecError("the processes of reduce_over have other groups or rules: make their optimizers alike")
         if remembers and len(kinds) > 1:
             raise RulecError(
                 "a process of reduce_over has gradients in other groups than another, and the rule remembers numbers "
                 "of groups or of the model: give every process a part of each"
             )
-        if not own and kinds:
+        if not reductions and kinds:
             for code in kinds.pop()[3:]:
                 op, level = _OPS[code // len(_LEVELS)], _LEVELS[code % len(_LEVELS)]
                 self.total(op, np.full(groups if level == "group" else 1, REDUCTIONS[op].nothing))
@@ -99,8 +99,8 @@ class Across:
         self._agreed = True
         row = torch.zeros(_MOST + 4, dtype=torch.int64)
         row[: len(words)] = torch.tensor([*words])
-        found = [tuple(part.tolist()) for part in self._gathered(row)]
-        return [(part[:1] if part[0] == _REFUSED else part[: 3 + part[2]]) for part in found]
+        messages = [tuple(part.tolist()) for part in self._gathered(row)]
+        return [(part[:1] if part[0] == _REFUSED else part[: 3 + part[2]]) for part in messages]
 
     def total(self, op: Op, numbers: Any) -> Any:
         """The numbers of all processes, reduced one by one: as an array or tensor, like those here."""
@@ -112,9 +112,9 @@ class Across:
 
     def _gathered(self, here: Tensor) -> list[Tensor]:
         sent = here.contiguous().to(self._device)
-        found = [torch.empty_like(sent) for _ in range(self.size)]
-        torch.distributed.all_gather(found, sent, group=self._group)
-        return found
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        torch.distributed.all_gather(parts, sent, group=self._group)
+        return parts
 
 
 def _places(launch: Launch) -> list[int]:

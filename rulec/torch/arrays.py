@@ -1,8 +1,8 @@
 """What torch tensors differ in from NumPy's arrays, where they are: on a device, or where NumPy cannot see them.
 
-Numbers known here are 0-d tensors on the CPU, which torch hands to the kernels of any device as arguments; what would
-copy them there, and wait for it, is avoided. torch itself waits for the device in `eigh` and in singular value
-decompositions, to look for failures.
+Numbers known here are 0-d tensors on the CPU. torch hands them to the kernels of any device as arguments; functions
+that would copy them there, and wait for the copy, are avoided. torch itself waits for the device in `eigh` and in
+singular value decompositions, to look for failures.
 """
 
 from __future__ import annotations

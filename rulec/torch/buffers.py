@@ -21,7 +21,7 @@ from rulec.torch.tensors import dtype_name
 
 
 class Buffers:
-    """The buffers of the parameters on some routes, which are at these homes; `store` shows them to users."""
+    """The buffers of the parameters on some routes, by their homes; `store` shows them to users."""
 
     def __init__(
         self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[Home], store: Store
@@ -104,7 +104,7 @@ def _grad_dtype(param: Tensor) -> str:
 
 
 def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
-    """StateMismatch where a saved state cannot be that of the parameter with these buffers."""
+    """StateMismatch where a saved state does not fit the buffers of a parameter."""
     if not saved:
         return
     for key, buffer in buffers.items():

@@ -40,7 +40,7 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """
     if isinstance(rule, Rule):
         text = rule.to_yaml()
-        _given.setdefault(text, rule)
+        _rules.setdefault(text, rule)
         return _of_text(text)
     loaded = load(rule)
     if loaded.name in class_names() and loaded.path == load(library_index()[0].get(loaded.name, rule)).path:
@@ -49,29 +49,29 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
 
 
 #: The rules that classes were asked for, by their text: lines of these know the files that they are from.
-_given: dict[str, Rule] = {}
+_rules: dict[str, Rule] = {}
 
 
 @functools.cache
 def _of_text(text: str) -> type[RuleOptimizer]:
-    return _make(rule_interface(_given.get(text) or parse(text), source=text))
+    return _make(rule_interface(_rules.get(text) or parse(text), source=text))
 
 
 def _make(interface: Interface) -> type[RuleOptimizer]:
     def __init__(self: RuleOptimizer, params: Any, *args: Any, **keywords: Any) -> None:
         RuleOptimizer.__init__(self, params, *args, **keywords)
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [own, *interface.signature.parameters.values()]
+    receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [receiver, *interface.signature.parameters.values()]
     __init__.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     __init__.__annotations__ = {p.name: p.annotation for p in parameters[1:]} | {"return": None}
     body: dict[str, Any] = {"__init__": __init__, "__module__": "rulec.torch", "interface": interface}
     if interface.source:
         body["__reduce_ex__"] = _reduce
     base = EvaluatedOptimizer if interface.evaluates else RuleOptimizer
-    made = type(interface.name, (base,), body)
-    made.__doc__ = class_doc(interface)
-    return made
+    kind = type(interface.name, (base,), body)
+    kind.__doc__ = class_doc(interface)
+    return kind
 
 
 def _reduce(self: RuleOptimizer, protocol: Any) -> Any:

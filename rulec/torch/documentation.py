@@ -66,7 +66,7 @@ def _decay_text(interface: Interface) -> str:
 
 
 def _routed_text(interface: Interface) -> str:
-    """The rules of tensors that the first does not apply to, and what tags have to do with it."""
+    """The rules for tensors outside the first rule's condition, and the part of tags in it."""
     parts = []
     for main, rest in pairwise(interface.rules if len(interface.entries) == 1 else []):
         condition = "" if main.applies_to is None else expression_text(main.applies_to)
@@ -111,7 +111,7 @@ def _ranges(interface: Interface, keyword: str) -> Iterator[str]:
     for entry in interface.entries:
         for decay in {"", *entry.decays.values()}:
             for name, hyper in entry.settings(decay).items():
-                place, position = entry.places.get(name, (name, None))
+                place, position = entry.place(name)
                 if place == keyword and name not in seen:
                     seen.add(name)
                     yield _range(name, hyper, position is None and name == keyword)

@@ -1,4 +1,4 @@
-"""One rule that a class may mean, and what its hyper-parameters and states are called outside."""
+"""One rule that a class of torch may mean, and torch's names for its hyper-parameters and states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Place = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class GroupRule:
-    """The rule that a group's flags mean: an entry of the class, what `weight_decay` stands for, and the direction.
+    """The rule that a group's flags mean: an entry of the class, the transform of `weight_decay`, and the direction.
 
     `unset` are hyper-parameters left to a default that follows from each parameter's dtype.
     """
@@ -42,52 +42,52 @@ class GroupRule:
 
     @property
     def settings(self) -> Mapping[str, Hyper]:
-        """The hyper-parameters of the rule and of those that it routes tensors to."""
+        """The hyper-parameters of the rule, and of the rules for tensors outside its condition."""
         return self.entry.settings(self.decay, self.unset)
 
     @property
     def engine(self) -> tuple[Entry, str, frozenset[str]]:
-        """What groups have in common that one engine runs."""
+        """The part that all groups of one engine share."""
         return self.entry, self.decay, self.unset
 
     def hyper(self, values: Mapping[str, Any]) -> dict[str, float]:
         """The rule's hyper-parameters from a group's keywords."""
         settings = self.settings
-        found = {name: self._number(name, values) for name in settings}
-        given = {name: value for name, value in found.items() if value is not None}
-        if len(given) == len(found):
-            return given
-        return resolve_hyper(settings, given, torch.finfo(torch.float32).eps, self.rule.name)
+        numbers = {name: self._number(name, values) for name in settings}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        if len(known) == len(numbers):
+            return known
+        return resolve_hyper(settings, known, torch.finfo(torch.float32).eps, self.rule.name)
 
     def _number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """The value given; None where the rule's default is an expression of others and nothing else was given."""
-        keyword, position = self.entry.places.get(name, (name, None))
-        given, derived = values[keyword], isinstance(self.settings[name].default, Node)
+        keyword, position = self.entry.place(name)
+        argument, derived = values[keyword], isinstance(self.settings[name].default, Node)
         try:
-            if derived and position is not None and position == len(given):
+            if derived and position is not None and position == len(argument):
                 return None  # the last of a tuple may be left out
-            value = given if position is None else given[position]
+            value = argument if position is None else argument[position]
             if value is None and derived:
                 return None
             return float(value)
         except (TypeError, ValueError, IndexError, KeyError, RuntimeError):
-            if position is None and isinstance(given, torch.Tensor) and given.numel() != 1:
+            if position is None and isinstance(argument, torch.Tensor) and argument.numel() != 1:
                 raise HyperError(
                     f"Tensor {keyword} must be 1-element, and {keyword} of {self.rule.name} has shape "
-                    f"{tuple(given.shape)}: give a number, or a tensor of one"
+                    f"{tuple(argument.shape)}: give a number, or a tensor of one"
                 ) from None
             count = sum(k == keyword for k, _ in self.entry.places.values())
             wanted = "a number" if position is None else f"{count} numbers"
-            raise HyperError(f"{keyword}={given!r} of {self.rule.name} must be {wanted}") from None
+            raise HyperError(f"{keyword}={argument!r} of {self.rule.name} must be {wanted}") from None
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One rule that a class may mean.
 
-    `when` are the keywords' values that choose it (`nonzero` is any number but 0), `places` where its hyper-parameters
-    are among the keywords, `states` what its states are called outside, `decays` the transform that `weight_decay`
-    stands for by the flag that chooses it (`default` where none does), `counted` whether a step count is kept outside.
+    `when` are the keywords' values that choose it (`nonzero` is any number but 0). `places` has hyper-parameter ->
+    keyword and position, `states` the rule's name of a state -> torch's, and `decays` flag -> the transform that
+    `weight_decay` stands for with it (`default` without a flag). `counted` says whether torch's state has a step count.
     """
 
     owner: str
@@ -100,14 +100,19 @@ class Entry:
 
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
-        """The rule, and those that it names for the tensors it does not apply to."""
+        """The rule, and the rules it names for tensors outside its condition."""
         return Router(self.rule).rules
+
+    def place(self, name: str) -> Place:
+        """The keyword of a hyper-parameter, and the position in it; by default that of the hyper-parameter's name."""
+        return self.places.get(name, (name, None))
 
     @property
     def keywords(self) -> set[str]:
         """Every keyword that means something to this rule."""
-        found = {self.places.get(name, (name, None))[0] for name in self.settings("")}
-        return found | set(self.when) | ({"weight_decay"} | self.decays.keys() - {"default"} if self.decays else set())
+        names = {self.place(name)[0] for name in self.settings("")}
+        decaying = {"weight_decay"} | self.decays.keys() - {"default"} if self.decays else set()
+        return names | set(self.when) | decaying
 
     @functools.cached_property
     def by_dtype(self) -> frozenset[str]:
@@ -118,19 +123,19 @@ class Entry:
     @property
     def unset_keywords(self) -> set[str]:
         """The keywords whose None leaves a default to each parameter's dtype."""
-        return {self.places.get(name, (name, None))[0] for name in self.by_dtype}
+        return {self.place(name)[0] for name in self.by_dtype}
 
     def group_rule(self, values: Mapping[str, Any]) -> GroupRule:
         """This rule as a group's keywords want it."""
-        unset = frozenset(name for name in self.by_dtype if self._given(name, values) is None)
+        unset = frozenset(name for name in self.by_dtype if self._argument(name, values) is None)
         return GroupRule(self, self.decay(values), bool(values.get("maximize")), unset)
 
-    def _given(self, name: str, values: Mapping[str, Any]) -> Any:
-        keyword, position = self.places.get(name, (name, None))
-        given = values[keyword]
+    def _argument(self, name: str, values: Mapping[str, Any]) -> Any:
+        keyword, position = self.place(name)
+        argument = values[keyword]
         if position is None:
-            return given
-        return given[position] if isinstance(given, tuple | list) and len(given) > position else 0
+            return argument
+        return argument[position] if isinstance(argument, tuple | list) and len(argument) > position else 0
 
     def matches(self, values: Mapping[str, Any]) -> bool:
         """Whether these keywords mean this rule."""
@@ -144,11 +149,11 @@ class Entry:
         return self.decays.get("default", "")
 
     def outside(self, state: str, routed: bool = False) -> str:
-        """What a state is called outside; one of a rule that a tensor was routed to has its own name."""
+        """torch's name of a state; where the tensor is `routed` to another rule, that rule's own name."""
         return state if routed else self.states.get(state, state)
 
     @functools.cached_property
-    def _made(self) -> dict[Any, tuple[Rule, Mapping[str, Hyper]]]:
+    def _composed(self) -> dict[Any, tuple[Rule, Mapping[str, Hyper]]]:
         return {}
 
     def composed(self, decay: str, unset: frozenset[str] = frozenset()) -> Rule:
@@ -161,14 +166,14 @@ class Entry:
 
     def _compose(self, decay: str, unset: frozenset[str]) -> tuple[Rule, Mapping[str, Hyper]]:
         key = decay, unset
-        if key not in self._made:
+        if key not in self._composed:
             transform = load(decay) if decay else None
             whole = self.rule
             if transform is not None:
                 whole = transform >> whole if decay == "l2" else whole + transform
             whole = _with_defaults(whole.standalone(), unset).renamed(self.owner, self.rule.summary)
-            self._made[key] = whole, whole.all_hyper
-        return self._made[key]
+            self._composed[key] = whole, whole.all_hyper
+        return self._composed[key]
 
 
 def _with_defaults(rule: Rule, unset: frozenset[str]) -> Rule:
@@ -181,7 +186,7 @@ def _with_defaults(rule: Rule, unset: frozenset[str]) -> Rule:
 
 
 def shared_states(rules: Sequence[Rule]) -> dict[str, str]:
-    """The states that are one number for a group or for the model, and which of these."""
+    """The states with one number for a group or for the model: name -> `group` or `model`."""
     return {name: s.per for rule in rules for name, s in rule.state.items() if s.per in ("group", "model")}
 
 

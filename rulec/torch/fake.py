@@ -1,7 +1,7 @@
-"""Fake tensors, which have a shape and no memory: a step of them allocates what a step does, and computes nothing.
+"""Fake tensors, which have a shape and no memory: a step of them allocates like any step, and computes nothing.
 
-So `torch`'s fake mode tells what training takes before there is a machine that has it. States are fake too, and no
-kernel runs; what lies between kernels goes through torch's operations, as it does on a device.
+So `torch`'s fake mode tells the memory of a training before there is a machine with that memory. States are fake too,
+and no kernel runs; what lies between kernels goes through torch's operations, as it does on a device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def real_memory() -> AbstractContextManager[Any]:
 
 
 def address_of(tensors: Sequence[Tensor]) -> Callable[[Tensor], int]:
-    """What gives these tensors' addresses: 0 for all of them where any is fake."""
+    """A function from one of these tensors to its address: 0 for all of them where any is fake."""
     return (lambda tensor: 0) if any(map(is_fake, tensors)) else Tensor.data_ptr
 
 
@@ -73,7 +73,7 @@ class ShapesKernel:
     program: Program
 
     def bind(self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()) -> Any:
-        """A call over these tensors, which keeps its reductions' results from call to call, as one on a device does."""
+        """A call over these tensors; it keeps its reductions' results from call to call, like one on a device."""
         params, states = list(params), list(states)
         reduced = [
             {r.name: _results(r.axes, params, views) for r in stage.reduces} for stage in self.program.stages
@@ -83,20 +83,20 @@ class ShapesKernel:
             stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
             tensors: Sequence[int] | None = None, stream: Any = None,
         ) -> Written:  # fmt: skip
-            return Written(params, states, {name: _of(found, tensors) for name, found in reduced[stage].items()})
+            return Written(params, states, {name: _of(result, tensors) for name, result in reduced[stage].items()})
 
         return call
 
 
 def _results(axes: Axes, params: Sequence[Tensor], views: Sequence[MatrixView]) -> Any:
-    """What a reduction leaves: a number for each tensor, or an array of its rows or columns for each."""
+    """A reduction's results: a number for each tensor, or an array of its rows or columns for each."""
     if not {"b", "i", "j"} & set(axes.letters):
         return params[0].new_zeros(len(params), dtype=torch.float64)
     shapes = [(v.batch, 1 if axes.rows is None else v.rows, 1 if axes.cols is None else v.cols) for v in views]
     return [p.new_zeros(shape, dtype=torch.float64) for p, shape in zip(params, shapes, strict=True)]
 
 
-def _of(found: Any, tensors: Sequence[int] | None) -> Any:
+def _of(result: Any, tensors: Sequence[int] | None) -> Any:
     if tensors is None:
-        return found
-    return [found[i] for i in tensors] if isinstance(found, list) else found.new_zeros(len(tensors))
+        return result
+    return [result[i] for i in tensors] if isinstance(result, list) else result.new_zeros(len(tensors))

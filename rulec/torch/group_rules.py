@@ -26,11 +26,11 @@ def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[En
 
     Where `weight_decay` is 0 in all groups of an entry the rule is the one without it, unless among `decaying`.
     """
-    found = [interface.choose(group) for group in groups]
-    for group_rule, group in zip(found, groups, strict=True):
+    rules = [interface.choose(group) for group in groups]
+    for group_rule, group in zip(rules, groups, strict=True):
         _check_ranges(group_rule, group, interface.name)
-    used = {c.entry for c, g in zip(found, groups, strict=True) if c.decay and g["weight_decay"] != 0}
-    return [c if c.entry in used or c.entry in decaying else replace(c, decay="") for c in found]
+    used = {c.entry for c, g in zip(rules, groups, strict=True) if c.decay and g["weight_decay"] != 0}
+    return [c if c.entry in used or c.entry in decaying else replace(c, decay="") for c in rules]
 
 
 def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -> None:
@@ -38,7 +38,7 @@ def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -
         try:
             group_rule.settings[name].check(name, value, owner)
         except HyperError as error:
-            keyword, position = group_rule.entry.places.get(name, (name, None))
+            keyword, position = group_rule.entry.place(name)
             raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
 
 
@@ -46,40 +46,40 @@ def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
     """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
     table = np.empty((len(group_rule.settings), len(groups)))
     for line, name in zip(table, group_rule.settings, strict=True):
-        keyword, position = group_rule.entry.places.get(name, (name, None))
-        given = [group[keyword] for group in groups]
-        if position is not None and all(type(value) is tuple and len(value) > position for value in given):
-            given = [value[position] for value in given]
-        if not _NUMBERS.issuperset(map(type, given)):
+        keyword, position = group_rule.entry.place(name)
+        numbers = [group[keyword] for group in groups]
+        if position is not None and all(type(value) is tuple and len(value) > position for value in numbers):
+            numbers = [value[position] for value in numbers]
+        if not _NUMBERS.issuperset(map(type, numbers)):
             # Tensors, None for a default, or a mistake.
             return np.array([[*group_rule.hyper(group).values()] for group in groups], np.float64).T.copy()
-        line[:] = given
+        line[:] = numbers
     return table
 
 
 def live_values(
     residence: Residence, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, int], Tensor]:
-    """The hyper-parameters of groups that mean one rule which are read on the device, by name and group."""
-    found = {}
+    """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
+    live = {}
     for name in group_rule.settings:
-        keyword, position = group_rule.entry.places.get(name, (name, None))
+        keyword, position = group_rule.entry.place(name)
         for column, group in enumerate(groups):
             value = _part(group[keyword], position)
             if residence.is_live(value):
-                found[name, column] = value
-    return found
+                live[name, column] = value
+    return live
 
 
-def _part(given: Any, position: int | None) -> Any:
-    """A keyword's value, or its part at that place of a tuple; None where that was left out."""
-    if position is None or not isinstance(given, tuple | list):
-        return given
-    return given[position] if position < len(given) else None
+def _part(argument: Any, position: int | None) -> Any:
+    """A keyword's value, or the part at a position of a tuple; None where the tuple is shorter."""
+    if position is None or not isinstance(argument, tuple | list):
+        return argument
+    return argument[position] if position < len(argument) else None
 
 
 def words_of(groups: Groups) -> list[list[Any]]:
-    """What groups say of the rules that their tensors go to and of their random numbers."""
+    """The groups' words for their tensors' rules, and the seeds of their random numbers."""
     return [[group.get(key) for key in CHOOSING] for group in groups]
 
 

@@ -1,4 +1,4 @@
-"""What rules remember of a group or of the whole model: numbers in the groups' dicts, where users and checkpoints look.
+"""States of a group or of the whole model: numbers in the groups' dicts, where users and checkpoints look.
 
 Such a state stands under its own name in each group (`optimizer.param_groups[0]["d"]`), one of the whole model in all
 of them alike; beside it stands how many steps the group, or the model, has taken.
@@ -18,7 +18,7 @@ from rulec.torch.interface import COUNTS
 
 
 class GroupStates:
-    """The numbers of one engine, whose groups are those given, in order; `levels` says of each what it is kept for."""
+    """The numbers of one engine over all groups, in order; `levels` has name -> `group` or `model`."""
 
     def __init__(self, levels: Mapping[str, str], engine: Engine) -> None:
         self.levels, self.engine = levels, engine
@@ -28,10 +28,10 @@ class GroupStates:
 
     def changed(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the groups say something else than was published."""
-        return bool(self.engine.shared.values) and not _same(self._found(groups), self._published)
+        return bool(self.engine.shared.values) and not _same(self._shown_numbers(groups), self._published)
 
     def read(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over what the groups say; what they do not say stays. StateMismatch for what cannot be."""
+        """Takes over the groups' numbers; others stay. StateMismatch for what cannot be."""
         if not self.changed(groups):
             return
         for name, level in self.levels.items():
@@ -60,7 +60,7 @@ class GroupStates:
                 group[COUNTS["group"]] = self._shown(shared.group_t, i, int)
             if "model" in self.levels.values():
                 group[COUNTS["model"]] = self._shown(shared.model_t, 0, int)
-        self._published = self._found(groups)
+        self._published = self._shown_numbers(groups)
 
     def _shown(self, numbers: Any, i: int, kind: Callable[[Any], Any]) -> Any:
         """A number as Python's, or, where it is on a device, as a view that is always the same."""
@@ -71,15 +71,15 @@ class GroupStates:
             self._views[key] = numbers[i]
         return self._views[key]
 
-    def _found(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _shown_numbers(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [group.get(name) for group in groups for name in self._names]
 
 
-def _same(found: Sequence[Any], published: Sequence[Any]) -> bool:
+def _same(shown: Sequence[Any], published: Sequence[Any]) -> bool:
     """Whether all are what was published: tensors the same ones, numbers equal."""
-    if len(found) != len(published):
+    if len(shown) != len(published):
         return False
-    pairs = zip(found, published, strict=True)
+    pairs = zip(shown, published, strict=True)
     return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
 
 

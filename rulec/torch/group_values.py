@@ -41,11 +41,11 @@ class GroupValues:
 
         Afterwards `lists` are the groups' lists of parameters now; what is in them is not looked at.
         """
-        found = [*map(self._get, groups)]
-        self.lists = [values[0] for values in found]
+        now = [*map(self._get, groups)]
+        self.lists = [values[0] for values in now]
         # A tensor may equal the number, or the other tensor, that it took the place of. What is live is not compared
         # with anything either: that would be waited for.
-        return self._steady and self._kinds_of(found) == self._kinds and _equal(found, self._known)
+        return self._steady and self._kinds_of(now) == self._kinds and _equal(now, self._known)
 
     def _rate_types(self, known: Sequence[Any]) -> list[Any]:
         """The type of each learning rate: the schedulers of torch change tensors in place."""
@@ -53,7 +53,7 @@ class GroupValues:
 
 
 def _kinds(known: Sequence[Any]) -> list[Any]:
-    """For each value its type, for each part of a tuple too; for what no comparison can tell apart which one it is."""
+    """The type of each value, and of each part of a tuple; the identity of those that no comparison can tell apart."""
     parts = [part for values in known for value in values[1:] for part in (value if type(value) is tuple else (value,))]
     return [type(part) if type(part) in _STEADY else id(part) for part in parts]
 

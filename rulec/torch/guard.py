@@ -15,8 +15,8 @@ Guard = Callable[..., bool]
 
 
 def guard_for(tensors: Sequence[Tensor]) -> Guard:
-    """A function that is true of tensors, given as arguments, that have these ones' types, dtypes, devices, sizes,
-    strides and dispatch keys (sparse, conjugate and negated ones have others). False may mean nothing.
+    """A function of tensors, its arguments: true where they have the same types, dtypes, devices, sizes, strides and
+    dispatch keys as these (sparse, conjugate and negated ones have others). False may mean nothing.
     """
     try:
         from torch._C._dynamo.guards import TensorGuards

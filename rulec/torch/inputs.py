@@ -1,4 +1,4 @@
-"""What a step is given beside gradients, for the rules that name it under `inputs`."""
+"""The inputs of a step beside gradients, for rules that name them under `inputs`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ class Inputs:
     """The inputs of one step.
 
     `kinds` says of each what the rule takes: a number (a tensor of one number will do), or `like p`: a mapping from
-    parameters, or a sequence with a tensor for each of all parameters (None where there is no gradient). `loss` stands
-    for an input of that name that is not given. TensorError for what does not fit.
+    parameters, or a sequence with a tensor for each of all parameters (None where there is no gradient). `loss` is the
+    input of that name, where there is no other. TensorError for what does not fit.
     """
 
     def __init__(
-        self, kinds: Mapping[str, str], given: Mapping[str, Any], params: Sequence[Tensor], loss: Any = None
+        self, kinds: Mapping[str, str], inputs: Mapping[str, Any], params: Sequence[Tensor], loss: Any = None
     ) -> None:
         self._numbers: dict[str, Any] = {}
         self._tensors: dict[str, Mapping[Tensor, Any]] = {}
         if loss is not None and "loss" in kinds:
-            given = {"loss": loss, **given}
-        for name, value in given.items():
+            inputs = {"loss": loss, **inputs}
+        for name, value in inputs.items():
             if kinds.get(name) == "like p":
                 self._tensors[name] = by_parameter(name, value, params)
             else:
                 self._numbers[name] = _number(name, value)
 
     def of(self, params: Sequence[Tensor], places: Sequence[int] | None) -> dict[str, Any]:
-        """The inputs for these parameters, or for those at `places` among them."""
+        """The inputs for these parameters, or for the parameters at `places` among them."""
         chosen = params if places is None else [params[i] for i in places]
-        tensors = {name: [_like(name, found.get(p), p) for p in chosen] for name, found in self._tensors.items()}
+        tensors = {
+            name: [_like(name, tensors_of.get(p), p) for p in chosen] for name, tensors_of in self._tensors.items()
+        }
         return self._numbers | tensors
 
 

@@ -1,7 +1,7 @@
-"""What a class offers: its keywords, and which rule their values mean.
+"""The interface of a class: its keywords, and the rules that their values mean.
 
-A class of torch.optim may mean several rules (`amsgrad`, `nesterov`, `centered`); the `interop` sections of the
-library say which, and what the rules' hyper-parameters and states are called there (rules/README.md).
+A class of torch.optim may mean several rules (`amsgrad`, `nesterov`, `centered`): the `interop` sections of the library
+have an entry for each, with torch's names for hyper-parameters and states (rules/README.md).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ StateDtype = torch.dtype | str | Mapping[str, torch.dtype | str] | None
 class Interface:
     """A class's keywords (without `params`) and the rules they may mean.
 
-    `fixed` are entries of a group that are no keyword; `full_at_once` says that states exist before the first step;
-    `refuses` that a tensor is routed to another rule only where its group has tags, as torch's class refuses it;
-    `asks_once` that `capturable` is of the whole optimizer, for torch's class has no such keyword.
+    `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
+    tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
+    `capturable` is of the whole optimizer, for torch's class has no such keyword.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Interface:
 
     @functools.cached_property
     def shared(self) -> Mapping[str, str]:
-        """The states that are one number for a group or for the model, and which of these."""
+        """The states with one number for a group or for the model: name -> `group` or `model`."""
         return shared_states(self.rules)
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class Interface:
 
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
-        """The entries of a group that matter to what is computed."""
+        """The keys of a group that matter to its numbers."""
         known = {k for entry in self.entries for k in entry.keywords} | {"maximize", *CHOOSING, *self._asking}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
 
@@ -102,7 +102,7 @@ class Interface:
 
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
-        """The entries of a group that decide which rule it means."""
+        """The keys of a group that decide its rule."""
         flags = {k for f in self.entries for k in (*f.when, *f.decays, *f.unset_keywords)}
         flags |= {"maximize", *CHOOSING, *self._asking}
         if any(entry.decays for entry in self.entries):
@@ -160,5 +160,5 @@ class Interface:
 
     def state_names(self) -> set[str]:
         """Every name a state may be called by, ours and theirs."""
-        found = {state for rule in self.rules for state in rule.state}
-        return found | {entry.outside(state) for entry in self.entries for state in entry.rule.state}
+        names = {state for rule in self.rules for state in rule.state}
+        return names | {entry.outside(state) for entry in self.entries for state in entry.rule.state}

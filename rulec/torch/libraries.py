@@ -1,4 +1,4 @@
-"""What torch tensors are worked on with between the stages: NumPy on the CPU, torch itself on a device."""
+"""The array libraries of torch tensors between the stages: NumPy on the CPU, torch itself on a device."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class HostLibrary(NumpyLibrary):
             array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
 
     def handed(self, values: np.ndarray[Any, Any], dtype: str, copied: bool) -> Tensor:
-        """The same memory as a tensor, or a copy of what may not be written, which torch has no tensors of."""
+        """The same memory as a tensor, or a copy: torch has no tensors of memory that may not be written."""
         with plain_memory():
             return _tensor(super().handed(values, dtype, copied))
 
     def product(self, a: Any, b: Any, into: Any = None) -> np.ndarray[Any, Any]:
         """By torch, in the memory of the arrays as it lies."""
         with plain_memory():
-            made = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
-            return made.numpy()
+            product = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
+            return product.numpy()
 
     def numbers(self, values: Any) -> np.ndarray[Any, Any]:
         """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
@@ -69,7 +69,7 @@ def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
 
 
 class DeviceLibrary(ArrayLibrary):
-    """torch on one device, which is never waited for, but for what `rulec.torch.arrays` says.
+    """torch on one device, which is never waited for, with the exceptions of `rulec.torch.arrays`.
 
     Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
     """
@@ -98,13 +98,13 @@ class DeviceLibrary(ArrayLibrary):
             known = values.device.type == "cpu" and not values.dim()
             return values if known or values.device == self.device else values.to(self.device)
         with plain_memory():
-            given = torch.from_numpy(np.array(values, order="C"))
-            return given if self.device.type == "cpu" else given.pin_memory().to(self.device, non_blocking=True)
+            host = torch.from_numpy(np.array(values, order="C"))
+            return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
 
     def read(self, array: Any) -> Tensor:
         """The tensor, or a copy in float32 of 16 bits."""
-        found: Tensor = array.detach()
-        return found if found.dtype in (torch.float32, torch.float64) else found.float()
+        tensor: Tensor = array.detach()
+        return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
     def write(self, array: Any, values: Tensor) -> None:
         """Gives the tensor these values, rounded to its dtype."""
@@ -112,8 +112,8 @@ class DeviceLibrary(ArrayLibrary):
 
     def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
         """The same tensor where it will do."""
-        made = values.to(getattr(torch, dtype)).contiguous()
-        return made.clone() if copied and made is values else made
+        tensor = values.to(getattr(torch, dtype)).contiguous()
+        return tensor.clone() if copied and tensor is values else tensor
 
     def cast(self, values: Tensor, dtype: str) -> Tensor:
         """Values in another dtype."""
@@ -130,17 +130,17 @@ class DeviceLibrary(ArrayLibrary):
         return values.broadcast_to(shape)
 
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
-        """The numbers at these places, which are on the device already from the second time on."""
+        """The numbers at these places; from the second time on the places are on the device already."""
         return torch.index_select(values, 0, self.places(places))
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         """Writes numbers at these places."""
-        given = values.to(into.dtype)
+        cast = values.to(into.dtype)
         if isinstance(places, slice):
-            into[places] = given
+            into[places] = cast
         else:
             index = self.places(places)
-            into.index_copy_(0, index, self.spread(given, tuple(index.shape)))
+            into.index_copy_(0, index, self.spread(cast, tuple(index.shape)))
 
     def places(self, places: np.ndarray[Any, Any]) -> Tensor:
         """Whole numbers as an array on the device, kept for the next time."""
@@ -170,7 +170,7 @@ class DeviceLibrary(ArrayLibrary):
         return torch.tensor_split(matrices, count)
 
     def reduce(self, op: Op, values: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-        """By torch, which adds in an order that does not change from run to run."""
+        """By torch, whose order of adding is the same in every run."""
         values, kept = self.spread(values, tuple(values.shape)).double(), axes is not None
         axes = tuple(range(values.dim())) if axes is None else axes
         if op is not Op.SUM and not all(values.shape[axis] for axis in axes):

@@ -75,8 +75,8 @@ def torch_interface(kind: str) -> Interface:
 def _example(theirs: Any) -> Optimizer:
     """An optimizer of torch's, over one matrix of one number, which every rule of torch's takes."""
     body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
-    made: Optimizer = type(theirs.__name__, (theirs,), body)([torch.zeros(1, 1, device="cpu")])
-    return made
+    example: Optimizer = type(theirs.__name__, (theirs,), body)([torch.zeros(1, 1, device="cpu")])
+    return example
 
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
@@ -99,12 +99,12 @@ def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
     """RuleError where a keyword or state of the rule has a name that means something else in torch."""
     rule, meaning = entry.rule, "which torch's optimizers have for something else"
     for name in settings:
-        if entry.places.get(name, (name, None))[0] in TAKEN:
+        if entry.place(name)[0] in TAKEN:
             raise RuleError(
                 f"{rule.name} has a hyper-parameter {name!r}, {meaning}: call it otherwise, as {name}_, in the rule or "
                 f"by bind({name}={name + '_'!r})"
             )
-    keywords = {entry.places.get(name, (name, None))[0] for name in settings}
+    keywords = {entry.place(name)[0] for name in settings}
     for name in sorted(shared_states(entry.rules).keys() & {*keywords, *TAKEN}):
         raise RuleError(f"{rule.name} has a state {name!r}, {meaning}: call it otherwise, as {name}_")
     called = ["step", *map(entry.outside, rule.state)]
@@ -116,8 +116,8 @@ def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
 def _fixed(entries: Sequence[Entry]) -> dict[str, Any]:
     """The entries of a group that are no keyword, and how they begin."""
     rules = [rule for entry in entries for rule in entry.rules]
-    found: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
-    return found | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
+    fixed: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
+    return fixed | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
 
 
 def _flag(name: str) -> inspect.Parameter:
@@ -135,7 +135,7 @@ def _routed_parameters(entry: Entry) -> list[inspect.Parameter]:
 def _keyword_parameters(entry: Entry, settings: Mapping[str, Hyper], kind: Any) -> list[inspect.Parameter]:
     keywords: dict[str, Any] = {}
     for name in sorted(settings, key=lambda name: name != "lr"):
-        keyword, position = entry.places.get(name, (name, None))
+        keyword, position = entry.place(name)
         default = settings[name].default
         default = None if isinstance(default, Node) else default
         keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
@@ -154,9 +154,9 @@ def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     types = {"state_dtype": StateDtype, "backend": str | None, "reduce_over": Any}
     kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
-    found = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
+    parameters = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
     seed = inspect.Parameter("seed", kind, default=0, annotation=int)
-    return [*found, seed] if draws(rules) else found
+    return [*parameters, seed] if draws(rules) else parameters
 
 
 def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
@@ -182,6 +182,6 @@ def _places(rule: Rule, settings: Mapping[str, Hyper], args: Mapping[str, Any]) 
 
 def _betas(settings: Mapping[str, Hyper]) -> dict[str, list[str]]:
     """torch's custom for rules that torch does not have: beta1, beta2, ... are one tuple, betas."""
-    found = [name for name in settings if re.fullmatch(r"beta\d+", name)]
-    betas = [f"beta{i}" for i in range(1, 1 + len(found))]
-    return {"betas": betas} if len(betas) > 1 and sorted(found) == betas and "betas" not in settings else {}
+    names = [name for name in settings if re.fullmatch(r"beta\d+", name)]
+    betas = [f"beta{i}" for i in range(1, 1 + len(names))]
+    return {"betas": betas} if len(betas) > 1 and sorted(names) == betas and "betas" not in settings else {}

@@ -75,7 +75,7 @@ class Machine:
         self._restore(saved, groups, strict)
 
     def _make_copies(self) -> dict[int, Tensor]:
-        """Contiguous copies of parameters with gaps in memory, and of those whose rules need rows and columns there."""
+        """Contiguous copies of parameters with gaps in memory, or with rules that need rows and columns there."""
         copies = {}
         for place, (engine, tensor_id) in enumerate(self.homes):
             if not is_dense(part_of(self.params[place])) or engine.needs_copy(tensor_id, engine.table):
@@ -187,7 +187,7 @@ class Machine:
         return True
 
     def _check_capture(self, groups: Groups, plan: StepPlan | None, scaling: Scaling | None) -> None:
-        """RulecError where a step is captured that does more than those after it."""
+        """RulecError where a captured step does more than the steps after it."""
         if not self.residence.capturing:
             return
         if self.options.across is not None:
@@ -199,7 +199,7 @@ class Machine:
         )  # fmt: skip
 
     def change(self, way: Callable[[Rule], Rule | None]) -> None:
-        """One step of another rule on the same parameters and states, of those that have states."""
+        """One step of another rule on the same parameters and states; parameters without states stay as they are."""
         if self.residence.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
@@ -213,7 +213,7 @@ class Machine:
     # Steps of some parameters after others
 
     def begin(self, groups: Groups) -> None:
-        """Opens a step in which parameters `fire` one after the other, with the numbers that groups have now."""
+        """Opens a step in which parameters `fire` one after the other, with the groups' numbers of now."""
         if self.residence.capturing:
             raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
         if self._group_states is not None:
@@ -227,7 +227,7 @@ class Machine:
             self._group_states.publish(groups)
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> bool:
-        """Updates the parameters at these places, in order, in the step that is open.
+        """Updates the parameters at these places, in order, in the open step.
 
         False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
         """

@@ -20,8 +20,8 @@ _WORTH_HALVING = 256
 
 
 def _matmul(a: Array, b: Array) -> Array:
-    found: Array = torch.matmul(_tensor(a), _tensor(b)).numpy()
-    return found
+    product: Array = torch.matmul(_tensor(a), _tensor(b)).numpy()
+    return product
 
 
 def _tensor(x: Array) -> Tensor:
@@ -30,12 +30,12 @@ def _tensor(x: Array) -> Tensor:
 
 def _newton_schulz(x: Array, steps: float, dtype: str) -> Array:
     """The quintic iteration in the dtype asked for, matrix by matrix, operation by operation as in torch.optim.Muon."""
-    given = _tensor(x)
-    made = torch.empty_like(given)
-    for matrix, into in zip(given, made, strict=True):
+    matrices = _tensor(x)
+    results = torch.empty_like(matrices)
+    for matrix, into in zip(matrices, results, strict=True):
         into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), iterations(steps)))
-    found: Array = made.numpy()
-    return found
+    array: Array = results.numpy()
+    return array
 
 
 def _orthogonalized(y: Tensor, steps: int) -> Tensor:
@@ -65,17 +65,17 @@ def polynomial(x: Tensor, b: float, c: float) -> Tensor:
 def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Tensor], Tensor]) -> Tensor:
     """A symmetric matrix of which `write` computes some rows and columns; of a large one a quarter is only copied.
 
-    An element and its mirror image are sums of the same products in the same order, so that quarter has the bits that
-    computing it would give.
+    An element and its mirror image are sums of the same products in the same order: the copied quarter has the same
+    bits as a computed one.
     """
-    made = torch.empty(size, size, dtype=dtype, device="cpu")
+    matrix = torch.empty(size, size, dtype=dtype, device="cpu")
     if size < _WORTH_HALVING:
-        return write(slice(None), slice(None), made)
+        return write(slice(None), slice(None), matrix)
     half = size // 2
-    write(slice(half, None), slice(None), made[half:])
-    made[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype, device="cpu"))
-    made[:half, half:] = made[half:, :half].T
-    return made
+    write(slice(half, None), slice(None), matrix[half:])
+    matrix[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype, device="cpu"))
+    matrix[:half, half:] = matrix[half:, :half].T
+    return matrix
 
 
 #: The matrix functions: products by torch, decompositions by LAPACK through NumPy, which torch's would call too.

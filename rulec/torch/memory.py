@@ -17,7 +17,7 @@ def plain_memory() -> ExitStack:
 
 
 def plain_arithmetic(types: Iterable[str]) -> ExitStack:
-    """A context in which torch computes in the dtypes it is given on these types of devices, and as `plain_memory`."""
+    """A context in which torch computes in its operands' dtypes on these types of devices, and as `plain_memory`."""
     stack = plain_memory()
     for kind in types:
         stack.enter_context(torch.autocast(kind, enabled=False))

@@ -1,4 +1,4 @@
-"""The optimizer that every class here is: a `torch.optim.Optimizer` whose step is a few fused kernels."""
+"""The base of every class here: a `torch.optim.Optimizer` whose step is a few fused kernels."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ class RuleOptimizer(Optimizer, Turns):
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
         if self._is_watched():
-            given = {"inputs": inputs} if inputs is not None else {}
-            found: float | None = _hooked_update(self, *([closure] if closure else []), **given)
-            return found
+            keywords = {"inputs": inputs} if inputs is not None else {}
+            loss: float | None = _hooked_update(self, *([closure] if closure else []), **keywords)
+            return loss
         return self._update(closure, inputs)
 
     def _is_watched(self) -> bool:
@@ -150,17 +150,17 @@ class RuleOptimizer(Optimizer, Turns):
             self._check_trained()
             with torch.enable_grad():
                 loss = closure()
-        given = None
+        step_inputs = None
         if self.interface.inputs or inputs:
             params = [p for group in self.param_groups for p in group["params"]]
-            given = Inputs(self.interface.inputs, inputs or {}, params, loss)
+            step_inputs = Inputs(self.interface.inputs, inputs or {}, params, loss)
         turn = self._turn
         turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
         try:
             if self._options.across is None:
-                self._update_now(given)
+                self._update_now(step_inputs)
             else:
-                self._update_together(given, self._options.across)
+                self._update_together(step_inputs, self._options.across)
         finally:
             turn.release()
         return loss
@@ -192,8 +192,8 @@ class RuleOptimizer(Optimizer, Turns):
 
     def _scaling(self) -> Scaling | None:
         """What GradScaler has set for the length of this step."""
-        found = self.__dict__.get("found_inf")
-        return Scaling(found, self.__dict__.get("grad_scale")) if isinstance(found, torch.Tensor) else None
+        found_inf = self.__dict__.get("found_inf")
+        return Scaling(found_inf, self.__dict__.get("grad_scale")) if isinstance(found_inf, torch.Tensor) else None
 
     @property
     def skipped_steps(self) -> int:
@@ -234,11 +234,11 @@ class RuleOptimizer(Optimizer, Turns):
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies."""
-        found = super().state_dict()
-        states = found.get("state")
+        saved = super().state_dict()
+        states = saved.get("state")
         if isinstance(states, Mapping):
-            found["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
-        return found
+            saved["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
+        return saved
 
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -255,9 +255,9 @@ class RuleOptimizer(Optimizer, Turns):
 
     @in_turn
     def __getstate__(self) -> dict[str, Any]:
-        found = super().__getstate__()
+        state = super().__getstate__()
         states = self.state.plain() if isinstance(self.state, Store) else self.state
-        return {**found, "state": states, "_options": self._options, "_skipped": self.skipped_steps}
+        return {**state, "state": states, "_options": self._options, "_skipped": self.skipped_steps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
@@ -269,7 +269,7 @@ class RuleOptimizer(Optimizer, Turns):
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
         kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
         saved_groups = zip(kept, state["param_groups"], strict=True)
-        groups = [{**self.defaults, **own, **group} for own, group in saved_groups]
+        groups = [{**self.defaults, **tags, **group} for tags, group in saved_groups]
         tag_all(groups)
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
@@ -300,7 +300,7 @@ class EvaluatedOptimizer(RuleOptimizer):
 
 
 def _iterable(params: Any) -> Any:
-    """What an optimizer is made of; TensorError for what has nothing in it, such as None or a model."""
+    """The parameters of an optimizer, as something to iterate; TensorError for None, a model and the like."""
     if isinstance(params, Iterable):
         return params
     hint = "give it model.parameters()" if isinstance(params, torch.nn.Module) else "give tensors or groups of them"
@@ -313,15 +313,15 @@ def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
         raise StateMismatch(f"the saved state is a {type(saved).__name__}: give the dict that state_dict() returned")
     states, groups = saved.get("state"), saved.get("param_groups")
     if isinstance(states, Mapping) and isinstance(groups, list | tuple):
-        found = [group for group in groups if isinstance(group, Mapping) and "params" in group]
-        if len(found) == len(groups):
-            return found
+        known = [group for group in groups if isinstance(group, Mapping) and "params" in group]
+        if len(known) == len(groups):
+            return known
     raise StateMismatch("the saved state lacks its state or param_groups: give all that state_dict() returned")
 
 
-def _check_groups_match(own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+def _check_groups_match(groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     """StateMismatch where saved groups have other numbers of parameters than these."""
-    counts = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    counts = [[len(group["params"]) for group in side] for side in (groups, saved)]
     if counts[0] != counts[1]:
         raise StateMismatch(
             f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the optimizer's have "

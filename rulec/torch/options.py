@@ -43,10 +43,10 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
 
 def options_of(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
     """The options that an optimizer's keywords say; TensorError for an unknown state or dtype."""
-    given = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
+    requested = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     known = interface.state_names()
     dtypes = {}
-    for state, dtype in given.items():
+    for state, dtype in requested.items():
         if state and state not in known:
             raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
         name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")

@@ -18,62 +18,62 @@ Named: TypeAlias = Iterable[tuple[str, Tensor]]
 
 
 def partitioned_groups(partition: Partition, named_parameters: Named) -> list[dict[str, Any]]:
-    """The parameter groups of a partition whose parts are all of one rule: what its class is made of.
+    """The parameter groups of a partition whose parts are all of one rule: the argument of its class.
 
     There is one for each pattern that takes parameters, with its hyper-parameters and tags. A name such as
     `layer.0.bias` is the path `layer/0/bias`. RuleError where there are several rules: those need `Partitioned`.
     """
     taken = parts_taken(partition, named_pairs(named_parameters))
-    kinds = {optimizer(own.origin): own.rule.name for own, _ in taken}
+    kinds = {optimizer(part.origin): part.rule.name for part, _ in taken}
     if len(kinds) > 1:
         raise RuleError(
             f"one optimizer has one rule, and the partition has {', '.join(kinds.values())}: use "
             f"rulec.torch.Partitioned(partition, model.named_parameters())"
         )
-    return [group_of(optimizer(own.origin).interface, own, params, {}) for own, params in taken]
+    return [group_of(optimizer(part.origin).interface, part, params, {}) for part, params in taken]
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:
     """Named parameters in a list; TensorError for what has no names."""
-    found = [*parameters] if isinstance(parameters, Iterable) else [parameters]
-    for pair in found:
+    pairs = [*parameters] if isinstance(parameters, Iterable) else [parameters]
+    for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise TensorError("a partition goes by names: give it model.named_parameters(), or pairs like these")
-    return found
+    return pairs
 
 
 def parts_taken(
     partition: Partition, named: Sequence[tuple[str, Tensor]]
 ) -> list[tuple[Part, Sequence[tuple[str, Tensor]]]]:
-    """The parts that take parameters, with these; not those that are left as they are."""
+    """The parts that take parameters, with these; parameters left as they are have no part."""
     params: list[list[tuple[str, Tensor]]] = [[] for _ in partition.entries]
     places = partition.places([name.replace(".", "/") for name, _ in named])
     for place, pair in zip(places, named, strict=True):
         params[place].append(pair)
     entries = zip(partition.entries, params, strict=True)
-    return [(own, found) for (_, own), found in entries if own is not None and found]
+    return [(part, members) for (_, part), members in entries if part is not None and members]
 
 
 def group_of(
-    interface: Interface, own: Part, params: Sequence[tuple[str, Tensor]], keywords: Mapping[str, Any]
+    interface: Interface, part: Part, params: Sequence[tuple[str, Tensor]], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A parameter group; with tags even where there are none: its rule may route tensors."""
     whole = {*OWN, *(["capturable"] if interface.asks_once else [])}
-    for name in own.hyper:
+    for name in part.hyper:
         if name in whole:
             raise HyperError(f"{name} is of a whole optimizer, not of a pattern: give it to Partitioned")
-    made = _translated(interface, own.hyper, keywords_of(interface, keywords))
-    return {"params": [*params], "tags": own.tags, **made}
+    group_keywords = _translated(interface, part.hyper, keywords_of(interface, keywords))
+    return {"params": [*params], "tags": part.tags, **group_keywords}
 
 
 def keywords_of(interface: Interface, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the keywords that a class has, as it calls them."""
-    own = {name: value for name, value in keywords.items() if _place(interface, name) is not None}
-    dtypes = own.get("state_dtype")
+    """The keywords among these that a class has, under its names."""
+    known_keywords = {name: value for name, value in keywords.items() if _place(interface, name) is not None}
+    dtypes = known_keywords.get("state_dtype")
     if isinstance(dtypes, Mapping):
         known = interface.state_names()
-        own["state_dtype"] = {name: dtype for name, dtype in dtypes.items() if not name or name in known}
-    return _translated(interface, own, {})
+        known_keywords["state_dtype"] = {name: dtype for name, dtype in dtypes.items() if not name or name in known}
+    return _translated(interface, known_keywords, {})
 
 
 def _translated(interface: Interface, hyper: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,22 +81,22 @@ def _translated(interface: Interface, hyper: Mapping[str, Any], others: Mapping[
 
     `others` and the defaults complete a tuple of which not all was given. HyperError for what the class does not have.
     """
-    made: dict[str, Any] = {}
+    translated: dict[str, Any] = {}
     for name, value in hyper.items():
         place = _place(interface, name)
         if place is None:
             raise HyperError(f"{interface.name} has no keyword {name!r}{interface.suggestion(name)}")
         keyword, position = place
         if position is None:
-            made[keyword] = value
+            translated[keyword] = value
             continue
-        whole = made.get(keyword, others.get(keyword, interface.signature.parameters[keyword].default))
-        made[keyword] = (*whole[:position], value, *whole[position + 1 :])
-    return made
+        whole = translated.get(keyword, others.get(keyword, interface.signature.parameters[keyword].default))
+        translated[keyword] = (*whole[:position], value, *whole[position + 1 :])
+    return translated
 
 
 def _place(interface: Interface, name: str) -> tuple[str, int | None] | None:
-    """The keyword that a name stands for, and the place in it where that is a tuple; None where there is none."""
+    """The keyword of a name, and the position in it where it is a tuple; None where there is none."""
     if name in interface.signature.parameters and name != "params":
         return name, None
     return next((entry.places[name] for entry in interface.entries if name in entry.places), None)

@@ -30,12 +30,12 @@ class Partitioned(Optimizer, Turns):
 
     `named_parameters` is what `model.named_parameters()` gives; a name such as `layer.0.bias` is the path
     `layer/0/bias`. Parameters whose entry is None are left out, and stay as they are. Keywords are the classes' own, or
-    the rules' hyper-parameters: each is for every rule that has it, and whose part does not say it.
+    the rules' hyper-parameters: each is for every rule that has it, unless a part has its own value.
 
     `optimizers` are one optimizer for each class; `param_groups` has their groups in the order of the patterns, the
-    same dicts, so that schedulers change them. What a rule remembers of the model it remembers of its own parameters.
-    A step that fails raises PartialUpdate where the parameters of another rule were updated before. Otherwise
-    errors are those of `RuleOptimizer`, and those of `Partition.places`.
+    same dicts, so that schedulers change them. What a rule remembers of the model it remembers of its own parameters. A
+    step that fails raises PartialUpdate where the parameters of another rule were updated before. Other errors are
+    those of `RuleOptimizer` and `Partition.places`.
     """
 
     def __init__(self, partition: Partition, named_parameters: Named, **keywords: Any) -> None:
@@ -46,21 +46,21 @@ class Partitioned(Optimizer, Turns):
         taken = parts_taken(partition, named_pairs(named_parameters))
         if not taken:
             raise TensorError("the partition trains no parameter: give one of them a rule")
-        kinds = list(dict.fromkeys(optimizer(own.origin) for own, _ in taken))
+        kinds = list(dict.fromkeys(optimizer(part.origin) for part, _ in taken))
         check_keywords([kind.interface for kind in kinds], keywords)
         groups: list[list[dict[str, Any]]] = [[] for _ in kinds]
         #: Where each group is: the place of its optimizer, and its own among the groups of that.
         self._homes: list[tuple[int, int]] = []
-        for own, params in taken:
-            place = kinds.index(optimizer(own.origin))
+        for part, params in taken:
+            place = kinds.index(optimizer(part.origin))
             self._homes.append((place, len(groups[place])))
-            groups[place].append(group_of(kinds[place].interface, own, params, keywords))
+            groups[place].append(group_of(kinds[place].interface, part, params, keywords))
         self.optimizers: list[RuleOptimizer] = [
-            kind(own, **keywords_of(kind.interface, keywords)) for kind, own in zip(kinds, groups, strict=True)
+            kind(members, **keywords_of(kind.interface, keywords)) for kind, members in zip(kinds, groups, strict=True)
         ]
         common = set.intersection(*({*each.defaults} for each in self.optimizers))
-        made = [self.optimizers[place].param_groups[index] for place, index in self._homes]
-        super().__init__(made, {k: v for k, v in self.optimizers[0].defaults.items() if k in common})
+        param_groups = [self.optimizers[place].param_groups[index] for place, index in self._homes]
+        super().__init__(param_groups, {k: v for k, v in self.optimizers[0].defaults.items() if k in common})
         self.state = cast(Any, _States(self.optimizers))
         self._complete = True
 
@@ -82,11 +82,11 @@ class Partitioned(Optimizer, Turns):
             _add_param_group(self, param_group)
             return
         named = named_pairs(param_group["params"])
-        own = self._part_of(named)
-        kind = optimizer(own.origin)
+        part = self._part_of(named)
+        kind = optimizer(part.origin)
         rest = {key: value for key, value in param_group.items() if key not in ("params", "param_names")}
-        own = replace(own, hyper={**own.hyper, **rest})
-        group = group_of(kind.interface, own, named, self._keywords)
+        part = replace(part, hyper={**part.hyper, **rest})
+        group = group_of(kind.interface, part, named, self._keywords)
         place = next((i for i, each in enumerate(self.optimizers) if type(each) is kind), None)
         self._check_new([param for _, param in named])
         if place is None:
@@ -131,25 +131,27 @@ class Partitioned(Optimizer, Turns):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        given = self._given(inputs or {}, loss)
+        arguments = self._arguments(inputs or {}, loss)
         scaling: dict[str, Any] = {
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }
         with self._turn:
             for place, each in enumerate(self.optimizers):
-                self._step_of(place, {name: given[name] for name in each.interface.inputs if name in given}, scaling)
+                self._step_of(
+                    place, {name: arguments[name] for name in each.interface.inputs if name in arguments}, scaling
+                )
         return loss
 
-    def _given(self, inputs: Mapping[str, Any], loss: Any) -> dict[str, Any]:
-        """The inputs of a step; those that are tensors by their parameters."""
+    def _arguments(self, inputs: Mapping[str, Any], loss: Any) -> dict[str, Any]:
+        """The inputs of a step; tensors by their parameters."""
         kinds = {name: kind for each in self.optimizers for name, kind in each.interface.inputs.items()}
         params = [param for group in self.param_groups for param in group["params"]]
-        found = {} if loss is None else {"loss": loss}
+        arguments = {} if loss is None else {"loss": loss}
         for name, value in inputs.items():
             if name not in kinds:
                 raise HyperError(f"no rule of the partition takes an input {name!r}{did_you_mean(name, kinds)}")
-            found[name] = by_parameter(name, value, params) if kinds[name] == "like p" else value
-        return found
+            arguments[name] = by_parameter(name, value, params) if kinds[name] == "like p" else value
+        return arguments
 
     def _step_of(self, place: int, inputs: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
         each = self.optimizers[place]
@@ -172,7 +174,7 @@ class Partitioned(Optimizer, Turns):
 
     @in_turn
     def eval(self) -> None:
-        """Moves parameters to where they are to be evaluated, those of rules that say so; once there, does nothing."""
+        """Moves the parameters of rules with an `evaluate` point to that point; once there, does nothing."""
         for each in self.optimizers:
             if isinstance(each, EvaluatedOptimizer):
                 each.eval()
@@ -189,8 +191,8 @@ class Partitioned(Optimizer, Turns):
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state of all rules as torch.optim lays out that of one; its tensors are the optimizers' own."""
-        found = super().state_dict()
-        return {**found, "state": {k: dict(v) if isinstance(v, Mapping) else v for k, v in found["state"].items()}}
+        saved = super().state_dict()
+        return {**saved, "state": {k: dict(v) if isinstance(v, Mapping) else v for k, v in saved["state"].items()}}
 
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -215,7 +217,7 @@ class Partitioned(Optimizer, Turns):
     def _shares(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What each optimizer has of a saved state."""
         groups, states = state_dict["param_groups"], state_dict["state"]
-        counts = [[len(group["params"]) for group in found] for found in (self.param_groups, groups)]
+        counts = [[len(group["params"]) for group in side] for side in (self.param_groups, groups)]
         if counts[0] != counts[1]:
             raise StateMismatch(
                 f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the partition's have "
@@ -223,9 +225,9 @@ class Partitioned(Optimizer, Turns):
             )
         shares: list[dict[str, Any]] = []
         for number in range(len(self.optimizers)):
-            own = [group for group, (place, _) in zip(groups, self._homes, strict=True) if place == number]
-            ids = {i for group in own for i in group["params"]}
-            shares.append({"state": {i: states[i] for i in ids if i in states}, "param_groups": own})
+            share = [group for group, (place, _) in zip(groups, self._homes, strict=True) if place == number]
+            ids = {i for group in share for i in group["params"]}
+            shares.append({"state": {i: states[i] for i in ids if i in states}, "param_groups": share})
         return shares
 
     @in_turn

@@ -1,7 +1,7 @@
 """DTensors: parameters of which this process may have a part only.
 
 Kernels see the part, and a state of its shape lies where its parameter does. So a rule that looks at one element at a
-time does what it does to a whole tensor; others are refused for tensors that are split.
+time gives the same as on a whole tensor; other rules are refused for split tensors.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def is_placed(tensor: Any) -> bool:
 
 def part_of(tensor: Any) -> Tensor:
     """What a DTensor has in this process, not a copy; any other tensor as it is."""
-    found: Tensor = tensor._local_tensor if is_placed(tensor) else tensor
-    return found
+    part: Tensor = tensor._local_tensor if is_placed(tensor) else tensor
+    return part
 
 
 def is_split(tensor: Any) -> bool:
@@ -41,14 +41,14 @@ def is_split(tensor: Any) -> bool:
 
 
 def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
-    """What gives these parameters' addresses here."""
+    """A function from one of these parameters to its address here."""
     if any(map(is_placed, params)):
         return lambda param: part_of(param).data_ptr()
     return plain_address_of(params)
 
 
 def check_placed(param: Any, rule: Rule, name: str) -> None:
-    """TensorError for a parameter of which the rule would have to see more than the part that is here."""
+    """TensorError for a split parameter whose rule would have to see more than the part here."""
     if not is_split(param):
         return
     if any(placement.is_partial() for placement in param.placements):
@@ -64,12 +64,13 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
 
 
 def is_flat(tensor: Any) -> bool:
-    """Whether a tensor is a part of a flat one of FullyShardedDataParallel, or all of that, or what is here of it."""
+    """Whether a tensor is a flat one of FullyShardedDataParallel, the part of it in this process, or a view in it."""
     return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
 
 
 def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:
-    """TensorError for a part of a flat parameter that one of these rules would have to see whole: it has no shape here.
+    """TensorError for a part of a flat parameter where one of these rules would have to see it whole: it has no shape
+    here.
 
     `together` says that values of groups and the model are taken over all parts.
     """
@@ -111,14 +112,14 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
 
 
 def as_placed(state: Tensor, param: Any) -> Tensor:
-    """A state that has the shape of what is here of a parameter, as a tensor that is placed as the parameter is."""
+    """A state in the shape of a parameter's part here, as a tensor with the parameter's placement."""
     if not is_placed(param) or not state.dim() or state.shape != part_of(param).shape:
         return state
     kind: Any = sys.modules[_MODULE].DTensor
-    made: Tensor = kind.from_local(
+    placed: Tensor = kind.from_local(
         state, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
-    return made
+    return placed
 
 
 def fill(state: Any, value: Any, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Plans of steps: what is the same whenever the same parameters have gradients."""
+"""Plans of steps: the part that is the same whenever the same parameters have gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StepPlan:
     """A step of some parameters.
 
     `chosen` are their places among all parameters, and `written` the parameters themselves. `converted` are the places,
-    among these, of gradients that kernels read as another tensor: complex ones and DTensors. `copied` are pairs of a
+    among these, of gradients for which kernels read another tensor: complex ones and DTensors. `copied` are pairs of a
     parameter and the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so far.
     """
 
@@ -64,7 +64,7 @@ class Plans:
         self.ahead: Ahead | None = None
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
-        """The plan for the parameters at these places, which have these gradients."""
+        """The plan for the parameters at these places, with these gradients."""
         return self.known.get(present) or self.make(present, grads)
 
     def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:

@@ -1,7 +1,7 @@
-"""Where the numbers of a step are: known here, or on the device, so that a step can be captured and run again.
+"""The place of a step's numbers: known here, or on the device, where a step can be captured and run again.
 
-With `capturable=True`, or torch's `fused=True`, step counts and all that follows from them are kept on the device, and
-a hyper-parameter that is a tensor there is read at every step.
+With `capturable=True`, or torch's `fused=True`, step counts and all scalars of a step are kept on the device, and
+hyper-parameters that are tensors there are read at every step.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rulec.torch.tensors import TorchArrays
 class Residence:
     """What holds of all parameters of an optimizer.
 
-    `asked` says that groups asked for numbers on the device, `there` that some parameters are updated by a backend that
-    works on the device, and `everywhere` that all are. `types` are the types of their devices.
+    `asked`: the groups ask for numbers on the device. `there`: a backend on the device updates some parameters;
+    `everywhere`: all of them. `types` are the types of their devices.
     """
 
     asked: bool
@@ -48,10 +48,10 @@ class Residence:
         return "cuda" in self.types and torch.cuda.is_current_stream_capturing()
 
     def check_capture(self, first: str = "") -> None:
-        """RulecError where a CUDA graph is captured that would not do, when it is run again, what a step does.
+        """RulecError where a captured CUDA graph, run again, would differ from a step.
 
-        `first` says in words why this step does more than those after it, where it does: such a step allocates memory,
-        or copies to the device what only the host knows.
+        `first` is the reason, in words, why this step does more than later ones: it allocates memory, or copies numbers
+        to the device that only the host knows.
         """
         if not self.capturing:
             return

@@ -52,18 +52,18 @@ def routes_of(
     """
     names_at = names_of(groups)
     routers: dict[int, Router] = {}
-    found = Routes()
+    routes = Routes()
     for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
         if id(group_rule.rule) not in routers:
             routers[id(group_rule.rule)] = Router(group_rule.rule)
         router = routers[id(group_rule.rule)]
         tags = frozenset(group.get("tags") or ())
         for param in group["params"]:
-            check_flat(param, router.rules, names_at[len(found)], together)
-            found.append(_route(interface, router, names_at[len(found)], param, index, tags))
-            if found[-1].routed and interface.refuses and group.get("tags") is None:
-                raise TensorError(_refusal(interface, found[-1]))
-    return found
+            check_flat(param, router.rules, names_at[len(routes)], together)
+            routes.append(_route(interface, router, names_at[len(routes)], param, index, tags))
+            if routes[-1].routed and interface.refuses and group.get("tags") is None:
+                raise TensorError(_refusal(interface, routes[-1]))
+    return routes
 
 
 def _route(interface: Interface, router: Router, name: str, param: Tensor, group: int, tags: frozenset[str]) -> Route:
@@ -89,13 +89,13 @@ def _refusal(interface: Interface, route: Route) -> str:
 
 def names_of(groups: Groups) -> list[str]:
     """What messages call each parameter: its name where it has one, else its place."""
-    found: list[str] = []
+    names: list[str] = []
     for group in groups:
-        given = group.get("param_names", [])
-        if len(given) != len(group["params"]):
-            given = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
-        found += given
-    return found
+        group_names = group.get("param_names", [])
+        if len(group_names) != len(group["params"]):
+            group_names = [f"parameter {len(names) + i}" for i in range(len(group["params"]))]
+        names += group_names
+    return names
 
 
 def checked_tags(tags: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Parameters and groups at the last look, and what has changed since: every step asks."""
+"""Parameters and groups at the last look, and the changes since: every step asks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Snapshot:
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
 
     def moved(self, places: Iterable[int]) -> bool:
-        """Whether a parameter among those at these places has another address."""
+        """Whether a parameter at one of these places has another address."""
         return any(self._address(self.params[i]) != self._addresses[i] for i in places)
 
     def altered(self) -> int | None:
@@ -70,7 +70,7 @@ class Snapshot:
         return next((place for place, facts in enumerate(self._facts) if _facts(self.params[place]) != facts), None)
 
     def take_memory(self) -> list[int]:
-        """Takes over the parameters' addresses, where no more has changed; the places of those that moved."""
+        """Takes over the parameters' addresses, where no more has changed; the places of the moved parameters."""
         self._residence.check_capture(NEW_TENSORS)
         check_apart(self.params, self._names)
         before, self._addresses = self._addresses, [*map(self._address, self.params)]

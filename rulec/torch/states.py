@@ -1,7 +1,7 @@
 """`optimizer.state` as a mapping that knows when someone else has written to it.
 
-Kernels write to buffers of their own. Code that puts another tensor in their place (checkpoint tools, Gaussian
-splatting, anything that edits `optimizer.state[p]`) is noticed, and its values are taken over at the next step.
+Kernels write to buffers of their own. Other code may put another tensor in their place, as checkpoint tools and
+Gaussian splatting do: it edits `optimizer.state[p]`. This is noticed, and the values are taken over at the next step.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Store(defaultdict[Any, Any]):
 
     def entry(self, param: Tensor) -> ParamState:
         """The state of a parameter as one that notes writing, made so where someone put a plain dict there."""
-        found = self[param]
-        if not isinstance(found, ParamState) or found.edits is not self.edits:
-            found = ParamState(found, self.edits)
-            dict.__setitem__(self, param, found)
-        return found
+        state = self[param]
+        if not isinstance(state, ParamState) or state.edits is not self.edits:
+            state = ParamState(state, self.edits)
+            dict.__setitem__(self, param, state)
+        return state
 
     def become(self, other: Store) -> None:
         """Takes over everything of another store. Who holds this one, or the state of a parameter in it, sees it."""

@@ -31,11 +31,11 @@ _TOP_HEADS = {"output", "fc"}
 def tagged_groups(
     model: nn.Module, names: Mapping[str, str | Sequence[str]] | None = None, **options: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Parameter groups of a model, one for each set of tags that occurs in it: what an optimizer is made of.
+    """Parameter groups of a model, one for each set of tags in it: the argument of an optimizer.
 
-    `names` gives tags by patterns of names, beside those that follow from the model: `{"embedding": "*.codebook"}`.
-    Further keywords are a tag's options of a group: `bias={"weight_decay": 0}`; where two tags of a parameter say
-    different things, the keyword written later holds. HyperError for options of a tag that there is not.
+    `names` has tag -> patterns of names, beside the tags from the model: `{"embedding": "*.codebook"}`. Further
+    keywords are a tag's options of a group: `bias={"weight_decay": 0}`; where two tags of a parameter say different
+    things, the keyword written later holds. HyperError for options of a tag that there is not.
     """
     patterns = {tag: [p] if isinstance(p, str) else list(p) for tag, p in (names or {}).items()}
     known = [*TAGS, *patterns]
@@ -44,7 +44,7 @@ def tagged_groups(
             raise HyperError(f"{tag!r} is none of the tags {', '.join(known)}{did_you_mean(tag, known)}")
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for name, param, tags in _tagged(model, patterns):
-        chosen = {key: value for tag, given in options.items() if tag in tags for key, value in given.items()}
+        chosen = {key: value for tag, entries in options.items() if tag in tags for key, value in entries.items()}
         group = groups.setdefault(tags, {"params": [], "tags": tags, **chosen})
         group["params"].append((name, param))
     return [*groups.values()]
@@ -52,23 +52,23 @@ def tagged_groups(
 
 def _tagged(model: nn.Module, patterns: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, Tensor, tuple[str, ...]]]:
     """Each parameter once, by its first name, with its tags."""
-    found: dict[Tensor, tuple[str, set[str]]] = {}
+    known: dict[Tensor, tuple[str, set[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            name = f"{path}.{own}" if path else own
-            tags = found.setdefault(param, (name, set()))[1]
-            tags.update(_tags_of(module, path.split("."), own))
+        for leaf, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{leaf}" if path else leaf
+            tags = known.setdefault(param, (name, set()))[1]
+            tags.update(_tags_of(module, path.split("."), leaf))
             tags.update(tag for tag, wanted in patterns.items() if any(fnmatchcase(name, p) for p in wanted))
-    for param, (name, tags) in found.items():
+    for param, (name, tags) in known.items():
         yield name, param, tuple(dict.fromkeys(tag for tag in (*TAGS, *patterns) if tag in tags))
 
 
-def _tags_of(module: nn.Module, path: Sequence[str], own: str) -> Iterable[str]:
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) or "embed" in own:
+def _tags_of(module: nn.Module, path: Sequence[str], leaf: str) -> Iterable[str]:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) or "embed" in leaf:
         yield "embedding"
     if _HEADS.intersection(path) or path[0] in _TOP_HEADS:
         yield "head"
     if "Norm" in type(module).__name__:
         yield "norm"
-    if "bias" in own:
+    if "bias" in leaf:
         yield "bias"

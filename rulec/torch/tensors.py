@@ -47,7 +47,7 @@ def real_view(tensor: Tensor) -> Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Our name for a dtype, for a complex one that of its parts; TensorError for one that no kernel stores."""
+    """Our name for a dtype, or for the parts of a complex one; TensorError for a dtype that no kernel stores."""
     name = _NAMES.get(dtype.to_real() if dtype.is_complex else dtype)
     if name is None:
         raise TensorError(f"a tensor of {dtype} cannot be optimized: use one of {', '.join(DTYPES)}")
@@ -118,7 +118,7 @@ class TorchArrays:
         return _BACKENDS[kind]
 
     def gradient_check(self, params: Sequence[Tensor], dtype: str, names: Sequence[str]) -> Check:
-        """A function that gives gradients in their parameters' memory order, copying those that have another.
+        """A function that gives gradients in their parameters' memory order, copying those in another order.
 
         It raises TensorError, naming the tensor, for one that is sparse or has another shape, and OtherDtype.
         """
@@ -131,8 +131,8 @@ class TorchArrays:
         """For each parameter its states: tensors of their own, those of its shape in its memory order."""
         with plain_memory(), _memory_for(params, shapes, specs):
             return [
-                {spec.name: _initial(spec, param, shape, h, f) for spec, shape in zip(specs, own, strict=True)}
-                for param, own, h, f in zip(params, shapes, hyper, facts, strict=True)
+                {spec.name: _initial(spec, param, shape, h, f) for spec, shape in zip(specs, state_shapes, strict=True)}
+                for param, state_shapes, h, f in zip(params, shapes, hyper, facts, strict=True)
             ]
 
     def scratch(self, like: Tensor, dtype: str) -> Tensor:
@@ -166,7 +166,11 @@ def _memory_for(
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        wanted = sum(math.prod(s) * ITEM_SIZE[spec.dtype] for own in shapes for s, spec in zip(own, specs, strict=True))
+        wanted = sum(
+            math.prod(s) * ITEM_SIZE[spec.dtype]
+            for state_shapes in shapes
+            for s, spec in zip(state_shapes, specs, strict=True)
+        )
         raise TensorError(
             f"{params[0].device} has no memory for the states of {len(params)} tensors ({wanted / 2**20:.0f} MiB): "
             f"nothing was changed; use fewer or narrower states (state_dtype), or free memory"

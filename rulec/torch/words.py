@@ -1,4 +1,4 @@
-"""The words in which torch's classes refuse a value, so that who looks for them in a message finds them in ours."""
+"""The words in which torch's classes refuse a value: our messages have them too, for people who search for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {"Adafactor": _ADAFACTOR, "Muon": _
 
 
 def torch_words(class_name: str, keyword: str, whole: Any = None, index: int | None = None) -> str:
-    """What torch's class says of this value of a keyword, in brackets; empty for a class that torch does not have.
+    """torch's words for this value of a keyword, in brackets; empty for a class unknown to torch.
 
     `index` is the place of the value in `whole`, where that is a tuple.
     """

@@ -40,7 +40,7 @@ class Writer:
             engine.end()
 
     def write(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
-        """Runs launches that update these parameters."""
+        """Runs launches whose updates write these parameters."""
         if self._skips:
             self._write_skipping(launches, written)
             return
@@ -61,7 +61,7 @@ class Writer:
                 engine.end()
 
     def _write_skipping(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
-        """Runs launches whose updates may be skipped, and tells autograd of the parameters that were updated."""
+        """Runs launches whose updates may be skipped, and tells autograd of the updated parameters."""
         buckets = [bucket for engine in self._engines for bucket in engine.buckets.values()]
         before = [bucket.counts.numbers.copy() for bucket in buckets]
         if self._opened or not self._steps:

@@ -1,1 +1,1 @@
-"""What a training step in torch keeps in memory, of which kind, and when: measured on real tensors or on fake ones."""
+"""The memory of a training step in torch by kind, from moment to moment: measured on real tensors or on fake ones."""

@@ -1,4 +1,4 @@
-"""A mode that sees every tensor come and go, and says of each what it is for."""
+"""A mode that sees every tensor come and go, and gives each its kind."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self._sum = None
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         inside = _in_an_optimizer()
-        given = [n for t in _tensors((args, kwargs)) if (n := self._number(t)) is not None]
+        operands = [n for t in _tensors((args, kwargs)) if (n := self._number(t)) is not None]
         if not inside:
-            self._hand_on(given)
-        for tensor in _tensors(made):
+            self._hand_on(operands)
+        for tensor in _tensors(result):
             if self._number(tensor) is None:
                 number = self._see(tensor, "temporaries" if inside else None)
-                self._note_origin(func, number, given, inside)
+                self._note_origin(func, number, operands, inside)
                 if func in _ADDS and not args[0]._is_view() and torch._C._current_graph_task_id() != -1:
-                    self._sum = number, given[0]
-        return made
+                    self._sum = number, operands[0]
+        return result
 
     def _see(self, tensor: Tensor, kind: str | None) -> int:
         storage = tensor.untyped_storage()
@@ -97,18 +97,18 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # What a storage is for
 
-    def _hand_on(self, given: Iterable[int]) -> None:
+    def _hand_on(self, operands: Iterable[int]) -> None:
         """What an optimizer's code made and the model goes on with is the model's."""
-        for number in given:
+        for number in operands:
             if self._timeline.kind(number) == "temporaries":
                 self._timeline.becomes(number, None)
 
-    def _note_origin(self, func: Any, number: int, given: list[int], inside: bool) -> None:
+    def _note_origin(self, func: Any, number: int, operands: list[int], inside: bool) -> None:
         if inside:
             return
         if func in _ADDS:
-            self._made_from[number] = given
-        elif func in _COPIES and given and self._timeline.kind(given[0]) == "gradients":
+            self._made_from[number] = operands
+        elif func in _COPIES and operands and self._timeline.kind(operands[0]) == "gradients":
             self._timeline.becomes(number, "gradients")
 
     def _is_gradient(self, tensor: Tensor) -> None:
@@ -120,7 +120,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._timeline.joins(number, parts)
 
     def _mark(self, number: int) -> int:
-        """Marks a gradient, and what it is the sum of; of how many that is."""
+        """Marks a gradient and its summands; the number of summands."""
         if self._timeline.kind(number) not in (None, "temporaries", "gradients"):
             return 0
         self._timeline.becomes(number, "gradients")

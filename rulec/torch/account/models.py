@@ -15,9 +15,9 @@ from rulec.memory.shape import Shape
 class Linears(nn.Module):
     """Linear layers of one width, one after the other, with a tanh between them; without biases."""
 
-    def __init__(self, layers: int, width: int, **made: Any) -> None:
+    def __init__(self, layers: int, width: int, **factory: Any) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False, **made) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False, **factory) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """A number from `(batch, width)`."""
@@ -36,16 +36,16 @@ def rotated(x: Tensor, at: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal attention of `heads` heads, which share `groups` heads of keys and values."""
 
-    def __init__(self, shape: Shape, biased: bool, rotary: bool, **made: Any) -> None:
+    def __init__(self, shape: Shape, biased: bool, rotary: bool, **factory: Any) -> None:
         super().__init__()
         self.shape, self.rotary = shape, rotary
         inner, outer = shape.heads * shape.head, shape.groups * shape.head
-        self.query = nn.Linear(shape.width, inner, bias=biased, **made)
-        self.key = nn.Linear(shape.width, outer, bias=biased, **made)
-        self.value = nn.Linear(shape.width, outer, bias=biased, **made)
-        self.out = nn.Linear(inner, shape.width, bias=biased and not rotary, **made)
+        self.query = nn.Linear(shape.width, inner, bias=biased, **factory)
+        self.key = nn.Linear(shape.width, outer, bias=biased, **factory)
+        self.value = nn.Linear(shape.width, outer, bias=biased, **factory)
+        self.out = nn.Linear(inner, shape.width, bias=biased and not rotary, **factory)
         if shape.normed:
-            self.query_norm, self.key_norm = nn.RMSNorm(shape.head, **made), nn.RMSNorm(shape.head, **made)
+            self.query_norm, self.key_norm = nn.RMSNorm(shape.head, **factory), nn.RMSNorm(shape.head, **factory)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
         """`(batch, length, width)` to the same."""
@@ -55,9 +55,9 @@ class Attention(nn.Module):
         if angles is not None:
             query, key = rotated(query, angles), rotated(key, angles)
         grouped = self.shape.groups < self.shape.heads
-        made = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        found: Tensor = self.out(made.transpose(1, 2).flatten(2))
-        return found
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        mixed: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return mixed
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:2], -1, self.shape.head).transpose(1, 2)
@@ -66,13 +66,13 @@ class Attention(nn.Module):
 class LlamaLayer(nn.Module):
     """A layer of Llama's: attention and a gated feed-forward, each after a root mean square norm."""
 
-    def __init__(self, shape: Shape, **made: Any) -> None:
+    def __init__(self, shape: Shape, **factory: Any) -> None:
         super().__init__()
-        self.before, self.between = nn.RMSNorm(shape.width, **made), nn.RMSNorm(shape.width, **made)
-        self.attention = Attention(shape, shape.biased, rotary=True, **made)
-        self.gate = nn.Linear(shape.width, shape.inner, bias=False, **made)
-        self.up = nn.Linear(shape.width, shape.inner, bias=False, **made)
-        self.down = nn.Linear(shape.inner, shape.width, bias=False, **made)
+        self.before, self.between = nn.RMSNorm(shape.width, **factory), nn.RMSNorm(shape.width, **factory)
+        self.attention = Attention(shape, shape.biased, rotary=True, **factory)
+        self.gate = nn.Linear(shape.width, shape.inner, bias=False, **factory)
+        self.up = nn.Linear(shape.width, shape.inner, bias=False, **factory)
+        self.down = nn.Linear(shape.inner, shape.width, bias=False, **factory)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
         """`(batch, length, width)` to the same."""
@@ -84,12 +84,12 @@ class LlamaLayer(nn.Module):
 class Gpt2Layer(nn.Module):
     """A layer of GPT-2's: attention and a feed-forward, each after a layer norm, all with biases."""
 
-    def __init__(self, shape: Shape, **made: Any) -> None:
+    def __init__(self, shape: Shape, **factory: Any) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(shape.width, **made), nn.LayerNorm(shape.width, **made)
-        self.attention = Attention(shape, True, rotary=False, **made)
-        self.up = nn.Linear(shape.width, shape.inner, **made)
-        self.down = nn.Linear(shape.inner, shape.width, **made)
+        self.before, self.between = nn.LayerNorm(shape.width, **factory), nn.LayerNorm(shape.width, **factory)
+        self.attention = Attention(shape, True, rotary=False, **factory)
+        self.up = nn.Linear(shape.width, shape.inner, **factory)
+        self.down = nn.Linear(shape.inner, shape.width, **factory)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
         """`(batch, length, width)` to the same."""
@@ -100,16 +100,16 @@ class Gpt2Layer(nn.Module):
 class Transformer(nn.Module):
     """A language model of a shape, which gives its loss. `recompute` keeps the inputs of layers only."""
 
-    def __init__(self, shape: Shape, recompute: bool = False, **made: Any) -> None:
+    def __init__(self, shape: Shape, recompute: bool = False, **factory: Any) -> None:
         super().__init__()
         self.shape, self.recompute = shape, recompute
         llama = shape.family == "llama"
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width, **made)
-        self.places = None if llama else nn.Embedding(shape.positions, shape.width, **made)
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width, **factory)
+        self.places = None if llama else nn.Embedding(shape.positions, shape.width, **factory)
         layer = LlamaLayer if llama else Gpt2Layer
-        self.layers = nn.ModuleList(layer(shape, **made) for _ in range(shape.layers))
-        self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(shape.width, **made)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False, **made)
+        self.layers = nn.ModuleList(layer(shape, **factory) for _ in range(shape.layers))
+        self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(shape.width, **factory)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False, **factory)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
 
 
 class _Contribution(torch.autograd.Function):
-    """A number that a weight has a gradient of, and that needs nothing kept for it."""
+    """A number with a gradient for a weight; nothing is kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, total: Tensor) -> Tensor:
@@ -145,9 +145,9 @@ class Weights(nn.Module):
     """Weights of given shapes by name, in a model of which no more is known: gradients come from the last to the
     first, and there are no activations."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], **made: Any) -> None:
+    def __init__(self, shapes: dict[str, tuple[int, ...]], **factory: Any) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape, **made)) for shape in shapes.values())
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape, **factory)) for shape in shapes.values())
 
     def forward(self) -> Tensor:
         """A number that every weight has a gradient of."""

@@ -26,8 +26,8 @@ BEFORE = 2
 
 @dataclass(frozen=True)
 class Training:
-    """What is accounted for: `model` makes the model in a dtype, `batch` what it is called with; then the rule (its
-    name or itself), its hyper-parameters, and the dtype of its states (by default the weights')."""
+    """A training to account for: `model` makes the model in a dtype, and `batch` its arguments; then the rule (its name
+    or itself), its hyper-parameters, and the dtype of its states (by default the weights')."""
 
     model: Callable[..., nn.Module]
     batch: Callable[[str], tuple[Tensor, ...]]
@@ -38,23 +38,23 @@ class Training:
 
 
 def account(training: Training, way: Way, fake: bool = True, before: int = BEFORE) -> Account:
-    """What one training step keeps in memory, after so many `before` it.
+    """The memory that one training step keeps, after so many `before` it.
 
-    Of `fake` tensors nothing is computed and nothing takes memory: what lies between the kernels of a rule then counts
-    as torch's operations on a device, where on the CPU it would be NumPy's, which no meter of torch's sees.
+    Fake tensors are not computed and take no memory. The work between the kernels of a rule then counts as torch's
+    operations on a device; on the CPU it would be NumPy's, and no meter of torch's sees NumPy.
     """
     with ExitStack() as stack:
         if fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         model = training.model(dtype=DTYPES[training.dtype], device="cpu")
         meter = stack.enter_context(Meter(model.parameters(), model.buffers()))
-        made, step = stepping(model, training, way)
+        opt, step = stepping(model, training, way)
         for number in range(before + 1):
             if number == before:
                 meter.begin()
             step()
-        found: Account = meter.account(state_of(made))
-        return found
+        peaks: Account = meter.account(state_of(opt))
+        return peaks
 
 
 def stepping(model: nn.Module, training: Training, way: Way) -> tuple[Any, Callable[[], None]]:
@@ -72,16 +72,16 @@ def stepping(model: nn.Module, training: Training, way: Way) -> tuple[Any, Calla
     from rulec.torch.eager import EagerUpdate
 
     keywords: dict[str, Any] = {**training.hyper, **state}
-    made = EagerUpdate(model, training.rule, epilogue=way == "epilogue", **keywords)
+    opt = EagerUpdate(model, training.rule, epilogue=way == "epilogue", **keywords)
 
     def eager() -> None:
         loss = model(*training.batch(training.dtype))
-        with made.backward():
+        with opt.backward():
             loss.backward()
-        made.step()
-        made.zero_grad()
+        opt.step()
+        opt.zero_grad()
 
-    return made, eager
+    return opt, eager
 
 
 def tokens(batch: int, length: int) -> Callable[[str], tuple[Tensor, ...]]:

@@ -23,20 +23,21 @@ class Writes:
 
 @contextmanager
 def counted(watched: Iterable[torch.Tensor]) -> Iterator[Writes]:
-    """Within the block, what torch's operations and the cpu backend's kernels for one stage write is counted.
+    """Within the block, writes of torch's operations and of the cpu backend's kernels for one stage are counted.
 
-    An operation writes what it changes in place and what it makes that is no view; making an empty tensor is no write.
+    An operation writes the tensors it changes in place, and its results except views; making an empty tensor is no
+    write.
     """
     mode = _Counting(watched)
     with _kernels(mode), mode:
-        yield mode.found
+        yield mode.writes
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watched: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in watched}
-        self.found = Writes()
+        self.writes = Writes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -46,9 +47,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Counts these as written whole."""
         for tensor in tensors:
-            self.found.all += tensor.nbytes
+            self.writes.all += tensor.nbytes
             if tensor.untyped_storage().data_ptr() in self._storages:
-                self.found.watched += tensor.nbytes
+                self.writes.watched += tensor.nbytes
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> list[torch.Tensor]:
@@ -56,15 +57,17 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
     if "empty" in func.__name__:
         return []
     schema = func._schema
-    given = [*zip(schema.arguments, args, strict=False), *((a, kwargs.get(a.name)) for a in schema.arguments)]
-    changed = [value for argument, value in given if argument.alias_info is not None and argument.alias_info.is_write]
+    arguments = [*zip(schema.arguments, args, strict=False), *((a, kwargs.get(a.name)) for a in schema.arguments)]
+    changed = [
+        value for argument, value in arguments if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     new = [] if any(r.alias_info is not None for r in schema.returns) else [result]
     return [leaf for leaf in tree_leaves([changed, new]) if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager
 def _kernels(mode: _Counting) -> Iterator[None]:
-    """Within the block, parameters and states that kernels update, and noise that they write, are counted too."""
+    """Within the block, parameters, states and noise that kernels write are counted too."""
     noise, calls = (importlib.import_module(f"rulec_backends.cpu.{name}") for name in ("noise", "call"))
     kind = calls.ElementwiseCall
     call, fill = kind.__call__, noise.fill_noise

@@ -1,4 +1,4 @@
-"""How often each parameter's gradient arrives in a backward pass: what says which arrival is the last.
+"""The number of arrivals of each parameter's gradient in a backward pass: the last one completes the gradient.
 
 Within one backward pass of torch's a parameter's contributions are summed before they arrive. They arrive several times
 where there are several passes: segments, and activations that are recomputed by the reentrant checkpoint. That cannot
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 
 class Arrivals:
-    """The largest number of arrivals that was seen of each parameter, by place; at first what was `assumed`.
+    """The largest number of arrivals of each parameter so far, by place; at first the `assumed` one.
 
     Steps in which fewer arrive are deferred for the parameters concerned; the number is not lowered, since the next
     step may have more again. Parameters that are `late`, being read again after their last arrival, always wait.

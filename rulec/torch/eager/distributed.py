@@ -2,8 +2,8 @@
 
 The hooks on a parameter run before `DistributedDataParallel` has reduced its gradient: an update there would be made of
 this process's share, and the copies of the model would part without a word. So DDP's communication hook tells of
-gradients instead. `fully_shard` runs the hooks on its parameters after it has reduced and split their gradients; there
-is nothing to do but to see the part that is here, which the optimizers do.
+gradients instead. `fully_shard` runs the hooks on its parameters after it has reduced and split their gradients: the
+optimizers update the part in this process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Replicas:
         model.reducer._set_optimizer_in_backward()
 
     def tell(self, owner: Any) -> None:
-        """Has `owner.arrived(place)` called for gradients that were reduced, until that is gone or closed."""
+        """Has `owner.arrived(place)` called for reduced gradients, until the owner is gone or closed."""
         self._owner = weakref.ref(owner)
 
     def reduce(self, bucket: Any) -> None:
@@ -86,7 +86,7 @@ _reduce.__annotations__ = {}  # torch compares them with the types themselves
 
 
 def _filled(local: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in the memory that it had before it was reduced, which may be the same."""
+    """The reduced gradient in the memory of the local one, which may be the same."""
     if local.data_ptr() != grad.data_ptr():
         local.copy_(grad)
     return local
@@ -116,8 +116,8 @@ def replicas_of(model: Any) -> Replicas | None:
                 "it without, or the optimizer without eager updates"
             )
         setattr(model, _REPLICAS, Replicas(model))
-    found: Replicas = getattr(model, _REPLICAS)
-    return found
+    replicas: Replicas = getattr(model, _REPLICAS)
+    return replicas
 
 
 class Reducer:

@@ -27,7 +27,7 @@ class Owner(Protocol):
 
 
 class Epilogue:
-    """What an eager optimizer does with the weights of linear layers, whose gradients are products.
+    """The updates of weights of linear layers, whose gradients are products.
 
     A weight is updated by its gradient's factors where its whole gradient of the step is one product; in the first
     step, which is watched, and wherever there is more to a gradient, it is made as ever. It holds no reference to the
@@ -64,9 +64,9 @@ class Epilogue:
                 f"a hook was registered on {window.step.roster.names[place]} after a part of its gradient had come: "
                 f"register it before the backward pass"
             )
-        machine, own = _home(window.step.inner, place)
+        machine, home = _home(window.step.inner, place)
         whole = _completed(window, param) if len(products) == 1 else None
-        launch = _launch(machine, own) if whole is not None else None
+        launch = _launch(machine, home) if whole is not None else None
         if launch is None or whole is None:
             make_gradient(param, products)
             return False
@@ -129,5 +129,5 @@ def _launch(machine: Machine, place: int) -> Launch | None:
 
 def _is_distributed() -> bool:
     """Whether gradients are summed over processes: then they must be made."""
-    found = torch.distributed
-    return found.is_available() and found.is_initialized() and found.get_world_size() > 1
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -1,4 +1,4 @@
-"""Launches whose gradients are products, or made by rows: which kernel they have, and how they run as any other."""
+"""Launches whose gradients are products, or made by rows: their kernels, and calls like those of any other launch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ProductCalls:
         self._way = way
         self._calls = OtherCalls()
 
-    def give(self, launch: Launch, made: Product | GradientRows) -> int:
+    def give(self, launch: Launch, gradient: Product | GradientRows) -> int:
         """Has a launch of one tensor make the gradient itself. Nothing is run yet.
 
         The bytes of the gradient that there are at once, then: of a tile, or none.
         """
-        factors = dtype_name(made.inputs.dtype) if isinstance(made, Product) else ""
+        factors = dtype_name(gradient.inputs.dtype) if isinstance(gradient, Product) else ""
         call = self._calls.give(launch, factors, lambda: self._bound(launch, factors))
-        launch.grads = [made]
+        launch.grads = [gradient]
         position = launch.part.positions[0] if launch.part.positions else 0
-        return call.tile_bytes(position, made) if isinstance(call, TiledCall) else 0
+        return call.tile_bytes(position, gradient) if isinstance(call, TiledCall) else 0
 
     def _bound(self, launch: Launch, factors: str) -> Any:
         """A call for products of factors of a dtype, or for gradients that are made by rows."""

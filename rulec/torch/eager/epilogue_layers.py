@@ -1,4 +1,4 @@
-"""Gradients of linear layers that are not made: their factors are kept until the update, which makes them in tiles.
+"""Gradients of linear layers, kept as their factors until the update, which makes them in tiles.
 
 The gradient of a linear layer's weight is a product: of the gradients of the layer's outputs, and of its inputs. Here
 the backward pass keeps the factors instead. They arrive where the gradient would have: autograd runs a parameter's
@@ -27,11 +27,11 @@ _FACTORS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class Kept:
-    """The linear layers of a model whose weights' gradients need not be made, and the factors that were kept.
+    """The linear layers of a model whose weights are updated by the factors of gradients, and the kept factors.
 
-    `params` are those that are updated, by `owner`, to which no reference is held; `keeps(owner, weight)` is asked in
-    the backward pass whether to keep the factors of a weight's gradient. Until `close`, or as long as the owner lives,
-    the layers have a forward of their own, which computes the same.
+    `params` are updated by `owner`, to which no reference is held; `keeps(owner, weight)` decides in the backward pass
+    whether the factors of a weight's gradient are kept. Until `close`, or as long as the owner lives, the layers have a
+    forward of their own, which computes the same.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ def make_gradient(weight: Tensor, products: Collection[Product]) -> None:
     """Adds what was kept to a weight's gradient, as autograd would have."""
     with torch.no_grad(), _plain_products(weight.device.type):
         for product in products:
-            made = (product.outputs.t() @ product.inputs).to(weight.dtype)
-            weight.grad = made if weight.grad is None else weight.grad.add_(made)
+            gradient = (product.outputs.t() @ product.inputs).to(weight.dtype)
+            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
 def suitable_layers(model: nn.Module) -> list[nn.Linear]:
@@ -103,9 +103,9 @@ def _ordinary(tensor: Tensor) -> bool:
 
 
 def _own_forward(layer: nn.Linear) -> bool:
-    """Whether a layer computes what its class does; a copy of one that had another forward says so itself."""
-    found = layer.__dict__.get("forward")
-    return found is None or getattr(found, "__func__", None) is nn.Linear.forward
+    """Whether a layer has its class's forward; a copy of a layer with another forward has that set on itself."""
+    forward = layer.__dict__.get("forward")
+    return forward is None or getattr(forward, "__func__", None) is nn.Linear.forward
 
 
 class _Forward:
@@ -122,8 +122,8 @@ class _Forward:
             return functional.linear(input, layer.weight, layer.bias)
         bias = None if layer.bias is None else layer.bias.to(dtype)
         flat = input.to(dtype).reshape(-1, input.shape[-1])
-        found: Tensor = _Linear.apply(flat, layer.weight, bias, self.kept)  # type: ignore[no-untyped-call]
-        return found.reshape(*input.shape[:-1], found.shape[-1])
+        outputs: Tensor = _Linear.apply(flat, layer.weight, bias, self.kept)  # type: ignore[no-untyped-call]
+        return outputs.reshape(*input.shape[:-1], outputs.shape[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _forward_of_class, (self.layer,)

@@ -44,8 +44,8 @@ class TiledCall:
     ) -> Written:  # fmt: skip
         """Updates every tensor, or `tensors` of them, in place."""
         positions = range(len(self._params)) if tensors is None else tensors
-        for position, made in zip(positions, moving, strict=True):
-            self._of(position).update(source_of(made), rows, int(rows.index[position]), stream)
+        for position, gradient in zip(positions, moving, strict=True):
+            self._of(position).update(source_of(gradient), rows, int(rows.index[position]), stream)
         return Written(self._params, self._states)
 
     def _of(self, position: int) -> _Bound:
@@ -53,12 +53,12 @@ class TiledCall:
             self._bound[position] = _Bound(self._kernel, self._params[position], self._states[position], self._dtype)
         return self._bound[position]
 
-    def tile_bytes(self, position: int, made: Product | GradientRows) -> int:
+    def tile_bytes(self, position: int, gradient: Product | GradientRows) -> int:
         """The bytes of a tile for the tensor at a position, in the dtype of the rows made and in the gradient's."""
-        param, own = self._params[position], source_of(made).dtype
+        param, dtype = self._params[position], source_of(gradient).dtype
         item = self._dtype.itemsize
         rows = _highest(tile_spans(*_matrix(param), item, _room(param)))
-        return rows * _matrix(param)[1] * (item if own == self._dtype else item + own.itemsize)
+        return rows * _matrix(param)[1] * (item if dtype == self._dtype else item + dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class _ProductRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self.product.inputs.dtype
-        return found
+        dtype: torch.dtype = self.product.inputs.dtype
+        return dtype
 
     def rows(self, span: slice, out: Tensor) -> None:
         torch.mm(self.product.outputs[:, span].t(), self.product.inputs, out=out)
 
 
-def source_of(made: Product | GradientRows) -> GradientRows:
+def source_of(gradient: Product | GradientRows) -> GradientRows:
     """What makes a gradient's rows."""
-    return _ProductRows(made) if isinstance(made, Product) else made
+    return _ProductRows(gradient) if isinstance(gradient, Product) else gradient
 
 
 def _matrix(param: Tensor) -> tuple[int, int]:
@@ -92,22 +92,22 @@ class _Bound:
 
     def __init__(self, kernel: Kernel, param: Tensor, states: dict[str, Tensor], dtype: torch.dtype) -> None:
         self._spans = tile_spans(*_matrix(param), dtype.itemsize, _room(param))
-        own = [{name: state[span] for name, state in states.items()} for span in self._spans]
+        tiles = [{name: state[span] for name, state in states.items()} for span in self._spans]
         self._param, self._dtype, self._height = param, dtype, _highest(self._spans)
-        self._call = kernel.bind([param[span] for span in self._spans], own) if param.numel() else None
+        self._call = kernel.bind([param[span] for span in self._spans], tiles) if param.numel() else None
 
-    def update(self, made: GradientRows, rows: Rows, row: int, stream: Any) -> None:
+    def update(self, source: GradientRows, rows: Rows, row: int, stream: Any) -> None:
         """Makes each tile of the gradient and updates these rows with it."""
         if self._call is None:
             return
         index = np.full(len(self._spans), row, np.int64)
-        own = Rows(rows.table, index, rows.stays, rows.scale)
+        tile_rows = Rows(rows.table, index, rows.stays, rows.scale)
         number = 0
         try:
             with plain_memory():
-                tiles = _Tiles(made, self._param, self._dtype, self._height)
+                tiles = _Tiles(source, self._param, self._dtype, self._height)
                 for number, span in enumerate(self._spans):
-                    self._call(0, [tiles.made(span)], own, tensors=[number], stream=stream)
+                    self._call(0, [tiles.filled(span)], tile_rows, tensors=[number], stream=stream)
         except BaseException as error:
             if number == 0:
                 raise
@@ -124,15 +124,15 @@ class _Tiles:
     def __init__(self, source: GradientRows, like: Tensor, dtype: torch.dtype, height: int) -> None:
         self._source = source
         shape = (height, _matrix(like)[1])
-        self._own = torch.empty(shape, dtype=source.dtype, device=like.device)
-        self._cast = None if self._own.dtype == dtype else torch.empty(shape, dtype=dtype, device=like.device)
+        self._memory = torch.empty(shape, dtype=source.dtype, device=like.device)
+        self._cast = None if self._memory.dtype == dtype else torch.empty(shape, dtype=dtype, device=like.device)
 
-    def made(self, span: slice) -> Tensor:
+    def filled(self, span: slice) -> Tensor:
         """The rows of the gradient; the memory is the next tile's too."""
         count = span.stop - span.start
-        own = self._own[:count]
-        self._source.rows(span, own)
-        return own if self._cast is None else self._cast[:count].copy_(own)
+        tile = self._memory[:count]
+        self._source.rows(span, tile)
+        return tile if self._cast is None else self._cast[:count].copy_(tile)
 
 
 def _room(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""What gradients are multiplied by, once all of them were looked at."""
+"""The factor of all gradients, known once each of them was looked at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rulec.errors import RulecError
 
 
 class Factor:
-    """What gradients are multiplied by: that of torch's `clip_grad_norm_`, and that of a GradScaler before it.
+    """The factor of all gradients: that of torch's `clip_grad_norm_`, after that of a GradScaler.
 
     `norm` is the norm of all gradients, unscaled, where they are clipped, and `finite` is false where the scaler found
     an infinite one; both are known once all gradients were taken.
@@ -22,7 +22,7 @@ class Factor:
     def __init__(self, max_norm: float | None, scaler: GradScaler | None) -> None:
         self._max_norm, self._scaler = max_norm, scaler
         self._inverse: Tensor | None = None
-        self._found: dict[torch.device, Tensor] = {}
+        self._infinite: dict[torch.device, Tensor] = {}
         self._norms: dict[int, Tensor] = {}
         self._clip: Any = None
         self.norm: Tensor | None = None
@@ -45,10 +45,10 @@ class Factor:
             self._total([self._norms[place] for place in sorted(self._norms)], self._max_norm)
         if self._scaler is not None:
             state = self._scaler._per_optimizer_states[id(optimizer)]
-            device = next(iter(self._found), torch.device("cpu"))
-            state["found_inf_per_device"] = self._found or {device: torch.zeros((), device=device)}
+            device = next(iter(self._infinite), torch.device("cpu"))
+            state["found_inf_per_device"] = self._infinite or {device: torch.zeros((), device=device)}
             state["stage"] = OptState.UNSCALED
-            self.finite = not any(found.item() for found in self._found.values())
+            self.finite = not any(infinite.item() for infinite in self._infinite.values())
 
     def apply(self, grads: Sequence[Tensor]) -> bool:
         """Scales gradients in place; False where the step is given up."""
@@ -61,7 +61,7 @@ class Factor:
         return True
 
     def _total(self, norms: Sequence[Tensor], max_norm: float) -> None:
-        """What torch's `clip_grad_norm_` makes of the norms of all gradients, in its order."""
+        """The clip factor of torch's `clip_grad_norm_`, from the norms of all gradients in its order."""
         if norms:
             first = norms[0].device
             self.norm = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]))
@@ -75,10 +75,10 @@ class Factor:
         for grad in grads:
             if grad.dtype == torch.float16:
                 raise RulecError("a GradScaler cannot unscale gradients of float16: keep the parameters in float32")
-            if grad.device not in self._found:
-                self._found[grad.device] = torch.zeros((), dtype=torch.float32, device=grad.device)
+            if grad.device not in self._infinite:
+                self._infinite[grad.device] = torch.zeros((), dtype=torch.float32, device=grad.device)
             inverse = self._inverse.to(grad.device)
-            torch._amp_foreach_non_finite_check_and_unscale_([grad], self._found[grad.device], inverse)
+            torch._amp_foreach_non_finite_check_and_unscale_([grad], self._infinite[grad.device], inverse)
 
 
 def _norm(grad: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients folded into the states of a rule that can add them up there, so that none is kept between micro-batches."""
+"""Gradients folded into the states of a rule that adds them up there: none is kept between micro-batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def check_folds(inner: Inner) -> None:
             f"what {type(inner.optimizer).__name__} does with a gradient is not known here: use accumulate='sum'"
         )
     for rule in rules_of(inner.optimizer):
-        found = rule.analysis.accumulates
-        if not (found and found.adds):
-            raise RuleError(f"{rule.name} cannot fold gradients into its states ({found}): use accumulate='sum'")
+        accumulates = rule.analysis.accumulates
+        if not (accumulates and accumulates.adds):
+            raise RuleError(f"{rule.name} cannot fold gradients into its states ({accumulates}): use accumulate='sum'")
 
 
 def fold(inner: Inner, place: int, grad: Tensor, first: bool) -> None:
@@ -40,8 +40,8 @@ def _run(inner: Inner, places: tuple[int, ...], grads: Sequence[Tensor], phase: 
     if isinstance(inner, RuleInner):
         inner.fire_part(places, grads, _way(phase), phase == "last")
     if isinstance(inner, PartitionedInner):
-        for each, own, chosen in inner.split(places):
-            _run(each, own, [grads[i] for i in chosen], phase)
+        for each, theirs, chosen in inner.split(places):
+            _run(each, theirs, [grads[i] for i in chosen], phase)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ class Gather:
         return size <= SMALL and size <= self.room
 
     def add(self, place: int, size: int) -> list[int]:
-        """Lets a gradient wait; those that must fire first, for there is no room."""
+        """Lets a gradient wait; the gradients to fire first where there is no room."""
         ready = self.take() if self._bytes + size > self.room else []
         self.waiting[place] = size
         self._bytes += size

@@ -1,4 +1,4 @@
-"""What gradients take of memory in a step, counted as they come and go."""
+"""The memory of gradients in a step, counted as they come and go."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GradientBytes:
             self.peak = max(self.peak, self.live)
 
     def lend(self, size: int) -> None:
-        """So many bytes of a gradient were there for a moment, beside those that are held."""
+        """So many bytes of a gradient were there for a moment, beside the held ones."""
         self.largest = max(self.largest, size)
         self.peak = max(self.peak, self.live + size)
 

@@ -14,7 +14,7 @@ Arrived = Callable[[int], None]
 
 
 class Hooks:
-    """One hook for each parameter that is trained, which calls `owner.arrived(place)`; gone when the owner is.
+    """One hook for each trained parameter: it calls `owner.arrived(place)`, and is gone with the owner.
 
     They run after all others on the same parameters, which see the whole gradient before it is freed. The places in
     `outside` get none: of their gradients the owner hears in another way.
@@ -27,7 +27,7 @@ class Hooks:
         self.finalizer = weakref.finalize(owner, _remove_all, self._handles)
 
     def set(self, params: list[Tensor]) -> None:
-        """Hooks on exactly these parameters, last among all hooks there; those that are frozen get none."""
+        """Hooks on exactly these parameters, last among all hooks there; frozen parameters get none."""
         for place, param in enumerate(params):
             held, wanted = self._handles.get(place), param.requires_grad and place not in self.outside
             if held is not None and held[0] is param and wanted:
@@ -54,7 +54,7 @@ class Hooks:
 
 
 class _Hook:
-    """What torch calls when a parameter's gradient arrived."""
+    """The hook that torch calls when a parameter's gradient arrived."""
 
     __slots__ = ("owner", "place")
 
@@ -87,7 +87,7 @@ def _check_free(param: Tensor) -> None:
 
 
 def _put_last(param: Tensor, handle: Any) -> bool:
-    """Moves a hook behind those that were registered after it; whether there were any."""
+    """Moves a hook behind all registered after it; whether there were any."""
     hooks = _hooks_on(param)
     moves = bool(hooks) and next(reversed(hooks)) != handle.id and handle.id in hooks
     if moves:

@@ -24,7 +24,7 @@ from rulec.torch.partitioned import Partitioned
 from rulec.torch.routes import names_of
 from rulec.torch.tensors import check_apart
 
-#: What an eager optimizer runs: a rule, its name or path, a partition, a class of optimizers, or what makes one.
+#: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.
 Runs = Rule | str | Path | Partition | type[Optimizer] | Callable[..., Optimizer]
 
 
@@ -39,20 +39,20 @@ class Inner(ABC):
 
     @abstractmethod
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        """Steps these parameters, which have these gradients, in `.grad` too. Each is fired once in a step."""
+        """Steps these parameters with these gradients, which are in `.grad` too. Each is fired once in a step."""
 
     @abstractmethod
     def close(self) -> None:
         """Closes the step."""
 
     def buffers(self, place: int) -> Mapping[str, Any]:
-        """What is remembered of a parameter now; empty before its first step."""
+        """The state of a parameter now; empty before its first step."""
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        found: Mapping[str, Any] = self.optimizer.state.get(params[place], {})
-        return found
+        state: Mapping[str, Any] = self.optimizer.state.get(params[place], {})
+        return state
 
     def forget(self, param: Tensor) -> None:
-        """Takes away what is remembered of a parameter: it starts afresh."""
+        """Takes away the state of a parameter: it starts afresh."""
         self.optimizer.state.pop(param, None)
 
 
@@ -123,19 +123,19 @@ class PartitionedInner(Inner):
     def open(self) -> None:
         """Opens a step of every rule."""
         self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
-        own = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
-        found = {i: (number, place) for number, ids in enumerate(own) for place, i in enumerate(ids)}
-        self._homes = [found[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
+        homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
+        self._homes = [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         for each in self._inner:
             each.open()
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
         """Steps these parameters, each by its own rule."""
-        for each, own, chosen in self.split(places):
-            each.fire(own, [grads[i] for i in chosen])
+        for each, inner_places, chosen in self.split(places):
+            each.fire(inner_places, [grads[i] for i in chosen])
 
     def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
-        """Each optimizer that has some of these places, its own places, and where they are among these."""
+        """Each optimizer with parameters at these places, their places in it, and their positions among these."""
         for number, each in enumerate(self._inner):
             mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
             if mine:
@@ -148,11 +148,11 @@ class PartitionedInner(Inner):
 
     def buffers(self, place: int) -> Mapping[str, Any]:
         """The states of a parameter and its count."""
-        number, own = self._homes[place]
-        return self._inner[number].buffers(own)
+        number, inner_place = self._homes[place]
+        return self._inner[number].buffers(inner_place)
 
     def forget(self, param: Tensor) -> None:
-        """Takes away what is remembered of a parameter: it starts afresh."""
+        """Takes away the state of a parameter: it starts afresh."""
         for each in self.optimizer.optimizers:
             each.state.pop(param, None)
 
@@ -208,7 +208,7 @@ def _alone(optimizer: Optimizer, places: frozenset[int]) -> Iterator[None]:
 
 
 def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
-    """The class's `step` without the hooks that torch runs around it: those are run once in a step."""
+    """The class's `step` without torch's hooks around it: these are run once in a step."""
     step: Any = type(optimizer).step
     bare: Callable[[Optimizer], Any] = getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
     return bare
@@ -232,14 +232,16 @@ def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keyw
             f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
             f"{type(rule).__name__}"
         )
-    made = rule(params, **keywords)
-    if not isinstance(made, Optimizer):
-        raise HyperError(f"{rule!r} must make a torch.optim.Optimizer of the parameters, not a {type(made).__name__}")
-    return inner_around(made, scope)
+    optimizer = rule(params, **keywords)
+    if not isinstance(optimizer, Optimizer):
+        raise HyperError(
+            f"{rule!r} must make a torch.optim.Optimizer of the parameters, not a {type(optimizer).__name__}"
+        )
+    return inner_around(optimizer, scope)
 
 
 def inner_around(optimizer: Optimizer, scope: Any) -> Inner:
-    """What runs an optimizer in parts."""
+    """An optimizer, run in parts."""
     if not isinstance(optimizer, RuleOptimizer | Partitioned):
         return ForeignInner(optimizer, scope)
     if scope is not None:

@@ -28,7 +28,7 @@ class Journal:
         self.bytes = 0
 
     def keep(self, places: Iterable[int]) -> None:
-        """Copies what these parameters' updates are about to write."""
+        """Copies these parameters and their states before an update writes them."""
         with plain_memory():
             for place in places:
                 if place in self._entries:

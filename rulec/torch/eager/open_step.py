@@ -20,11 +20,11 @@ Written = TypeVar("Written")
 
 
 class OpenStep:
-    """What happened to the parameters in this step so far, and how more of them are fired.
+    """The updates of this step so far, and the way to more of them.
 
-    `fired` are the places of those updated, in order; `folded` of those whose states have parts of their gradients, and
-    `dropped` of those whose update was given up. `over` says that
-    the last backward pass is done.
+    `fired` has the places of updated parameters, in order; `folded` the places of parameters with parts of their
+    gradients in their states; `dropped` the places of updates that were given up. `over` says that the last backward
+    pass is done.
     """
 
     def __init__(self, inner: Inner, roster: Roster, journal: bool) -> None:
@@ -111,14 +111,14 @@ class OpenStep:
         if self.journal is not None:
             self.journal.keep(places)
         try:
-            found = update()
+            written = update()
         except BaseException as error:
             # Who interrupts the program may do so after the kernel ran.
             if isinstance(error, PartialUpdate) or not isinstance(error, Exception):
                 self.fired.update(dict.fromkeys(places))
             raise
         self.fired.update(dict.fromkeys(places))
-        return found
+        return written
 
     def take(self, place: int, update: Callable[[], int]) -> None:
         """Updates a parameter without its gradient; `update` says how many bytes of one there were at once."""
@@ -174,6 +174,6 @@ class OpenStep:
 
 def _listed(names: Iterable[str]) -> str:
     """Names in words, the first few of many."""
-    found = [*names]
-    rest = f" and {len(found) - 4} more" if len(found) > 5 else ""
-    return ", ".join(found[:4] if rest else found) + rest or "no parameters"
+    listed = [*names]
+    rest = f" and {len(listed) - 4} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:4] if rest else listed) + rest or "no parameters"

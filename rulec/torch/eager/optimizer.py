@@ -33,20 +33,20 @@ class EagerUpdate(Optimizer, Turns):
 
     The result is that of the optimizer without it, bit for bit, or an error. `model` is a module or what torch.optim
     takes; `rule` a Rule, its name or path, a `rulec.partition`, or, with `scope`, a class of torch optimizers or
-    whatever makes one of parameters. All keywords that are not these are the optimizer's:
+    whatever makes one of parameters. All other keywords are the optimizer's:
 
     - `only`: patterns of the names of parameters that are updated early (`"layers.*"`); the others are in `step()`.
-    - `contributions=1` says that every gradient arrives once in a step, so that the first step can be early already; by
-      default the first step is watched.
+    - `contributions=1` says that every gradient arrives once in a step: the first step can be early already. By default
+      the first step is watched.
     - `journal` keeps the old tensors of a step, so that `rollback()` can take it back.
     - `max_grad_norm` clips gradients as `clip_grad_norm_` does, in two passes: see `measure`.
     - `accumulate="fold"` adds the gradients of micro-batches to the optimizer's states, where its rule is proved to
-      allow that, so that none is kept: equal but for rounding.
+      allow it, and keeps none: equal but for rounding.
     - `epilogue` updates the weights of linear layers tile by tile as their gradients are computed, which are never
       there as a whole, where the rule is elementwise; `"kernel"` and `"tiles"` say how, `True` as is fastest. Where
       parameters or groups are given, it is the model.
-    - `local=True` says that every one of several processes trains by itself; otherwise `model` must be a
-      DistributedDataParallel, or a module after `fully_shard`, whose gradients are used once they are reduced.
+    - `local=True` says that each of several processes trains by itself; otherwise `model` must be a
+      DistributedDataParallel, or a module after `fully_shard`, and gradients are used once they are reduced.
 
     Groups, states, checkpoints and schedulers are those of the one optimizer inside, `inner`. Errors are RulecError:
     RuleError for a rule that needs all gradients at once, PartialUpdate where a backward pass ended in its middle.
@@ -82,14 +82,14 @@ class EagerUpdate(Optimizer, Turns):
 
     @property
     def inner(self) -> Any:
-        """The optimizer that is run: the one that would be used without eager updates."""
+        """The optimizer inside, as it would be without eager updates."""
         return self._inner.optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizer inside."""
-        found: list[dict[str, Any]] = self.inner.param_groups
-        return found
+        groups: list[dict[str, Any]] = self.inner.param_groups
+        return groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -185,7 +185,7 @@ class EagerUpdate(Optimizer, Turns):
         self.inner.zero_grad(set_to_none)
 
     def report(self) -> Report:
-        """What the step did, the one that is open or else the last."""
+        """The report of the open step, or else of the last."""
         step = self._passes.step
         return self._passes.last if step is None else step.report()
 
@@ -215,11 +215,11 @@ class EagerUpdate(Optimizer, Turns):
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer inside, as that saves it, in the order of parameters."""
         self._passes.check_between("state_dict()")
-        found: dict[str, Any] = self.inner.state_dict()
-        states = found["state"]
+        saved: dict[str, Any] = self.inner.state_dict()
+        states = saved["state"]
         if all(type(key) is int for key in states):
-            return {**found, "state": {key: states[key] for key in sorted(states)}}
-        return found
+            return {**saved, "state": {key: states[key] for key in sorted(states)}}
+        return saved
 
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class EagerUpdate(Optimizer, Turns):
 
     @in_turn
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of; it has hooks of its own, on its own parameters."""
+        """The content of a copy; it has hooks of its own, on its own parameters."""
         self._passes.check_between("a copy")
         if self._passes.epilogue is not None:
             raise RulecError("an eager optimizer with epilogue= belongs to its model: copy its state_dict() instead")

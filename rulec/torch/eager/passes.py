@@ -36,8 +36,8 @@ class EagerOptions:
 class Passes:
     """The passes over the parameters of an optimizer, whose `names` are by identity.
 
-    `step` is the step that is open, and `window` the backward pass that runs; None where there is none. `last` is the
-    report of the last step. Callers have the `turn`, except where gradients arrive.
+    `step` is the open step, and `window` the running backward pass; None where there is none. `last` is the report of
+    the last step. Callers have the `turn`, except where gradients arrive.
     """
 
     def __init__(self, inner: Inner, names: dict[int, str], options: EagerOptions, model: Any, turn: RLock) -> None:
@@ -194,7 +194,7 @@ class Passes:
         self.last, self.step = step.close(), None
 
     def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
-        """Updates the parameters that were not updated in the backward pass, and have gradients at these places."""
+        """Updates the parameters at these places, whose gradients the backward pass has left."""
         if not self.options.folds:
             step.fire(rest, inside=False)
             return
@@ -207,7 +207,7 @@ class Passes:
         self.last, self.step, self.gave_up = step.close(), None, True
 
     def forget_gradients(self) -> None:
-        """Ends a step that has updated nothing; RulecError for one that has."""
+        """Ends a step without updates; RulecError where there were some."""
         if self.window is not None:
             raise RulecError(
                 "zero_grad() was called inside of opt.backward(): gradients are freed there as they are used"
@@ -220,7 +220,7 @@ class Passes:
     # A step that ended in its middle
 
     def _fail(self) -> None:
-        """Marks the step whose backward pass ended in its middle; one that has done nothing is forgotten."""
+        """Marks the step whose backward pass ended in its middle; without updates and sums it is forgotten."""
         step = self.step
         assert step is not None
         if step.begun:

@@ -1,7 +1,7 @@
 """Reads of parameters inside a backward pass that autograd knows nothing of.
 
-Autograd notices where a tensor that it saved has another version when it is used. What is computed anew inside the pass
-it does not know, nor what was saved of `weight.data`. So while a pass is watched every operation is looked at: a
+Autograd notices where a tensor that it saved has another version when it is used. It knows neither of tensors computed
+anew inside the pass, nor of saved ones of `weight.data`. So while a pass is watched every operation is looked at: a
 parameter that is read after its gradient was complete must wait for the end of the pass.
 """
 

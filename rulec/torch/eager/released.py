@@ -1,7 +1,7 @@
-"""What stands in `.grad` between the backward pass and `step()` for a gradient that is gone.
+"""The stand-in in `.grad` for a gradient that is gone, between the backward pass and `step()`.
 
 Code that looks at gradients there, such as `clip_grad_norm_`, would find none and do nothing, without a word. It finds
-this instead, which says what to do.
+this instead: the error says how to go on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step did, for people who want to see that their gradients are gone."""
+"""The report of a step, for people who want to see their gradients gone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 class Report:
     """The last step of an eager optimizer.
 
-    `fired` is the number of parameters that were updated inside the backward pass, `deferred` of those updated in
-    `step()`, `untouched` of those without a gradient; `dropped` of those whose update was given up, for an infinite
-    gradient. `bytes_freed` are those of gradients freed inside the backward pass, `peak_gradient_bytes` the most that
-    gradients took at one time, `largest_gradient_bytes` what the largest one took, and `journal_bytes` what was kept
-    of parameters and states for a rollback. `launches` is how often parameters fired: small ones do together.
+    Numbers of parameters: `fired` were updated inside the backward pass, `deferred` in `step()`; `untouched` had no
+    gradient, and of `dropped` the update was given up, for an infinite gradient. Bytes: `bytes_freed` of gradients
+    freed inside the backward pass, `peak_gradient_bytes` of all gradients at the fullest time, `largest_gradient_bytes`
+    of the largest gradient, and `journal_bytes` of parameters and states kept for a rollback. `launches` is how often
+    parameters fired: small ones do together.
     """
 
     fired: int = 0

@@ -27,15 +27,15 @@ class Roster:
         self, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str], only: Sequence[str] | None
     ) -> None:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
-        own = names_of(groups)
-        self.names = [names.get(id(p), name) for p, name in zip(self.params, own, strict=True)]
+        default_names = names_of(groups)
+        self.names = [names.get(id(p), name) for p, name in zip(self.params, default_names, strict=True)]
         self.sizes = [part_of(p).nbytes for p in self.params]
         self.places = {id(p): i for i, p in enumerate(self.params)}
         self.chosen = _chosen(self.names, only)
         self._released: dict[int, Released] = {}
 
     def release(self, places: Iterable[int]) -> None:
-        """Puts in the place of these gradients, which are gone, what says so to whoever looks at them."""
+        """Puts stand-ins in the place of these gradients, which are gone: whoever looks at them gets an error."""
         for place in places:
             if is_fake(self.params[place]):
                 continue  # whoever looks finds no numbers in fake gradients either
@@ -69,7 +69,7 @@ class Roster:
 
 
 def _chosen(names: Sequence[str], only: Sequence[str] | None) -> Collection[int]:
-    """The places of the names that one of the patterns matches; TensorError for a pattern that matches none."""
+    """The places of the names that one of the patterns matches; TensorError for a pattern without a match."""
     if only is None:
         return range(len(names))
     for pattern in only:
@@ -82,22 +82,22 @@ def patterns_of(only: Any) -> list[str] | None:
     """The patterns of `only`: one, or several; HyperError for what is none."""
     if only is None:
         return None
-    found = [only] if isinstance(only, str) else [*only] if isinstance(only, Iterable) else [only]
-    if not found or not all(isinstance(pattern, str) for pattern in found):
+    patterns = [only] if isinstance(only, str) else [*only] if isinstance(only, Iterable) else [only]
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise HyperError(f"only={only!r} must be a pattern of parameter names, such as 'layers.*', or a list of these")
-    return found
+    return patterns
 
 
 def parameters_of(model: Any) -> tuple[Any, dict[int, str]]:
-    """What an optimizer is made of, and the names of parameters by identity, from a model or what torch.optim takes."""
+    """The parameters for an optimizer, and their names by identity, from a model or any argument of torch.optim."""
     if isinstance(model, nn.Module):
         named = [*model.named_parameters()]
         return [p for _, p in named], {id(p): name for name, p in named}
     if isinstance(model, Tensor):
         raise TensorError("the parameters must be a model or an iterable of tensors, not one tensor: give it in a list")
-    given = [*model]
-    pairs = [pair for entry in given for pair in _pairs(entry)]
-    return given, {id(p): name for name, p in pairs}
+    entries = [*model]
+    pairs = [pair for entry in entries for pair in _pairs(entry)]
+    return entries, {id(p): name for name, p in pairs}
 
 
 def _pairs(entry: Any) -> Iterable[tuple[str, Tensor]]:
@@ -107,8 +107,8 @@ def _pairs(entry: Any) -> Iterable[tuple[str, Tensor]]:
     if not isinstance(entry, dict) or isinstance(entry.get("params"), Tensor):
         return []
     entry["params"] = [*entry["params"]]
-    found = entry["params"]
+    members = entry["params"]
     names = entry.get("param_names")
     if names is not None:
-        return zip(names, found, strict=True)
-    return [pair for pair in found if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)]
+        return zip(names, members, strict=True)
+    return [pair for pair in members if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)]

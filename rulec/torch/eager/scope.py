@@ -1,4 +1,4 @@
-"""Which rules can be updated inside the backward pass: those that need nothing but the tensor and its gradient."""
+"""Rules for updates inside the backward pass: they need nothing but the tensor and its gradient."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class GradStore(Turns):
 
     def __init__(self, grads: Gradients = ()) -> None:
         self._held: dict[Tensor, Tensor] = {}
-        self._own: set[Tensor] = set()  # tensors whose gradient was made here, and may be written to
+        self._sums: set[Tensor] = set()  # tensors whose gradient was made here, and may be written to
         self._peak = 0
         self.extend(grads)
 
@@ -54,19 +54,19 @@ class GradStore(Turns):
     def backward(self, outputs: Any, inputs: Tensor | Iterable[Tensor], grad_outputs: Any = None) -> None:
         """Adds the gradients of `outputs`, a tensor or several, with respect to `inputs`, as `torch.autograd.grad`.
 
-        Parameters that are frozen, or that `outputs` do not depend on, get none. `.grad` stays as it is.
+        Frozen parameters get none, nor do those without influence on `outputs`. `.grad` stays as it is.
         """
         wanted = [inputs] if isinstance(inputs, Tensor) else [*inputs]
         for tensor in wanted:
             if not tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 raise TensorError(f"a tensor of shape {tuple(tensor.shape)} gets no gradient: call requires_grad_()")
         trained = list(dict.fromkeys(tensor for tensor in wanted if tensor.requires_grad))
-        found = torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)
-        self.extend(zip(trained, found, strict=True))
+        gradients = torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)
+        self.extend(zip(trained, gradients, strict=True))
 
     @in_turn
     def collect(self, params: Iterable[Tensor]) -> None:
-        """Takes over what is in `.grad` of these tensors, which is None afterwards."""
+        """Takes over the gradients in `.grad` of these tensors; it is None afterwards."""
         taken = list(dict.fromkeys(params))
         self.extend([(tensor, tensor.grad) for tensor in taken])
         for tensor in taken:
@@ -92,23 +92,23 @@ class GradStore(Turns):
         held = self._held.get(tensor)
         if held is None:
             self._held[tensor] = grad
-        elif tensor in self._own:
+        elif tensor in self._sums:
             held += grad
         else:
             self._held[tensor] = held + grad
-            self._own.add(tensor)
+            self._sums.add(tensor)
 
     # Gradients go
 
     @in_turn
     def pop(self, tensor: Tensor) -> Tensor | None:
         """Takes one gradient out; None where there is none."""
-        self._own.discard(tensor)
+        self._sums.discard(tensor)
         return self._held.pop(tensor, None)
 
     @in_turn
     def step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None = None) -> None:
-        """Updates `params`, or all that is left and then ends the step; gradients that were used are let go.
+        """Updates `params`, or all that is left and then ends the step; used gradients are let go.
 
         A step of parts is the same as a whole one: hyper-parameters are those of its first part, step counts advance
         once, and `opt.step()` itself, with its hooks, is called at the end. RuleError where the rule needs all
@@ -122,11 +122,11 @@ class GradStore(Turns):
         if params is None:
             self._end(opt, [tensor for tensor in self._held if id(tensor) in names], names)
             return
-        given = [params] if isinstance(params, Tensor) else [*params]
-        for tensor in given:
+        tensors = [params] if isinstance(params, Tensor) else [*params]
+        for tensor in tensors:
             if id(tensor) not in names:
                 raise TensorError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of the optimizer")
-        part = [tensor for tensor in dict.fromkeys(given) if tensor in self._held]
+        part = [tensor for tensor in dict.fromkeys(tensors) if tensor in self._held]
         step = _step_of(opt)
         step.check_numbers()
         self._fire(step, part, names)
@@ -135,7 +135,7 @@ class GradStore(Turns):
         places = [step.roster.places[id(tensor)] for tensor in part]
         _check_once(step, places)
         step.open()
-        with self._given(part, names):
+        with self._lent(part, names):
             step.fire(places)
 
     def _end(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
@@ -150,11 +150,11 @@ class GradStore(Turns):
         opened = opt._passes.step if isinstance(opt, EagerUpdate) else None
         if opened is not None:
             _check_once(opened, [opened.roster.places[id(tensor)] for tensor in rest])
-        with self._given(rest, names):
+        with self._lent(rest, names):
             opt.step()
 
     @contextmanager
-    def _given(self, part: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[None]:
+    def _lent(self, part: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[None]:
         """A block in which gradients are in `.grad`; they leave the store, unless the block fails."""
         for tensor in part:
             if tensor.grad is not None:
@@ -171,7 +171,7 @@ class GradStore(Turns):
 
     @staticmethod
     def accept_partial(opt: Optimizer) -> None:
-        """Ends a step of which some parts never came: what was updated stays so."""
+        """Ends a step without its missing parts: updated parameters stay so."""
         with turn_of(opt):
             step = opt.__dict__.pop(_BEGUN, None)
             if step is None:
@@ -226,8 +226,8 @@ def _step_of(opt: Optimizer) -> OpenStep:
         )
     if _BEGUN not in opt.__dict__:
         opt.__dict__[_BEGUN] = OpenStep(_inner(opt), Roster(opt.param_groups, {}, None), False)
-    found: OpenStep = opt.__dict__[_BEGUN]
-    return found
+    step: OpenStep = opt.__dict__[_BEGUN]
+    return step
 
 
 def _eager_step(passes: Passes) -> OpenStep:
@@ -240,7 +240,7 @@ def _eager_step(passes: Passes) -> OpenStep:
 
 
 def _inner(opt: Optimizer) -> Inner:
-    """What runs an optimizer in parts; RulecError where that is not the same as running it whole."""
+    """An optimizer, run in parts; RulecError where the result would not be that of a whole run."""
     if isinstance(opt, RuleOptimizer):
         return RuleInner(opt)
     if isinstance(opt, Partitioned):
@@ -264,9 +264,9 @@ def _check_fits(tensor: Any, grad: Any) -> None:
             f"a store has gradients by their tensors, not a {type(grad).__name__} by a {type(tensor).__name__}"
         )
     for fact in ("shape", "dtype", "device"):
-        wanted, found = getattr(tensor, fact), getattr(grad, fact)
-        if wanted != found:
-            shown = [tuple(x) if fact == "shape" else x for x in (found, wanted)]
+        wanted, actual = getattr(tensor, fact), getattr(grad, fact)
+        if wanted != actual:
+            shown = [tuple(x) if fact == "shape" else x for x in (actual, wanted)]
             raise TensorError(f"a gradient has {fact} {shown[0]}, and its tensor {shown[1]}")
 
 

@@ -1,4 +1,4 @@
-"""The backward pass that is running: what happens when a gradient arrives."""
+"""The running backward pass: the steps taken when a gradient arrives."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Accumulating(Window):
 
 
 class Folding(Window):
-    """A micro-batch that is not the last, whose gradients are folded into states as they arrive."""
+    """A micro-batch before the last: its gradients are folded into states as they arrive."""
 
     def _arrived(self, place: int) -> None:
         self.step.fold(place)
@@ -181,7 +181,7 @@ class Firing(Counting):
         return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
 
     def take(self, place: int, update: Callable[[], int]) -> None:
-        """An arrival that completes a gradient which was not made; `update` as in `OpenStep.take`."""
+        """An arrival that completes a gradient without making it; `update` as in `OpenStep.take`."""
         self._check_pass()
         self.step.take(place, update)  # which reads the parameter, before its gradient counts as complete
         self.counts[place] = self.counts.get(place, 0) + 1

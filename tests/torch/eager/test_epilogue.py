@@ -442,7 +442,7 @@ def test_a_failure_in_the_middle_is_a_partial_update() -> None:
 def test_a_failure_within_a_weight_is_a_partial_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [p.detach().clone() for p in deferred(Layers(), plain, steps=2)]
     found, opt = eager(model := Layers(), plain, steps=2, epilogue=True, journal=True)
-    made = epilogue_tiles._Tiles.made
+    made = epilogue_tiles._Tiles.filled
 
     def fails(self: Any, span: slice) -> Tensor:
         if len(self._source.product.outputs.t()) == 70 and span.start:
@@ -450,7 +450,7 @@ def test_a_failure_within_a_weight_is_a_partial_update_of_it(monkeypatch: pytest
         return made(self, span)
 
     with monkeypatch.context() as patch:
-        patch.setattr(epilogue_tiles._Tiles, "made", fails)
+        patch.setattr(epilogue_tiles._Tiles, "filled", fails)
         with pytest.raises(PartialUpdate, match=r"after the first 23 rows of a tensor of shape \(70, 48\): no room"):
             plain(model, 2, opt.backward)
     with pytest.raises(PartialUpdate) as error:
