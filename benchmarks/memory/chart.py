@@ -18,12 +18,13 @@ _COLOURS = {
 #: Kinds from the bottom to the top of a bar; activations are of the batch and not of the rule.
 _STACKED = [kind for kind in ("weights", "state", "gradients", "temporaries") if kind in KINDS]
 
-Bars = Mapping[str, Mapping[tuple[str, str], Mapping[str, int]]]
+#: The bars of one model: rule and way -> bytes by kind.
+Bars = dict[tuple[str, str], Mapping[str, int]]
 
 
-def bars_of(result: Result) -> dict[str, dict[tuple[str, str], Mapping[str, int]]]:
+def bars_of(result: Result) -> dict[str, Bars]:
     """The bytes by kind, without activations, of every model, rule and way in a result."""
-    bars: dict[str, dict[tuple[str, str], Mapping[str, int]]] = {}
+    bars: dict[str, Bars] = {}
     for row in result.rows:
         if row.measure == WEIGHTS:
             model, rule, way = row.subject.rsplit(", ", 2)
@@ -58,7 +59,7 @@ def draw(result: Result, path: Path) -> None:
         raise RulecError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _panel(axes: Any, by_way: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+def _panel(axes: Any, by_way: Bars) -> None:
     """The bars of one model: a group for each rule, with a bar for each way."""
     rules = [rule for rule in RULES if any(rule == r for r, _ in by_way)]
     places, names, bars = _places(rules, by_way)
@@ -74,9 +75,7 @@ def _panel(axes: Any, by_way: Mapping[tuple[str, str], Mapping[str, int]]) -> No
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _places(
-    rules: Sequence[str], by_way: Mapping[tuple[str, str], Mapping[str, int]]
-) -> tuple[list[float], list[str], list[Mapping[str, int]]]:
+def _places(rules: Sequence[str], by_way: Bars) -> tuple[list[float], list[str], list[Mapping[str, int]]]:
     """The places of the bars, the labels below them, and their bytes by kind."""
     places, names, bars = [], [], []
     for number, rule in enumerate(rules):
