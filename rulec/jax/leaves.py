@@ -1,4 +1,4 @@
-"""The leaves of a tree of arrays: their names, and what is wrong with those that no rule can update."""
+"""The leaves of a tree of arrays: their names, and errors for leaves that no rule can update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = "the parameter"
 class Tree:
     """The leaves of a tree of arrays in their order, and its structure.
 
-    Complex arrays are pairs of reals here, an axis more; `paired` are their places.
+    Complex arrays are pairs of reals here, with one more axis; `paired` are their places.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Tree:
     paired: frozenset[int] = frozenset()
 
     def of(self, arrays: Sequence[Any]) -> Any:
-        """Other arrays, or None, in the same structure; complex where this tree's are."""
+        """Other arrays, or None, in the same structure; complex where this tree's arrays are."""
         return self.structure.unflatten(
             unpaired(array) if place in self.paired and array is not None else array
             for place, array in enumerate(arrays)
@@ -49,8 +49,8 @@ class Tree:
 def flat(tree: Any, what: str, wide: bool = True) -> Tree:
     """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update.
 
-    No two paths are alike in words, or masks, patterns and tags would mean both: TensorError where they are.
-    Where JAX is not `wide`, kept to 32 bits by its user, leaves of float64 are refused, and Python's numbers float32.
+    TensorError also where two paths have equal names, since masks, patterns and tags would mean both. Where JAX is not
+    `wide`, kept to 32 bits by its user, leaves of float64 are refused, and numbers of Python are float32.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     variables = _variables(tree)
@@ -62,16 +62,16 @@ def flat(tree: Any, what: str, wide: bool = True) -> Tree:
 
 
 def _variables(tree: Any) -> set[Any]:
-    """The paths of variables of Flax, which holds arrays in them at first and without them later."""
+    """The paths of Flax's variables: Flax holds arrays in variables at first, and bare ones later."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return set()
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    return {path for path, leaf in found if isinstance(leaf, nnx.Variable) and hasattr(leaf.get_raw_value(), "dtype")}
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return {path for path, leaf in paths if isinstance(leaf, nnx.Variable) and hasattr(leaf.get_raw_value(), "dtype")}
 
 
 def leaf_name(path: Sequence[Any]) -> str:
-    """The path of a leaf in words."""
+    """The name of a leaf: the keys on its path, joined by `/`."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or WHOLE
 
 
@@ -83,7 +83,7 @@ def check_apart(names: Sequence[str]) -> None:
 
 
 def called(what: str, name: str) -> str:
-    """A leaf in a sentence."""
+    """The words for a leaf in a sentence."""
     return what if name == WHOLE and what == WHOLE else f"{what} {name}"
 
 
@@ -108,24 +108,27 @@ def _checked(array: Any, name: str, wide: bool) -> Any:
 
 def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:
     """A tree's arrays where it has the structure of `model` and its shapes; TensorError otherwise."""
-    found = flat(tree, what, wide)
-    if found.structure != model.structure:
-        raise _other_structure(found, model, what)
+    flattened = flat(tree, what, wide)
+    if flattened.structure != model.structure:
+        raise _other_structure(flattened, model, what)
     arrays = []
-    for place, (name, array, own) in enumerate(zip(found.names, found.arrays, model.arrays, strict=True)):
-        if place in found.paired - model.paired:
+    for place, (name, array, param) in enumerate(zip(flattened.names, flattened.arrays, model.arrays, strict=True)):
+        if place in flattened.paired - model.paired:
             raise TensorError(f"{what} {name} is complex, and its parameter real: give its real part")
-        made = jnp.stack([array, jnp.zeros_like(array)], -1) if place in model.paired - found.paired else array
-        if made.shape != own.shape:
+        if place in model.paired - flattened.paired:
+            array = jnp.stack([array, jnp.zeros_like(array)], -1)
+        if array.shape != param.shape:
             kept = -1 if place in model.paired else None
-            raise TensorError(f"{what} {name} has shape {made.shape[:kept]}, its parameter {tuple(own.shape)[:kept]}")
-        arrays.append(made)
-    return replace(found, arrays=tuple(arrays), paired=model.paired)
+            raise TensorError(
+                f"{what} {name} has shape {array.shape[:kept]}, its parameter {tuple(param.shape)[:kept]}"
+            )
+        arrays.append(array)
+    return replace(flattened, arrays=tuple(arrays), paired=model.paired)
 
 
-def _other_structure(found: Tree, model: Tree, what: str) -> TensorError:
-    missing = [name for name in model.names if name not in set(found.names)]
-    extra = [name for name in found.names if name not in set(model.names)]
+def _other_structure(flattened: Tree, model: Tree, what: str) -> TensorError:
+    missing = [name for name in model.names if name not in set(flattened.names)]
+    extra = [name for name in flattened.names if name not in set(model.names)]
     if missing:
         return TensorError(
             f"{what} {missing[0]} is missing (None, or no leaf): every parameter needs one; leave those that are not "
@@ -134,6 +137,6 @@ def _other_structure(found: Tree, model: Tree, what: str) -> TensorError:
     if extra:
         return TensorError(f"{what} {extra[0]} is given, and there is no such parameter: leave it out, or set it None")
     return TensorError(
-        f"the containers of the parameters are {model.structure}, and those of {what} them {found.structure}: give "
+        f"the containers of the parameters are {model.structure}, and those of {what} them {flattened.structure}: give "
         f"both in the same"
     )

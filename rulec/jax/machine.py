@@ -1,4 +1,4 @@
-"""A recipe's functions on trees: the first state, a step that gives updates, and one that gives new parameters.
+"""A recipe's functions on trees: the first state, a step to updates, and a step to new parameters.
 
 Each is traced once for a tree's structure, shapes and dtypes. Numbers are passed in float64 and traced: neither another
 learning rate nor another step count traces anything again.
@@ -39,7 +39,7 @@ _PLANS, _MACHINES = 64, 256
 
 @dataclass(frozen=True)
 class Settings:
-    """What beside the recipe decides what is compiled: options, and what fields of the state are called."""
+    """The choices of compilation beside the recipe: options, and state -> field, where the field's name differs."""
 
     options: Options
     renamed: tuple[tuple[str, str], ...] = ()
@@ -75,9 +75,9 @@ class Machine:
     def _assigned(self, leaf: Leaf, group: int | None) -> Assignment | None:
         if group is None:
             return None
-        own = self.recipe.groups[group]
-        tags = {*own.tags, *self.recipe.tags.get(leaf.name, ())}
-        return Assignment(own.rule, group, tags, own.static())
+        chosen = self.recipe.groups[group]
+        tags = {*chosen.tags, *self.recipe.tags.get(leaf.name, ())}
+        return Assignment(chosen.rule, group, tags, chosen.static())
 
     def _check_tags(self, names: Sequence[str]) -> None:
         for name in self.recipe.tags:
@@ -88,10 +88,10 @@ class Machine:
                 )
 
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
-        """The plan for these leaves; `values` says what dtypes their states have already."""
+        """The plan for these leaves; existing states in `values` keep their dtypes."""
         states = {} if values is None else values.arrays
-        given = params if grads is None else grads
-        return self._plan(leaves_of(params.names, params.arrays, given.arrays, states, params.paired), update)
+        gradients = params if grads is None else grads
+        return self._plan(leaves_of(params.names, params.arrays, gradients.arrays, states, params.paired), update)
 
     # The functions that are traced
 
@@ -103,8 +103,8 @@ class Machine:
         return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
 
     def _update(self, grads: Any, state: Any, params: Any, numbers: Any, inputs: Any) -> Any:
-        given = grads if params is None else params
-        model = self._flat(given, "the gradient of" if params is None else "the parameter")
+        source = grads if params is None else params
+        model = self._flat(source, "the gradient of" if params is None else "the parameter")
         tree = model if params is None else self._like(grads, model, "the gradient of")
         plan, values = self._begun(state, model, tree, True)
         if params is None and plan.reads_parameters:
@@ -136,8 +136,8 @@ class Machine:
         self, plan: StepPlan, params: Tree, grads: Tree, values: Values, numbers: Any, inputs: Any
     ) -> tuple[Sequence[Any], Values]:
         hyper = self._hyper(numbers, plan)
-        given = {name: self._input(name, value, params) for name, value in inputs.items()}
-        return one_step(plan, params.arrays, grads.arrays, values, hyper, given)
+        inputs = {name: self._input(name, value, params) for name, value in inputs.items()}
+        return one_step(plan, params.arrays, grads.arrays, values, hyper, inputs)
 
     def _input(self, name: str, value: Any, params: Tree) -> Any:
         if self.inputs[name] == "like p":
@@ -149,27 +149,25 @@ class Machine:
         return value
 
     def _hyper(self, numbers: Any, plan: StepPlan) -> list[Mapping[str, Any]]:
-        for group, own in zip(self.recipe.groups, numbers, strict=True):
-            for name, number in own.items():
+        pairs = [*zip(self.recipe.groups, numbers, strict=True)]
+        for group, group_numbers in pairs:
+            for name, number in group_numbers.items():
                 check_number(f"{name} of {group.rule.name}", number)
-        return [
-            group.resolved(own, plan.coarsest(index))
-            for index, (group, own) in enumerate(zip(self.recipe.groups, numbers, strict=True))
-        ]
+        return [group.resolved(group_numbers, plan.coarsest(i)) for i, (group, group_numbers) in enumerate(pairs)]
 
 
 def _without_numbers(recipe: Recipe) -> Recipe:
-    """The recipe with the names of the hyper-parameters, and of their values those that decide what is compiled."""
+    """The recipe with zeros for all hyper-parameters but the static ones: it must not keep traced numbers."""
     return replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
 
 
 def _group_without_numbers(group: Group) -> Group:
     settings = group.settings
-    return replace(group, hyper={name: given if settings[name].static else 0.0 for name, given in group.hyper.items()})
+    return replace(group, hyper={name: value if settings[name].static else 0.0 for name, value in group.hyper.items()})
 
 
 def _rules(recipe: Recipe) -> list[Rule]:
-    """All rules that leaves may go to, each once."""
+    """All rules of leaves, routed ones too, each once."""
     rules = [rule for group in recipe.groups for rule in Router(group.rule).rules]
     return list({id(rule): rule for rule in rules}.values())
 
@@ -182,19 +180,19 @@ _Kind = TypeVar("_Kind", bound=Machine)
 
 
 def machine(recipe: Recipe, settings: Settings) -> Machine:
-    """The machine of a recipe: the same for recipes that compile to the same."""
+    """The machine of a recipe; recipes of equal keys share one."""
     return machine_of(Machine, recipe, settings)
 
 
 def machine_of(kind: type[_Kind], recipe: Recipe, settings: Settings) -> _Kind:
-    """That of a kind; the latest are kept."""
+    """The machine of a kind for a recipe; the latest are kept."""
     key = kind, recipe.key, settings
     with _machines_lock:
-        found: _Kind = _machines.pop(key, None) or kind(recipe, settings)
-        _machines[key] = found
+        instance: _Kind = _machines.pop(key, None) or kind(recipe, settings)
+        _machines[key] = instance
         if len(_machines) > _MACHINES:
             _machines.popitem(last=False)
-    return found
+    return instance
 
 
 def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, Any]]]:
@@ -202,7 +200,7 @@ def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, 
 
     Functions of the `count` of steps are replaced by their values; without a count, by those before the first step.
     """
-    if any(callable(given) for group in recipe.groups for given in group.hyper.values()):
+    if any(callable(value) for group in recipe.groups for value in group.hyper.values()):
         count = jnp.zeros((), jnp.int32) if count is None else count
         recipe = replace(recipe, groups=[_at(group, count) for group in recipe.groups])
     return recipe, [_settled(group.numbers()) for group in recipe.groups]
@@ -210,23 +208,23 @@ def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, 
 
 def _at(group: Group, count: Any) -> Group:
     settings = group.settings
-    found = {
-        name: value_at(count, given, f"{name} of {group.rule.name}")
-        for name, given in group.hyper.items()
-        if callable(given) and not settings[name].static
+    values = {
+        name: value_at(count, value, f"{name} of {group.rule.name}")
+        for name, value in group.hyper.items()
+        if callable(value) and not settings[name].static
     }
-    return replace(group, hyper={**group.hyper, **found})
+    return replace(group, hyper={**group.hyper, **values})
 
 
 def _settled(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same numbers, none of which turns into one of 64 bits: under jax.jvp a tracer may stand for Python's own."""
+    """The same numbers, traced ones in their own dtype: under jax.jvp a tracer may stand for a number of Python."""
     return {name: jnp.array(number) if is_traced(number) else number for name, number in numbers.items()}
 
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:
     """Calls one of a machine's functions, with JAX allowed 64 bits for numbers and to mix dtypes.
 
-    Raises TensorError where an operand is no array, or was donated before.
+    TensorError where an operand is no array, or was donated before.
     """
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         try:
@@ -235,10 +233,10 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
             without_remarks(error)
             raise
         except (TypeError, RuntimeError, ValueError) as error:
-            found = explained(error, function, operands)
-            if found is None:
+            mistake = explained(error, function, operands)
+            if mistake is None:
                 raise
-            raise found from error
+            raise mistake from error
 
 
 def is_wide() -> bool:

@@ -1,4 +1,4 @@
-"""Which rule updates which leaf: rules with their hyper-parameters, each for one group of leaves."""
+"""Groups of leaves, each with one rule and its hyper-parameters, and the choice of a leaf's group."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Group:
                 settings[name].check(name, value, self.rule.name)
 
     def numbers(self) -> dict[str, Given]:
-        """The hyper-parameters that are passed to a traced step: all that users gave but functions."""
+        """The hyper-parameters that are passed to a traced step: the users' without functions."""
         return {name: value for name, value in self.hyper.items() if not callable(value)}
 
     def resolved(self, numbers: Mapping[str, Any], machine_eps: float) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _functions(group: Group) -> tuple[Any, ...]:
 def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
     """One rule for all leaves, or the rules of a partition.
 
-    `hyper` is for each rule that has such a hyper-parameter, but for parts that give it themselves.
+    `hyper` is for each rule with such a hyper-parameter; a part's own value takes precedence.
     """
     if isinstance(rule, Partition):
         return _of_partition(rule, hyper, dict(tags or {}))
@@ -133,7 +133,7 @@ def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collectio
 
 
 def rules_of(rule: Rules) -> list[Rule]:
-    """The rules that users gave, without the rules to which these route leaves."""
+    """The rules of users, without the rules to which they route leaves."""
     if isinstance(rule, Partition):
         return [part.rule for part in rule.parts]
     return [rule if isinstance(rule, Rule) else _named(rule) if _is_lasting(rule) else load(rule)]

@@ -39,7 +39,7 @@ def one_step(
 
 
 class JaxBucketStep(BucketStep):
-    """One bucket's share of a step by XLA's own code, or by a kernel of the cpu backend; states may be packed."""
+    """One bucket's share of a step, by XLA's own code or by a kernel of the cpu backend; states may be packed."""
 
     library = LIBRARY
     gaps = GuardedGaps

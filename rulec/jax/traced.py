@@ -1,4 +1,4 @@
-"""Values that JAX traces, and numbers that must be known while it does."""
+"""Values under a trace of JAX, and numbers that must be known while JAX traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Steps as pure functions of arrays, for frameworks whose arrays are never written: JAX and MLX.
 
-An adapter gives a tree's leaves and a library of its arrays; what users see is the adapter's.
+An adapter gives a tree's leaves and a library of its arrays, and puts the results in the containers of its users.
 """

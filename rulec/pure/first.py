@@ -12,7 +12,7 @@ from rulec.pure.plan import Bucket, StepPlan
 from rulec.pure.values import Hypers, Values
 from rulec.runtime.state import StateSpec
 
-#: Makes a state of a value, which is a number or an array of its parameter's shape, in the shape of the state.
+#: Makes a state in its shape from a first value: a number, or an array of its parameter's shape.
 Stored = Callable[[StateSpec, Any, tuple[int, ...], Any, MatrixView], Any]
 
 _Numbers = Mapping[str, dict[int, Any]]
@@ -22,9 +22,9 @@ def first_values(
     plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str, values: Values, library: PureLibrary,
     stored: Stored,
 ) -> Values:  # fmt: skip
-    """The state before the first step, written to `values`, which have a count alone.
+    """The state before the first step, written to `values`, which has only a count before.
 
-    States that are numbers are of `number_dtype`; `stored` makes those that are arrays.
+    Numbers are of `number_dtype`; `stored` makes the arrays.
     """
     values.arrays |= {name: {} for name in plan.arrays}
     numbers: _Numbers = {name: {} for name in plan.numbers}
@@ -50,9 +50,9 @@ def first_values(
 
 
 def _groups(plan: StepPlan, name: str) -> list[tuple[int, int]]:
-    """The leaves that have a state, each with its group; of the model, one with group 0."""
-    found = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
-    return found if plan.numbers[name] == "group" else [(min(found)[0], 0)]
+    """The leaves with a state, each with its group; of a state of the model one leaf, with group 0."""
+    pairs = [(p, g) for b in plan.buckets for p, g in zip(b.places, b.groups, strict=True) if p in plan.having[name]]
+    return pairs if plan.numbers[name] == "group" else [(min(pairs)[0], 0)]
 
 
 class _First:

@@ -1,4 +1,4 @@
-"""The values of hyper-parameters in a step, of which some follow from others."""
+"""The values of hyper-parameters in a step; a default may follow from other hyper-parameters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rulec.pure.library import PureLibrary
 
 
 def resolved(
-    owner: str, settings: Mapping[str, Hyper], given: Collection[str], numbers: Mapping[str, Any], machine_eps: float,
+    owner: str, settings: Mapping[str, Hyper], chosen: Collection[str], numbers: Mapping[str, Any], machine_eps: float,
     library: PureLibrary,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every hyper-parameter's value: one of `numbers`, traced or not, or by default; `given` are no defaults.
+    """Every hyper-parameter's value: from `numbers`, traced or not, or its default.
 
-    HyperError where there is no default, with `owner` as the name of the rule.
+    `chosen` are the names whose defaults are not used. HyperError where there is no default; `owner` names the rule.
     """
     values: dict[str, Any] = {"machine_eps": machine_eps, **numbers}
-    pending = {name: setting.default for name, setting in settings.items() if name not in given}
+    pending = {name: setting.default for name, setting in settings.items() if name not in chosen}
     while pending:
         ready = [k for k, v in pending.items() if not isinstance(v, Node) or {*names_in([v])} <= values.keys()]
         if not ready:

@@ -1,4 +1,4 @@
-"""Parameters as a plan knows them."""
+"""The facts of a parameter for a plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Leaf:
-    """A parameter as a plan knows it: its path, its shape, and its dtype and its gradient's by our names.
+    """The facts of a parameter for a plan: its path, its shape, and its dtype and its gradient's by our names.
 
-    `states` are the dtypes of the states that it has already, by name; `paired` says that it is complex, and its shape
-    that of the pairs.
+    `states` are the names and dtypes of the states that it has already. A `paired` leaf is complex, and its shape is of
+    the pairs of reals.
     """
 
     name: str
@@ -32,7 +32,7 @@ def leaves_of(
     names: Sequence[str], params: Sequence[Any], grads: Sequence[Any], states: Mapping[str, Mapping[int, Any]],
     paired: Collection[int] = (),
 ) -> tuple[Leaf, ...]:  # fmt: skip
-    """The leaves of these arrays; `states` are those that some have already, by name and place."""
+    """The leaves of these arrays; existing `states` are name -> place of a leaf -> array."""
     return tuple(
         Leaf(
             name, tuple(params[i].shape), dtype_name(params[i]), dtype_name(grads[i]),

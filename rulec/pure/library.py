@@ -1,4 +1,4 @@
-"""What a step needs of arrays that are never written."""
+"""The array functions of a step, for arrays that are never written."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rulec.language.node import Node, walk
 
 
 class PureFunctions(Functions):
-    """Those of a library whose numbers are arrays, and which multiplies matrices of 16 bits too."""
+    """The functions of a library with numbers as arrays, and with products of matrices of 16 bits."""
 
     def fitted(self, x: Any, dtype: Any) -> Any:
-        """A number in that dtype, where there is one."""
+        """A number in the dtype, unless this is None; arrays stay."""
         if dtype is None or bool(getattr(x, "ndim", 0)):
             return x
         number = self.xp.asarray(x)
         return number.astype(dtype) if self.is_float(number) else x
 
     def product_dtype(self, x: Any, dtype: str) -> str:
-        """Any."""
+        """The dtype itself: matrices of any can be multiplied."""
         return dtype
 
     def wide(self, x: Any) -> Any:
@@ -33,13 +33,13 @@ class PureFunctions(Functions):
         return self.matmul(self.wide(a), self.wide(b))
 
     def norm(self, x: Any, dtype: Any) -> Any:
-        """Summed in the dtype that the matrices had."""
+        """Summed in the dtype of the matrices before they were widened."""
         squares = self.xp.square(x.astype(dtype))
         return self.xp.sqrt(self.xp.sum(squares, axis=(-2, -1), keepdims=True)).astype(x.dtype)
 
 
 class PureLibrary(ArrayLibrary):
-    """What a step needs of a library beside what all array libraries do."""
+    """An array library with the further functions of a step."""
 
     of: PureFunctions
 

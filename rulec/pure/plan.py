@@ -1,4 +1,4 @@
-"""A rule made ready for the leaves of a tree: routed, compiled, and put in buckets, once for each set of shapes."""
+"""The plan of a step: rules are routed and compiled for the leaves of a tree, and leaves put in buckets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rulec.runtime.state import StateSpec, state_specs
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What updates a leaf: the rule, before it is routed, its group and static hyper-parameters, and its tags."""
+    """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters."""
 
     rule: Rule
     group: int = 0
@@ -42,12 +42,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Options:
-    """How a rule is compiled.
+    """The options of compilation.
 
-    `state_dtype` gives the storage dtype of states by name, or by "" of all; with `update` what is computed is the
-    change of each parameter, not the new parameter. `functions` is the backend whose functions a
-    step is made of. `backend` is what runs one pass over elements: "jax" alone, "cpu" where it can, or "either", the
-    faster.
+    `state_dtype` has the storage dtypes of states by name, or of all by "". With `update` a step computes the change of
+    each parameter, not the new parameter. `functions` is the backend of a step's functions. `backend` runs the passes
+    over elements: "jax" alone, "cpu" where it can, or "either", the faster.
     """
 
     update: bool = False
@@ -60,9 +59,9 @@ class Options:
 
 @dataclass(eq=False)
 class Bucket:
-    """Leaves of one rule that one program updates, in one layout; `places` are theirs in the tree.
+    """Leaves of one rule with one program and one layout; `places` are their numbers in the tree.
 
-    `owner` is their rule before it is routed: what is of the model is of all its leaves, and of no others.
+    `owner` is their rule before it is routed: values of the model span all leaves of this rule, and no others.
     `functions` is the backend of the kernel.
     """
 
@@ -78,18 +77,18 @@ class Bucket:
 
     @cached_property
     def kernel(self) -> Any:
-        """The kernel of one pass over elements, made when a step first asks: a first state needs none."""
+        """The kernel of the passes over elements, built at the first step: a first state needs none."""
         backend = registry.usable(self.functions)
         return backend.build(self.program, self.layout, backend.emit(self.program, self.layout))
 
     @cached_property
     def plan(self) -> Plan:
-        """What is worked out between the stages."""
+        """The plan of the work between the stages."""
         return Plan(self.program)
 
     @cached_property
     def guards(self) -> Mapping[Node, Guard]:
-        """The matrix functions that are wanted under a condition alone."""
+        """Matrix function -> the condition under which alone it is wanted."""
         return guards_of(self.program)
 
     @cached_property
@@ -99,7 +98,7 @@ class Bucket:
 
     @cached_property
     def own_rows(self) -> bool:
-        """Whether tensors of one group may have different scalars, their counts apart."""
+        """Whether tensors of one group may have different scalars, even with equal counts."""
         states = {b.name for b in self.program.states if "n" in b.axes.letters}
         return bool(self.table.facts) or bool(states & self.table.loads)
 
@@ -109,7 +108,7 @@ class Bucket:
         return state_specs(self.program, self.layout)
 
     def state_shapes(self) -> Iterator[tuple[StateSpec, int, MatrixView, tuple[int, ...]]]:
-        """These states of each leaf: the leaf's place and view, and the state's shape."""
+        """Each state that is an array, for each leaf: the leaf's place and view, and the state's shape."""
         for spec in self.specs:
             for place, view, facts in zip(self.places, self.views, self.facts, strict=True):
                 yield spec, place, view, tuple(spec.shape(view, self.static, facts))
@@ -123,58 +122,58 @@ class Bucket:
 class StepPlan:
     """Everything about a step that follows from shapes and dtypes alone.
 
-    `arrays` are the names of the states that are arrays for each leaf, in order; `numbers` those that are numbers, with
-    their level (`tensor`, `group` or `model`); `having` the leaves that have a state, by its name.
+    `arrays` are the names of the states that are an array for each leaf, in order. `numbers` is state -> level
+    (`tensor`, `group` or `model`), for the states of numbers. `having` is state -> places of the leaves with it.
     """
 
     def __init__(
         self, leaves: Sequence[Leaf], assigned: Sequence[Assignment | None], options: Options, groups: int
     ) -> None:
         self.leaves, self.assigned, self.options, self.groups = leaves, assigned, options, groups
-        # One for each rule: what it routes to is made by it, and leaves of one bucket have the very same rule.
-        rules = {id(own.rule): own.rule for own in assigned if own is not None}
+        # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
+        rules = {id(one.rule): one.rule for one in assigned if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}
         self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
         known: dict[Any, Bucket] = {}
-        for place, (leaf, own) in enumerate(zip(leaves, assigned, strict=True)):
-            if own is not None:
-                self.rules.append(self._route(leaf, own))
-                self._place(known, place, leaf, self.rules[-1], own)
+        for place, (leaf, assignment) in enumerate(zip(leaves, assigned, strict=True)):
+            if assignment is not None:
+                self.rules.append(self._route(leaf, assignment))
+                self._place(known, place, leaf, self.rules[-1], assignment)
         self.arrays: dict[str, None] = {}
         self.numbers: dict[str, str] = {}
         self.having: dict[str, list[int]] = {}
         self._note_states()
 
-    def _route(self, leaf: Leaf, own: Assignment) -> Rule:
-        router = self._routers[id(own.rule)]
+    def _route(self, leaf: Leaf, assignment: Assignment) -> Rule:
+        router = self._routers[id(assignment.rule)]
         if leaf.paired and any(map(sees_shape, router.rules)):
             raise TensorError(
-                f"{own.rule.name} treats tensors by their dimensions, and the parameter {leaf.name} is complex: give "
-                f"its real and its imaginary part as leaves of their own"
+                f"{assignment.rule.name} treats tensors by their dimensions, and the parameter {leaf.name} is complex: "
+                f"give its real and its imaginary part as leaves of their own"
             )
-        return router.choose(leaf.shape, own.tags, leaf.name)
+        return router.choose(leaf.shape, assignment.tags, leaf.name)
 
-    def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, own: Assignment) -> None:
+    def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, assignment: Assignment) -> None:
         view = matrix_view(leaf.shape, rule.view)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
-        static = {name: own.static[name] for name, hyper in rule.hyper.items() if hyper.static}
+        static = {name: assignment.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         program = check_counts(compile(rule, facts, static), {**facts, **static})
         states = self._state_dtypes(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
-        key = id(own.rule), program, layout, tuple(sorted(static.items()))
+        key = id(assignment.rule), program, layout, tuple(sorted(static.items()))
         if key not in known:
-            known[key] = self._bucket(own.rule, program, layout, static)
+            known[key] = self._bucket(assignment.rule, program, layout, static)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
         bucket.views.append(view)
-        bucket.groups.append(own.group)
+        bucket.groups.append(assignment.group)
         bucket.facts.append(facts)
 
     def _state_dtypes(self, program: Program, leaf: Leaf) -> dict[str, str]:
-        given = {"": leaf.dtype, **dict(self.options.state_dtype), **dict(leaf.states)}
-        return {b.name: given.get(b.name, given[""]) for b in program.states}
+        dtypes = {"": leaf.dtype, **dict(self.options.state_dtype), **dict(leaf.states)}
+        return {b.name: dtypes.get(b.name, dtypes[""]) for b in program.states}
 
     def _bucket(self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float]) -> Bucket:
         program, layout = scheduled(program, layout)
@@ -200,12 +199,12 @@ class StepPlan:
 
     @cached_property
     def own_counts(self) -> bool:
-        """Whether leaves may have been updated a different number of times: a rule skips the steps of some alone."""
-        found = any(self._skips_some(bucket.program) for bucket in self.buckets)
-        if found and {"group", "model"} & {*self.numbers.values()}:
+        """Whether leaves have counts of their own, because a rule may skip the steps of some leaves alone."""
+        apart = any(self._skips_some(bucket.program) for bucket in self.buckets)
+        if apart and {"group", "model"} & {*self.numbers.values()}:
             what = "a skip of some tensors beside a state of groups or the model"
             raise BackendUnsupported(self.options.functions, what, self._name)
-        return found
+        return apart
 
     @property
     def _name(self) -> str:
@@ -218,13 +217,13 @@ class StepPlan:
 
     @cached_property
     def reads_parameters(self) -> bool:
-        """Whether a step needs the parameters: to compute with, or to give new ones."""
+        """Whether a step needs the parameters: as operands, or to return new ones."""
         return not self.options.update or any(_reads_p(bucket.program) for bucket in self.buckets)
 
     def coarsest(self, group: int) -> float:
-        """The machine epsilon of a group, which is that of the coarsest dtype: it has one value for all its leaves."""
+        """The machine epsilon of a group: one value for all its leaves, of their coarsest dtype."""
         pairs = zip(self.leaves, self.assigned, strict=True)
-        return max((EPS[leaf.dtype] for leaf, own in pairs if own and own.group == group), default=EPS["float32"])
+        return max((EPS[leaf.dtype] for leaf, one in pairs if one and one.group == group), default=EPS["float32"])
 
     def states_of(self, bucket: Bucket, level: str) -> list[str]:
         """The states of a bucket at a level, by name."""

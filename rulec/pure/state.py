@@ -1,4 +1,4 @@
-"""What a plan needs of a state."""
+"""Checks of a state against a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = ("tensor", "group", "model")
 
 
 def number_states(rules: Iterable[Rule]) -> set[str]:
-    """The names of the states that are one number of a tensor, a group or the model."""
+    """The names of the states with one number for a tensor, a group or the model."""
     states = [item for rule in rules for item in rule.state.items()]
     return {name for name, state in states if state.shape is None and state.per in _NUMBERS}
 
@@ -26,7 +26,7 @@ def number_states(rules: Iterable[Rule]) -> set[str]:
 def check_values(plan: StepPlan, values: Values, fields: Mapping[str, str], title: str) -> None:
     """StateMismatch where a state lacks an array or a number of the plan, or has it in another shape.
 
-    `fields` are what users call the states, by their names.
+    `fields` is state -> the name of its field for users.
     """
     for bucket in plan.buckets:
         for spec, place, _, shape in bucket.state_shapes():

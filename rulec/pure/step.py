@@ -1,7 +1,7 @@
 """One step as a pure function: new parameters, or their changes, and a new state, out of old ones.
 
-It is traced as a whole, so that a framework's compiler sees every stage of every bucket at once. The loop is that of
-`rulec.runtime`: for each bucket its stages, and between them what is narrower than a parameter, in float64.
+It is traced as a whole, so that a framework's compiler sees every stage of every bucket at once. The loop is as in
+`rulec.runtime`: for each bucket its stages, and between them values narrower than a parameter, in float64.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rulec.runtime.plan import Gap
 
 
 class Gaps(Between):
-    """What is worked out between stages: never tile by tile, which a framework's compiler is left to."""
+    """The work between the stages; tiles are left to a framework's compiler."""
 
     def work_out(self, gap: Gap) -> Joining:
-        """Everything of a gap that is needed after it."""
+        """Computes all values of a gap that are read after it."""
         yield from self._each(gap.values, gap)
 
 
 def _run_together(runs: Sequence[BucketStep]) -> None:
-    """Runs buckets of one rule that share reductions, each from one of these to the next."""
+    """Runs the buckets of one rule together: each stops at a shared reduction until all have reached it."""
     running = [run.steps() for run in runs]
     waiting: list[Join | None] = [next(steps, None) for steps in running]
     while any(waiting):
@@ -56,13 +56,13 @@ def _next(steps: Joining, result: Any) -> Join | None:
 
 
 class PureStep:
-    """What the buckets of one step share.
+    """The values that the buckets of one step share.
 
     `params` may be gradients where the plan does not read parameters. `inputs` has a number, or an array for each leaf.
-    `numbers` are those that tell the leaves' random numbers apart, by default their places.
+    `numbers` are the leaves' numbers in the seeds of random numbers, by default their places.
     """
 
-    #: Where elements are computed, for a framework that must be told.
+    #: The device of the elements, for frameworks that must be told.
     device: Any = None
 
     def __init__(
@@ -94,7 +94,7 @@ class PureStep:
         return [self.result(place) for place in range(len(self.plan.leaves))], self.new
 
     def result(self, place: int) -> Any:
-        """What a leaf has become so far."""
+        """The result of a leaf so far: before any, its parameter, or zero with `Options.update`."""
         if place in self.results:
             return self.results[place]
         return self.library.of.xp.zeros_like(self.params[place]) if self.plan.options.update else self.params[place]
@@ -112,12 +112,12 @@ class PureStep:
 
 
 class BucketStep:
-    """One bucket's share of a step: the surroundings of what is worked out between its stages, and the loop over them.
+    """One bucket's share of a step: the loop over its stages, and the surroundings of the work between them.
 
     Scalars are evaluated once for each row: for each group, or for each leaf where leaves may differ.
     """
 
-    #: Random numbers are the library's to make.
+    #: The library draws random numbers.
     fill_noise = None
     library: PureLibrary
     gaps: type[Gaps] = Gaps
@@ -126,10 +126,10 @@ class BucketStep:
         self.step, self.bucket, self.program = step, bucket, bucket.program
         self.compute = bucket.layout.compute
         self.seed, self.owner, self.groups = step.plan.options.seed, step.processes, bucket.group_at
-        own = bucket.own_rows or (np.ndim(step.t) > 0 and len(bucket.places) > 1)
-        keep, row = np.unique(np.arange(len(self)) if own else self.groups, return_index=True, return_inverse=True)[1:]
-        #: The row of each leaf, and the leaf that each row is of.
-        self.row, self.kept = row, keep
+        per_leaf = bucket.own_rows or (np.ndim(step.t) > 0 and len(bucket.places) > 1)
+        rows = np.arange(len(self)) if per_leaf else self.groups
+        #: One leaf of each row, and the row of each leaf.
+        self.kept, self.row = np.unique(rows, return_index=True, return_inverse=True)[1:]
         roots = [*bucket.table.columns, *(s.value for s in bucket.table.stores)]
         self.table = self.library.evaluated(roots, self._scalar)
         self.between = self.gaps(bucket.plan, self)
@@ -177,7 +177,7 @@ class BucketStep:
         return self._of_leaves(self.table[self.bucket.table.columns[index]])
 
     def scalars(self, index: int) -> Any:
-        """A column of the table as kernels see it: for each row or, one that is late, for each leaf; or one number."""
+        """A column of the table as kernels see it: for each row or, where it is late, for each leaf; or one number."""
         value = self.program.columns[index].value
         return self.between.values[value] if self._late(index) else self.table[value]
 
@@ -186,22 +186,22 @@ class BucketStep:
 
     def _kernel_scalar(self, index: int, i: int) -> Any:
         """A column as a kernel takes it, for leaf i."""
-        found = self.scalars(index)
-        at = (i if self._late(index) else int(self.row[i])) if np.ndim(found) else 0
+        column = self.scalars(index)
+        at = (i if self._late(index) else int(self.row[i])) if np.ndim(column) else 0
         if (index, at) not in self._numbers:
-            self._numbers[index, at] = self.library.cast(found[at] if np.ndim(found) else found, self.compute)
+            self._numbers[index, at] = self.library.cast(column[at] if np.ndim(column) else column, self.compute)
         return self._numbers[index, at]
 
     # Where values between the stages come from
 
-    def known(self, value: Node, found: Any, i: int) -> Any:
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of leaf i: Python's where it follows from static hyper-parameters."""
         static = self.bucket.static
         expression = known_number(value, self.program, static, {})
-        return self.library.at(found, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
+        return self.library.at(numbers, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
 
     def room(self, i: int) -> int:
-        """Any number of bytes: what is there at once is for the framework's compiler to say."""
+        """Any number of bytes: the framework's compiler decides how much is alive at once."""
         return sys.maxsize
 
     def facts(self, i: int) -> Mapping[str, float]:
@@ -213,31 +213,31 @@ class BucketStep:
         return self.bucket.static
 
     def tensor_number(self, i: int) -> int:
-        """What tells a leaf's random numbers from others'; it may be traced."""
+        """The leaf's number in the seed of its random numbers; it may be traced."""
         return self.step.numbers[self.bucket.places[i]]  # type: ignore[no-any-return]
 
     def numbers(self, buffer: str) -> Any:
-        """The value of a buffer that is a number, for each leaf or one for all."""
+        """The value of a buffer of numbers, for each leaf or one for all."""
         plan, old = self.step.plan, self.step.old.numbers
         if buffer in self.step.inputs:
             return self.library.constant(self.step.inputs[buffer]).reshape(())
-        found = self.library.cast(old[buffer], "float64")
+        numbers = self.library.cast(old[buffer], "float64")
         level = plan.numbers[buffer]
         if level == "model":
-            return found
-        return self.library.take(found, self.groups if level == "group" else self._places_among(buffer))
+            return numbers
+        return self.library.take(numbers, self.groups if level == "group" else self._places_among(buffer))
 
     def _places_among(self, state: str) -> np.ndarray[Any, Any]:
-        """Where this bucket's leaves are among all that have a state."""
+        """The places of this bucket's leaves among all leaves with a state."""
         return np.searchsorted(np.array(self.step.plan.having[state]), np.array(self.bucket.places))
 
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a leaf as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
         view, axes = self.bucket.views[i], self.program.buffer(buffer).axes
-        found = self.library.read(self.stored(buffer, i))
-        found = -found if buffer == "g" and self.bucket.layout.maximize else found
-        found = view.matrices(found) if axes.elementwise else found.reshape(view.batch, *found.shape[-2:])
-        return self.library.cast(found, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+        array = self.library.read(self.stored(buffer, i))
+        array = -array if buffer == "g" and self.bucket.layout.maximize else array
+        array = view.matrices(array) if axes.elementwise else array.reshape(view.batch, *array.shape[-2:])
+        return self.library.cast(array, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
     def stored(self, buffer: str, i: int) -> Any:
         """A buffer of leaf i as it is stored."""
@@ -253,7 +253,7 @@ class BucketStep:
     # The loop
 
     def steps(self) -> Joining:
-        """Works out everything. Yields where others must come as far."""
+        """Runs all stages and gaps; yields at each reduction that other buckets share."""
         gaps, last = self.bucket.plan.gaps, len(self.program.stages) - 1
         for index in range(last + 1):
             yield from self.between.work_out(gaps[index])
@@ -265,41 +265,41 @@ class BucketStep:
         self._write_narrow(stays)
 
     def _vectors(self, name: str) -> list[Any]:
-        """A result as kernels read it: that of a parameter's shape in the order of its elements in memory."""
+        """A result as kernels read it: one of a parameter's shape in the order of its elements in memory."""
         result = self.program.result(name)
-        made = []
+        arrays = []
         for array, view in zip(self.between.values[result.value], self.bucket.views, strict=True):
             whole = self.library.cast(self.library.spread(array, self._extents(result.axes, view)), self.compute)
-            made.append(view.tensor(whole) if result.axes.elementwise else whole)
-        return made
+            arrays.append(view.tensor(whole) if result.axes.elementwise else whole)
+        return arrays
 
     @staticmethod
     def _extents(axes: Any, view: Any) -> tuple[int, int, int]:
         return view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
 
     def _stays(self) -> list[Any] | None:
-        """Which leaves are left as they are; None where the rule never skips a step."""
+        """For each leaf whether its step is skipped; None where the rule never skips a step."""
         if self.program.skip is None:
             return None
-        found = self.library.numbers(self.between.values[self.program.skip]) != 0
-        stays = [found[i] if found.ndim else found for i in range(len(self))]
+        skips = self.library.numbers(self.between.values[self.program.skip]) != 0
+        stays = [skips[i] if skips.ndim else skips for i in range(len(self))]
         self.step.stays.update(zip(self.bucket.places, stays, strict=True))
         return stays
 
     def stage(self, index: int, stays: Sequence[Any] | None) -> None:
-        """One stage of every leaf; what it stores is taken over, and what it reduces."""
+        """Runs one stage of every leaf, and takes over its stores and reductions."""
         kernel, reduced = self.bucket.kernel, []
         columns = kernel.columns(index)
-        made = []
+        results = []
         for i in range(len(self)):
             scalars = [self._kernel_scalar(column, i) for column in columns]
-            made.append(self.launched(index, i, scalars))
-        for i, (new, found) in enumerate(made):
-            reduced.append(found)
+            results.append(self.launched(index, i, scalars))
+        for i, (new, reductions) in enumerate(results):
+            reduced.append(reductions)
             for buffer, value in new.items():
                 self.keep(buffer, i, value, stays)
         for reduction in self.program.stages[index].reduces:
-            each = [found[reduction.name] for found in reduced]
+            each = [reductions[reduction.name] for reductions in reduced]
             per_tensor = set(reduction.axes.letters) <= {"k", "n"}
             self.between.reduced[reduction.name] = self.library.together(each) if per_tensor else each
 
@@ -308,15 +308,15 @@ class BucketStep:
         return self.bucket.kernel.stage(index, self.arrays(i), scalars, self.bucket.views[i])
 
     def arrays(self, i: int) -> dict[str, Any]:
-        """What a kernel may read of leaf i."""
+        """The arrays that a kernel may read for leaf i, by name."""
         place = self.bucket.places[i]
-        found = {"p": self.step.params[place], "g": self.step.grads[place]}
-        found |= {name: arrays[place] for name, arrays in self.states.items()}
-        found |= {name: given[place] for name, given in self.step.inputs.items() if isinstance(given, list | tuple)}
-        return found | {name: given[i] for name, given in {**self.scratch, **self.vectors}.items()}
+        arrays = {"p": self.step.params[place], "g": self.step.grads[place]}
+        arrays |= {name: state[place] for name, state in self.states.items()}
+        arrays |= {name: value[place] for name, value in self.step.inputs.items() if isinstance(value, list | tuple)}
+        return arrays | {name: of_leaves[i] for name, of_leaves in {**self.scratch, **self.vectors}.items()}
 
     def keep(self, buffer: str, i: int, value: Any, stays: Sequence[Any] | None) -> None:
-        """Takes over what a stage has stored in a buffer of leaf i."""
+        """Takes over a stage's store to a buffer of leaf i."""
         place = self.bucket.places[i]
         if buffer == "p":
             old = self.step.result(place) if stays is not None else None
@@ -346,11 +346,11 @@ class BucketStep:
     def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
         for i, place in enumerate(self.bucket.places):
             old, view = self.states[buffer][place], self.bucket.views[i]
-            made = self.library.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
-            self.step.new.arrays[buffer][place] = self._unless(stays, i, old, made)
+            new = self.library.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
+            self.step.new.arrays[buffer][place] = self._unless(stays, i, old, new)
 
     def _keep_numbers(self, buffer: str, value: Any, stays: Sequence[Any] | None) -> None:
-        """New values of a state that is one number for a leaf, a group or the model: of these, the first leaf's."""
+        """Takes over new values of a state of numbers; a group's or the model's number is its first leaf's."""
         level, now = self.step.plan.numbers[buffer], self.step.new.numbers[buffer]
         value = self.library.spread(self.library.numbers(value), (len(self),)).astype(now.dtype)
         if stays is not None:
