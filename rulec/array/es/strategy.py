@@ -18,18 +18,18 @@ from rulec.backend import registry
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.arithmetic import Family, family, is_plain
 from rulec.es.fitness import Shaping, Weights, weights
-from rulec.es.layout import fitness_of, repeats_of, tiled
+from rulec.es.layout import repeats_of, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report, skipped
 from rulec.es.rounding import places, warn_of_lost_noise
-from rulec.es.saved import restored, saved
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
-from rulec.runtime.turns import Turns, in_turn, turn_of
+from rulec.runtime.strategy import StrategySteps
+from rulec.runtime.turns import in_turn, turn_of
 
 
-class Strategy(Turns):
+class Strategy(StrategySteps):
     """Members of a network of NumPy or CuPy arrays, step after step.
 
         es = Strategy(params, Perturbation("lowrank", directions=64, sigma=0.05))
@@ -42,6 +42,8 @@ class Strategy(Turns):
     dropout not at all. Errors are RulecError, raised before anything is written; where weights are too large or of too
     few bits for noise to move them a RuntimeWarning says so.
     """
+
+    _evaluation, _calls = "members", "evaluate, member or product before an update"
 
     def __init__(
         self, params: Any, perturbation: Perturbation | Mapping[str, Perturbation], left_alone: Collection[str] = ()
@@ -74,51 +76,27 @@ class Strategy(Turns):
         self._begin(0)
         for name in self._perturbed:
             self._noise(name)
-        self._warn_of_lost_noise()
+        self._warn_of_lost_noise(2)
 
-    def _warn_of_lost_noise(self) -> None:
+    def _warn_of_lost_noise(self, stacklevel: int) -> None:
         samples: dict[str, list[Any]] = {}
         with self._arrays.here():
             for name, array in self._perturbed.items():
                 samples.setdefault(self._patterns[name], []).append((_sample(array), self._arrays.dtype(array)))
         for pattern, some in samples.items():
-            warn_of_lost_noise(self._perturbations[pattern], some, stacklevel=3)
-
-    def _begin(self, step: int) -> None:
-        self._step, self._rows = step, set[int]()
-
-    @property
-    def perturbation(self) -> Any:
-        """The perturbation as it is now, with its seed and sigma, or a mapping of patterns to perturbations."""
-        return self._perturbations.as_given
+            warn_of_lost_noise(self._perturbations[pattern], some, stacklevel + 1)
 
     @property
     def _population(self) -> Perturbation:
         return self._perturbations.population
 
-    def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
-        """Changes `sigma` from the next members on: of all arrays, or of those of some patterns; in `state_dict()`.
-
-        HyperError for a bad sigma, and RulecError between members and their update: the estimate would be of another
-        size.
-        """
-        with self._turn:
-            if self._rows:
-                raise RulecError(
-                    f"step {self._step} has had members, with the sigma there was: call update before set_sigma"
-                )
-            self._perturbations = self._perturbations.with_sigma(sigma)
-        self._warn_of_lost_noise()
-
-    @property
-    def step_count(self) -> int:
-        """How many updates there were: the number of the step that is next."""
-        return self._step
-
     @property
     def names(self) -> list[str]:
         """The arrays that are perturbed, in the order of their layers' numbers."""
         return [*self._perturbed]
+
+    def _names(self) -> list[str]:
+        return self.names
 
     # Members
 
@@ -233,9 +211,7 @@ class Strategy(Turns):
             return self._end(weighed, self._perturbed.keys() - fused, fused)
 
     def _weighed(self, fitness: Any, loss: Any, shaping: Shaping) -> Weights:
-        if not self._rows:
-            raise RulecError(f"step {self._step} has had no forward: call evaluate, member or product before an update")
-        values = fitness_of(_on_host(fitness), _on_host(loss), self._population, self._rows)
+        values = self._by_member(_on_host(fitness), _on_host(loss))
         return weights(values, self._population, shaping, self._perturbations)
 
     def _end(self, weighed: Weights, others: Collection[str], fused: tuple[str, ...] = ()) -> Report:
@@ -286,22 +262,6 @@ class Strategy(Turns):
         stream = Stream(perturbation.seed_or_0, self._numbers[name], self._step)
         backend: Any = registry.get(self._arrays.backend(self._arrays.device(array)))
         return ArrayDraws(namespace(array), backend.fill_noise, perturbation.values, stream, np.dtype(dtype))
-
-    # Checkpoints
-
-    @in_turn
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
-        return saved(self._perturbations, self._step, self.names)
-
-    @in_turn
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()`: with its step and sigma, and with its seed where none was given.
-
-        StateMismatch where it is of another perturbation or of other parameters.
-        """
-        self._perturbations, step = restored(state, self._perturbations, self.names)
-        self._begin(step)
 
     def __repr__(self) -> str:
         count = sum(math.prod(array.shape) for array in self._perturbed.values())

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.fitness import Shaping
-from rulec.es.layout import fitness_of, numbers, tiled
+from rulec.es.layout import numbers, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report
-from rulec.es.saved import restored, saved
-from rulec.runtime.turns import Turns, in_turn, turn_of
+from rulec.runtime.strategy import StrategySteps
+from rulec.runtime.turns import in_turn, turn_of
 from rulec.torch.es.census import Census
 from rulec.torch.es.estimating import Estimating
 from rulec.torch.es.members import Members
@@ -49,15 +49,17 @@ def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturba
         raise HyperError(f"a model to perturb is a torch.nn.Module, not {type(model).__name__}")
     strategy = Strategy(model, perturbation)
     warn_of_left_alone(strategy._census)
-    warn_of_lost_noise(strategy._perturbations, strategy._census.perturbed)
+    strategy._warn_of_lost_noise(2)
     return strategy
 
 
-class Strategy(Turns):
+class Strategy(StrategySteps):
     """The members of a model under a perturbation, step after step: see `perturb`.
 
     Errors are RulecError, raised before anything is written.
     """
+
+    _calls = "es(batch) or es.evaluate before each update"
 
     def __init__(self, model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> None:
         self._set_up(model, Perturbations(perturbation), 0)
@@ -70,40 +72,22 @@ class Strategy(Turns):
         self._begin(step)
 
     def _begin(self, step: int) -> None:
-        """Begins a step: its noise is of no other, and no forward has been run."""
-        self._step, self._rows = step, set[int]()
+        """Begins a step with noise of its own; the memory of the step before is free."""
+        super()._begin(step)
         self._noises = Noises(self._perturbations, self._census.perturbed, step)
+        for module in self._owned.modules:
+            module.free_memory()
+
+    def _names(self) -> list[str]:
+        return [*self.parameters]
+
+    def _warn_of_lost_noise(self, stacklevel: int) -> None:
+        warn_of_lost_noise(self._perturbations, self._census.perturbed, stacklevel + 1)
 
     @property
     def model(self) -> nn.Module:
         """The model that is perturbed."""
         return self._model
-
-    @property
-    def perturbation(self) -> Any:
-        """The perturbation as it is now, with its seed and sigma, or a mapping of patterns to perturbations."""
-        return self._perturbations.as_given
-
-    def set_sigma(self, sigma: float | Mapping[str, float]) -> None:
-        """Changes `sigma` from the next forward on: of all layers, or of those of some patterns.
-
-        It is in `state_dict()`. Binary layers have a sigma of their own. HyperError for a bad sigma, and
-        RulecError between a forward and its update: the estimate would be of another size.
-        """
-        with self._turn:
-            if self._rows:
-                raise RulecError(
-                    f"step {self._step} has had a forward, with the sigma there was: call update before set_sigma"
-                )
-            self._perturbations = self._perturbations.with_sigma(sigma)
-            self.free_memory()
-            self._begin(self._step)
-        warn_of_lost_noise(self._perturbations, self._census.perturbed)
-
-    @property
-    def step_count(self) -> int:
-        """How many updates there were: the number of the step that is next."""
-        return self._step
 
     @property
     def replaced(self) -> tuple[str, ...]:
@@ -230,7 +214,7 @@ class Strategy(Turns):
         """
         with self._turn:
             report = self._estimating(fitness, loss, shaping, (l1, l2)).update()
-            self._end()
+            self._begin(self._step + 1)
             return report
 
     def step(
@@ -243,21 +227,15 @@ class Strategy(Turns):
         """
         with self._turn, turn_of(opt):
             report = self._estimating(fitness, loss, shaping, (l1, l2)).step(opt)
-            self._end()
+            self._begin(self._step + 1)
             return report
 
     def _estimating(self, fitness: Any, loss: Any, shaping: Shaping, penalty: tuple[float, float]) -> Estimating:
-        if not self._rows:
-            raise RulecError(f"step {self._step} has had no forward: call es(batch) or es.evaluate before each update")
         self._census.check(self.model)
-        values = fitness_of(_on_host(fitness), _on_host(loss), self._perturbations.population, self._rows)
+        values = self._by_member(_on_host(fitness), _on_host(loss))
         return Estimating(
             self._perturbations, self._census.perturbed, self._noises, self._owned, values, shaping, penalty
         )
-
-    def _end(self) -> None:
-        self.free_memory()
-        self._begin(self._step + 1)
 
     # Memory and checkpoints
 
@@ -274,21 +252,6 @@ class Strategy(Turns):
         self._noises.free()
         for module in self._owned.modules:
             module.free_memory()
-
-    @in_turn
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
-        return saved(self._perturbations, self._step, list(self.parameters))
-
-    @in_turn
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict()`: with its step and sigma, and with its seed where none was given.
-
-        StateMismatch where it is of another perturbation or of other parameters.
-        """
-        self._perturbations, step = restored(state, self._perturbations, list(self.parameters))
-        self.free_memory()
-        self._begin(step)
 
     @in_turn
     def __getstate__(self) -> dict[str, Any]:

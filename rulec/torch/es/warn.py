@@ -18,14 +18,14 @@ from rulec.torch.tensors import dtype_name
 _NAMED = 6
 
 
-def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturbed]) -> None:
-    """Warns the caller's caller where many weights round to themselves. To logits of bits no noise is added."""
+def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturbed], stacklevel: int) -> None:
+    """Warns where many weights round to themselves; `stacklevel` 1 is the caller. Logits of bits have no noise."""
     samples: dict[str, list[tuple[rounding.Floats, str]]] = {}
     for entry in perturbed:
         if not (entry.is_own or entry.param.is_meta or is_fake(entry.param)):
             samples.setdefault(entry.pattern, []).append((_sample(entry.param), dtype_name(entry.param.dtype)))
     for pattern, some in samples.items():
-        rounding.warn_of_lost_noise(perturbations[pattern], some, stacklevel=3)
+        rounding.warn_of_lost_noise(perturbations[pattern], some, stacklevel + 1)
 
 
 def warn_of_left_alone(census: Census) -> None:
