@@ -31,7 +31,7 @@ class CBackend:
     name = "c"
 
     def unavailable_reason(self) -> str | None:
-        """None where there is a C compiler, else what to install."""
+        """None with a C compiler on this machine, else one sentence with the remedy."""
         return missing()
 
     def emit(self, program: Program, layout: Layout) -> str:

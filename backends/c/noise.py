@@ -127,7 +127,7 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
 
 
 class _NoisyStage(StageSource):
-    """The one stage of a rule whose gradient is a sum of noise."""
+    """The one stage of a rule with a sum of noise for its gradient."""
 
     dialect = _NOISY
 

@@ -74,7 +74,7 @@ class Numbers:
         return value in self.roots or value in self.program.labels or several or apart or value.op.kind is Kind.REDUCE
 
     def lines(self, wanted: Iterable[Node]) -> list[str]:
-        """The statements that compute these values, after their operands not yet computed."""
+        """The statements that compute these values, and before them their operands, unless computed earlier."""
         done = self.named.keys() | self.arrays.keys()
         members = [v for v in walk(wanted, done) if self._is_named(v)]
         segments: list[_Segment] = []

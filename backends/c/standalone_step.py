@@ -232,7 +232,7 @@ class StepText:
         return f"{self.reduced[reduction.name]} + {offset}"
 
     def _folded(self, reduction: Result, stage: StageText) -> list[str]:
-        """The statements that join the parts of a reduction, in an order that never changes."""
+        """The statements that join the parts of a reduction, always in the same order."""
         where, name = place(reduction.axes, self.layout), self.reduced[reduction.name]
         word = {Op.SUM: "fold_sum", Op.MIN: "fold_min", Op.MAX: "fold_max"}[reduction.value.op]
         if where == ROW:

@@ -1,4 +1,4 @@
-"""LLVM values with the operators of numbers, for formulas such as those of `cpu.math`.
+"""LLVM values with the operators of numbers, for the formulas of `cpu.math`.
 
 A `Real`, `Whole` or `Truth` stands for the result of one scalar instruction inside a loop for LLVM's vectoriser. No
 operation branches, so no formula does. No operation may reassociate or contract: a fused multiply-add happens exactly

@@ -207,7 +207,7 @@ def _inverse_cbrt(x: Real) -> Real:
     magic = 2.0**form.fraction
     shift = form.bits - form.fraction  # leaves room to compute with the upper bits as a real
     upper = ((x.bits() >> shift) | form.pattern(magic)).as_real() - magic
-    logarithm = 2.0 ** (form.fraction - shift)  # what one power of two counts in `upper`
+    logarithm = 2.0 ** (form.fraction - shift)  # the step of `upper` from one power of two to the next
     start = fma(upper, -1 / 3, (form.bias * 4 / 3 - 0.068023885) * logarithm)
     guess = ((start + magic).bits() << shift).as_real()
     gap = fma(-(x * guess), guess * guess, 1.0)
@@ -234,7 +234,7 @@ def power(x: Real, y: Real) -> Real:
     size = abs(x)
     high, low = _log_in_two(size)
     high = where(size < math.inf, where(size.equals(0.0), -math.inf, high), size)
-    # An infinite exponent as the largest finite one, which does the same, and keeps 1**inf from being 0*inf.
+    # The largest finite exponent in place of an infinite one has the same results, and avoids 0*inf in 1**inf.
     finite = _between(y, -x.unit.form.largest, x.unit.form.largest)
     product = finite * high
     # Where `product` is beyond the range its low part means nothing, and may be infinite or NaN.
@@ -285,7 +285,7 @@ def _series_in_two(q: Real, q_low: Real, table: Table) -> tuple[Real, Real]:
     square = q * q
     square_low = fma(q, q, -square) + (q + q) * q_low
     twelfth, twelfth_low = _fast_two_sum(q.unit.real(1 / 12), square * polynomial(square, table.power))
-    twelfth_low = twelfth_low + 4.625929269271485e-18  # what the float64 nearest to 1/12 lacks
+    twelfth_low = twelfth_low + 4.625929269271485e-18  # 1/12 less the float64 nearest to it
     cube = square * twelfth
     cube_low = fma(square, twelfth, -cube) + fma(square, twelfth_low, square_low * twelfth)
     series = q * cube

@@ -52,7 +52,7 @@ def fill_words(
 
 
 def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
-    """A line for each direction: a record, and the direction, which differs only in its number."""
+    """A line for each direction: a record, and the direction. Lines differ only in the number of the direction."""
     one = records([noise], offset, "float64")[: len(RECORD) + 2]
     lines = np.repeat(one[None], len(pairs), axis=0)
     lines[:, len(RECORD)] = np.asarray(pairs, np.int64) & 0xFFFFFFFF

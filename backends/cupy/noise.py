@@ -113,7 +113,7 @@ def estimate_source(program: Program, layout: Layout, values: str) -> str:
 
 
 class _NoisyKernel(StageKernel):
-    """The kernel of a rule whose gradient is a sum of noise."""
+    """The kernel of a rule with a sum of noise for its gradient."""
 
     dialect = _NOISY
 

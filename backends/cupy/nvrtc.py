@@ -12,7 +12,7 @@ from typing import Any
 from rulec.backend import cache
 from rulec.backend.cache import Source
 
-#: What NVRTC is told: nothing is contracted, so that results are those of the other backends.
+#: NVRTC's options: without contraction, the results are equal to other backends'.
 OPTIONS = ("--fmad=false", "-std=c++17")
 
 
@@ -38,5 +38,5 @@ def loaded(source: str) -> Any:
     except Exception:
         if made:
             raise
-        found.load(compiled(Path(text.name)))  # the driver does not take what was kept, whatever it says of it
+        found.load(compiled(Path(text.name)))  # the driver refused the cached file, with an exception of any kind
     return found

@@ -12,22 +12,22 @@ THREADS = 256
 #: Bytes that a thread moves at once.
 PACK = 16
 
-#: What a block of a stage that sees no rows or columns has: elements `start` to `stop` of one tensor. `slot` is where
-#: it leaves what a tensor is reduced to.
+#: The words of a block in a stage without rows and columns: elements `start` to `stop` of one tensor, and the `slot`
+#: for reductions of the tensor.
 CHUNK = ("tensor", "start", "stop", "slot")
 
-#: What a block of a stage that sees matrices has: of the lines (rows in memory, of all matrices of one tensor, one
-#: after the other) `top` to `bottom` the columns `left` to `right`. `lanes` threads, a power of two and at most 32,
-#: share a line. `row_slots` and `col_slots` are where its slots of rows and columns begin.
+#: The words of a block in a stage that sees matrices: the columns `left` to `right` in the lines `top` to `bottom`.
+#: Lines are rows in memory, of all matrices of one tensor, one after the other. `lanes` threads, a power of two and at
+#: most 32, share a line. `row_slots` and `col_slots` are the places of its first slots of rows and columns.
 TILE = (
     "tensor", "matrix", "width", "top", "bottom", "left", "right", "lanes", "row_slots", "col_slots", "slot",
 )  # fmt: skip
 
-#: The words that come for each tensor with each call, before its addresses: its row in the scalar table, and whether
-#: all its addresses, and all lines, begin at multiples of 16 bytes.
+#: The words of a tensor in each call, before its addresses: its row in the scalar table, and the truth that all its
+#: addresses, and all lines, begin at multiples of 16 bytes.
 GIVEN = ("row", "wide")
 
-#: What a block of a finish joins: `count` neighbouring totals from each of `terms` lines, `stride` totals apart.
+#: The words of a block of `finish`: it joins `count` neighbouring totals from each of `terms` lines, `stride` apart.
 FINISH = ("source", "target", "count", "stride", "terms", "kind")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
@@ -28,9 +30,14 @@ def kernel_source(program: Program, layout: Layout) -> str:
 
 def file_text(program: Program, title: str, kernels: list[str]) -> str:
     """The file of these kernels of a program and the kernel of its scalar program, under a title."""
-    kernels = [*kernels, *scalars_kernel(program)]
+    head = [*comment([f"{title} Printed by rulec.", "", *about(program)]), ""]
+    return with_words([*kernels, *scalars_kernel(program)], head)
+
+
+def with_words(kernels: Sequence[str], head: Sequence[str] = ()) -> str:
+    """The text of these kernels after the types and functions that they use; `head` are the first lines."""
     parts = parts_used("\n".join(kernels))
     words = words_used("\n".join([*parts, *kernels]), DIALECT)
     types = types_used("\n".join([*words, *parts, *kernels]))
-    head = "\n".join([*comment([f"{title} Printed by rulec.", "", *about(program)]), "", *types])
-    return "\n\n".join(text.rstrip("\n") for text in [head, *words, *parts, *kernels]) + "\n"
+    texts = ["\n".join([*head, *types]), *words, *parts, *kernels]
+    return "\n\n".join(text.rstrip("\n") for text in texts) + "\n"

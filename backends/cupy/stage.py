@@ -183,7 +183,7 @@ class StageKernel:
     def _truth(p: Parameter, text: str) -> str:
         return f"{text} != 0" if p.type == "bool" else text
 
-    # Elements alike
+    # Chunks of elements
 
     def _flat(self) -> list[str]:
         body = self._in_order() if self.stage.reduces else self._side_by_side()

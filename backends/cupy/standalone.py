@@ -1,15 +1,13 @@
-"""A rule as one Python file for CuPy: a class whose step is one launch of CUDA C for all its arrays."""
+"""A rule as one Python file for CuPy: a class with one launch of CUDA C in a step, for all its arrays."""
 
 from __future__ import annotations
 
-from ..cstyle.words import words_used
 from ..numpy.standalone import CLASS_HEAD, CLASS_STEP, DIALECT, WORDS
 from ..python_standalone import OneFile, Parts, filled, words_in
 from .nvrtc import OPTIONS
 from .plan import GIVEN, bound_lines, given_lines, kernel_name
+from .print import with_words
 from .stage import StageKernel
-from .words import DIALECT as CUDA
-from .words import parts_used, types_used
 
 _CHUNKS = '''\
 CHUNK = 8192  # elements that a block of threads takes
@@ -99,13 +97,11 @@ class CupyFile(OneFile):
         return self.file(imports, words, [*source, *_CHUNKS.rstrip().split("\n")], class_lines)
 
     def _source(self) -> str:
-        """The kernel, and what it calls."""
+        """The kernel, after the types and functions that it uses."""
         stage = self.program.stages[0]
-        kernels = StageKernel(self.program, self.layout, stage, kernel_name(self.program, 0), "element").texts()
-        parts = parts_used("\n".join(kernels))
-        words = words_used("\n".join([*parts, *kernels]), CUDA)
-        types = types_used("\n".join([*words, *parts, *kernels]))
-        return "\n\n".join(text.rstrip("\n") for text in ["\n".join(types), *words, *parts, *kernels]) + "\n"
+        return with_words(
+            StageKernel(self.program, self.layout, stage, kernel_name(self.program, 0), "element").texts()
+        )
 
     def _step(self) -> Parts:
         bound = ["p.data.ptr" if n == "p" else f'state["{n}"].data.ptr' for n in bound_lines(self.program)]

@@ -1,4 +1,4 @@
-"""Tables of whole numbers on a device: those that stay, and the table of a call, copied only when changed."""
+"""Tables of whole numbers on a device: constant tables, and the table of a call, copied only when changed."""
 
 from __future__ import annotations
 

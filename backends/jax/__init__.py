@@ -99,7 +99,7 @@ class JaxKernel(PureKernel):
         return self._jitted[index, view]
 
 
-#: Kernels are kept, so that those made again for the same program trace nothing again.
+#: From a program, layout and source to the kernel, cached: a second build for the same program traces nothing again.
 _kernel = functools.lru_cache(maxsize=1024)(JaxKernel)
 
 

@@ -71,5 +71,5 @@ class MlxKernel(PureKernel):
         return {**stored, **new}, {name: np.array(value).astype(np.float64) for name, value in reduced.items()}
 
 
-#: Kernels are kept, so that those made again for the same program trace nothing again.
+#: From a program, layout and source to the kernel, cached: a second build for the same program traces nothing again.
 _kernel = functools.lru_cache(maxsize=1024)(MlxKernel)

@@ -47,14 +47,14 @@ def cbrt(x: Any) -> Any:
 
 
 def sign(x: Any) -> Any:
-    """-1, 0 or 1; NaN and zeros stay what they are."""
+    """-1, 0 or 1; NaN and zeros stay the same."""
     import mlx.core as mx
 
     return mx.where((x > 0) | (x < 0), mx.sign(x), x)
 
 
 def _reduced(function: str, nothing: float, x: Any, axes: Any = None) -> Any:
-    """Over all elements, or along axes that stay with an extent of 1; `nothing` is what no elements give."""
+    """A reduction of all elements, or along axes kept with size 1; `nothing` is the result of no elements."""
     import mlx.core as mx
 
     if x.size == 0:

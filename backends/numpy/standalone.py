@@ -1,4 +1,4 @@
-"""A rule as one Python file for NumPy: a class whose step updates arrays in place."""
+"""A rule as one Python file for NumPy: a class that updates its arrays in place."""
 
 from __future__ import annotations
 

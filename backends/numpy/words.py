@@ -37,13 +37,13 @@ def erf(x: Any) -> Any:
 
 
 def power(x: Any, y: Any) -> Any:
-    """C99's pow. NumPy takes the square root for one exponent of 0.5, which differs at -0 and -inf."""
+    """C99's pow. For a single exponent of 0.5, NumPy's power is the square root, with other results at -0 and -inf."""
     namespace = _namespace(x)
     return NUMPY[Op.POW](x, y) if namespace is np else namespace.pow(x, y)
 
 
 def sigmoid(x: Any) -> Any:
-    """1/(1 + exp(-x)) without overflow: exp only sees what is not positive."""
+    """1/(1 + exp(-x)) without overflow: the argument of exp is never positive."""
     namespace = _namespace(x)
     small = namespace.exp(-namespace.abs(x))
     return namespace.where(x < 0, small, namespace.ones_like(x)) / (1.0 + small)

@@ -1,4 +1,4 @@
-"""The names and lines of one stage in Triton, for loops over blocks and over tiles alike."""
+"""The names and lines of one stage in Triton, for loops over blocks and loops over tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of one engine, and which bucket each belongs to."""
+"""The tensors of one engine, and their buckets."""
 
 from __future__ import annotations
 

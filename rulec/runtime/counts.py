@@ -12,7 +12,7 @@ from rulec.runtime.arrays import Vector
 
 
 class _Shown:
-    """Step counts with one view for each tensor, through which users see and change its count."""
+    """Step counts with one view for each tensor: users see and change the count through it."""
 
     def __init__(self, vector: Vector) -> None:
         self._vector = vector

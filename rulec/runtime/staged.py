@@ -98,7 +98,7 @@ class Staged:
         return skipped if skipped.any() else None
 
     def _narrow(self, between: Between, before: bool) -> list[tuple[str, Any]]:
-        """The new values of numbers and vectors: those known before the last kernel, or only after it."""
+        """The new values of numbers and vectors known before the last kernel, or the others, known after it."""
         after = self.plan.after
         early = self.plan.stored_early
         wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
