@@ -63,7 +63,7 @@ class Launcher:
         rows = version.rows
         assert isinstance(rows, ScalarRows)
         counts = bucket.counts
-        if isinstance(counts, Counts) and not (rows.own_rows or rows.numbers or self.common.shared.values):
+        if isinstance(counts, Counts) and not (rows.row_per_tensor or rows.numbers or self.common.shared.values):
             count = counts.common(fired)
             if count is not None:
                 table = rows.shared(count + 1, self.common.hyper.named)

@@ -31,7 +31,7 @@ class ScalarRows:
         self.tensor_states = [b.name for b in program.states if b.axes.letters == "kn"]
         self.group_states = [b.name for b in program.states if b.axes.letters == "k"]
         self.model_states = [b.name for b in program.states if b.axes.letters == ""]
-        self.own_rows = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
+        self.row_per_tensor = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
         #: Whether states that are numbers take part in the scalar program.
         self.numbers = bool(self.table.loads or program.scalars.stores)
         self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
@@ -67,7 +67,7 @@ class ScalarRows:
         """
         positions = np.arange(self.groups.size) if fired is None else np.asarray(fired, np.int64)
         groups = self.groups[positions]
-        if self.own_rows:
+        if self.row_per_tensor:
             keep, back = np.arange(positions.size), np.arange(positions.size)
         else:
             pairs = np.stack([groups.astype(np.float64), np.asarray(t, np.float64)])
