@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,21 +84,29 @@ def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antith
 
 def shape_fitness(fitness: Floats, shaping: Shaping) -> Floats:
     """Fitness as `shaping` makes it, NaN where it is NaN; HyperError for a shaping that there is not."""
+    shaped: Floats = shaped_by(fitness, shaping, SHAPINGS, lambda numbers: np.asarray(numbers, np.float64))
+    return shaped
+
+
+def shaped_by(
+    fitness: Any, shaping: str | Callable[[Any], Any] | None, known: Mapping[str, Callable[[Any], Any]],
+    array: Callable[[Any], Any],
+) -> Any:  # fmt: skip
+    """The same in any library: `known` are its shapings by name, `array` makes an array of a function's result."""
     if shaping is None:
         return fitness
     if callable(shaping):
-        shaped = np.asarray(shaping(fitness.copy()), np.float64)
+        shaped = array(shaping(fitness.copy()))
         if shaped.shape != fitness.shape:
             raise TensorError(
                 f"shaping made {shaped.shape} of fitness of shape {fitness.shape}: it must keep the shape"
             )
         return shaped
-    if shaping not in SHAPINGS:
-        known = ", ".join(SHAPINGS)
+    if shaping not in known:
         raise HyperError(
-            f"shaping={shaping!r} is none of {known}, a function or None{did_you_mean(str(shaping), SHAPINGS)}"
+            f"shaping={shaping!r} is none of {', '.join(known)}, a function or None{did_you_mean(str(shaping), known)}"
         )
-    return SHAPINGS[shaping](fitness)
+    return known[shaping](fitness)
 
 
 def centered_rank(fitness: Floats) -> Floats:

@@ -114,8 +114,13 @@ def short_weights(weights: Any, values: str) -> np.ndarray[Any, np.dtype[np.floa
     The product of one with a whole number of noise is then exact, and sums of such products are the same bits whether
     or not a multiplication is fused with an addition.
     """
-    scaled = np.asarray(weights, np.float64) * SCALE[values]
+    return np.asarray(shortened(np.asarray(weights, np.float64), values, np), np.float32)
+
+
+def shortened(weights: Any, values: str, xp: Any) -> Any:
+    """The same in the dtype of the weights, by a library `xp` of NumPy's names."""
+    scaled = weights * SCALE[values]
     if values == "normal":
-        return np.asarray(scaled, np.float32)
-    fraction, exponent = np.frexp(scaled)
-    return np.asarray(np.ldexp(np.rint(fraction * 2.0**SHORT), exponent - SHORT), np.float32)
+        return scaled
+    fraction, exponent = xp.frexp(scaled)
+    return xp.ldexp(xp.rint(fraction * 2.0**SHORT), exponent - SHORT)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.es.streams import NOISE, SCALE, SHORT
+from rulec.es.streams import NOISE, shortened
 from rulec.jax.es import philox
 
 #: How many elements' noise is made at a time where all of it is not needed together: a multiple of any block's.
@@ -79,7 +79,7 @@ class JaxDraws:
 
     def part(self, weights: Any, begin: Any, count: int) -> Any:
         """The same of `count` elements; where they begin may be traced if it is a multiple of `CHUNK`."""
-        short = short_weights(weights.astype(self.dtype), self.kind)
+        short = shortened(weights.astype(self.dtype), self.kind, jnp)
 
         def add(total: Any, direction: Any, weight: Any) -> Any:
             return total + weight * self._unscaled(direction, begin, count)
@@ -100,12 +100,3 @@ def in_parts(size: int, function: Callable[[Any, Any, int], Any], start: Any) ->
     if whole:
         start = jax.lax.fori_loop(0, whole, lambda part, so_far: function(so_far, part * CHUNK, CHUNK), start)
     return function(start, whole * CHUNK, rest) if rest else start
-
-
-def short_weights(weights: Any, kind: str) -> Any:
-    """Weights with the values' scale and few significant bits: products with whole numbers are then exact."""
-    scaled = weights * SCALE[kind]
-    if kind == "normal":
-        return scaled
-    fraction, exponent = jnp.frexp(scaled)
-    return jnp.ldexp(jnp.rint(fraction * 2.0**SHORT), exponent - SHORT)

@@ -8,11 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.errors import HyperError, TensorError
-from rulec.es.fitness import TOP
+from rulec.es.fitness import TOP, shaped_by
 from rulec.es.layout import of_members
 from rulec.es.perturbation import Perturbation
-from rulec.language.source import did_you_mean
 
 #: Takes fitness by (sign, direction), NaN where a direction does not count, and gives as many numbers.
 Shaping = str | Callable[[Any], Any] | None
@@ -38,7 +36,7 @@ def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None, s
     whole = jnp.isfinite(fitness).all(axis=0)
     counted = whole.sum()
     ok = counted >= (1 if perturbation.antithetic else 2)
-    shaped = _shaped(jnp.where(whole, fitness, jnp.nan), shaping)
+    shaped = shaped_by(jnp.where(whole, fitness, jnp.nan), shaping, SHAPINGS, jnp.asarray)
     score = _contrast(shaped, whole, perturbation.antithetic)
     size = perturbation.size if sigma is None else sigma.astype(score.dtype)
     factors = jnp.where(whole & ok, -score / (counted * size), 0.0)
@@ -51,24 +49,6 @@ def _contrast(shaped: Any, whole: Any, antithetic: bool) -> Any:
         return shaped[0] / 2 - shaped[1] / 2
     counted = whole.sum()
     return (shaped[0] - jnp.mean(shaped[0], where=whole)) * (counted / (counted - 1))
-
-
-def _shaped(fitness: Any, shaping: Shaping) -> Any:
-    if shaping is None:
-        return fitness
-    if callable(shaping):
-        shaped = jnp.asarray(shaping(fitness))
-        if shaped.shape != fitness.shape:
-            raise TensorError(
-                f"shaping made {shaped.shape} of fitness of shape {fitness.shape}: it must keep the shape"
-            )
-        return shaped
-    if shaping not in SHAPINGS:
-        known = ", ".join(SHAPINGS)
-        raise HyperError(
-            f"shaping={shaping!r} is none of {known}, a function or None{did_you_mean(str(shaping), SHAPINGS)}"
-        )
-    return SHAPINGS[shaping](fitness)
 
 
 def centered_rank(fitness: Any) -> Any:
