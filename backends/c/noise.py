@@ -120,7 +120,7 @@ _NOISY = replace(
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
+    """The whole file. BackendUnsupported as in `require_estimate`."""
     require_estimate("c", program, values)
     title = f"C99 for {layout.text()}, its gradient a sum of {values} noise."
     return file_text(program, layout, title, [_NoisyStage(program, layout, values)])

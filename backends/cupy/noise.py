@@ -106,7 +106,7 @@ _NOISY = replace(
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
+    """The whole file. BackendUnsupported as in `require_estimate`."""
     require_estimate("cupy", program, values)
     title = f"{program.name} with a sum of {values} noise as its gradient, by the cupy backend: {layout.text()}."
     return file_text(program, title, _NoisyKernel(program, layout, values).texts())

@@ -15,7 +15,7 @@ from .words import file_text, words_used
 
 
 def estimate_source(program: Program, layout: Layout, values: str) -> str:
-    """The whole file. BackendUnsupported for an unknown kind `values`, or a rule of other than one element stage."""
+    """The whole file. BackendUnsupported as in `require_estimate`."""
     require_estimate("triton", program, values)
     stages = ["\n".join(lines) for lines in NoisyStage(program, layout).functions()]
     scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
