@@ -71,7 +71,7 @@ class Run:
         self._deadline = clock() + seconds
 
     def section(self, section: Section) -> None:
-        """Runs a section; notes parts that fail, and parts for which no time is left."""
+        """Runs a section; failed parts, and parts without time, are noted."""
         deadline = min(self._deadline, self._clock() + section.seconds)
         free = list(range(self._crew.size if section.together else 1))
         waiting, jobs = deque(section.parts), dict[int, _Job]()

@@ -26,7 +26,7 @@ def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dt
         for s, place, view, shape in b.state_shapes()
     ]
     if all(spec is None for _, _, spec in specs):
-        return _first_values(plan, params, hyper, number_dtype)  # no state is sharded
+        return _first_values(plan, params, hyper, number_dtype)  # no state has axes of its parameter
 
     def first(params: Sequence[Any], hyper: Hypers) -> Any:
         return tuple(_first_values(plan, params, hyper, number_dtype))
