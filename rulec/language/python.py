@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import Any, cast, overload
 
 from rulec.errors import RuleError
+from rulec.language.author import foreign_error
 from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.expression import parse_expression
 from rulec.language.lines import Lines
@@ -25,19 +26,8 @@ from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import (
-    Inner,
-    States,
-    Trace,
-    Value,
-    as_traced,
-    call_rule,
-    foreign_error,
-    operation,
-    record,
-    reset_current,
-    set_current,
-)
+from rulec.language.trace import Inner, States, Trace, call_rule
+from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
@@ -154,7 +144,7 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
         values["s"] = States(trace)
     if trace.wraps:
         values[trace.wraps] = inner = Inner(trace)
-    token = set_current(trace)
+    token = current.set(trace)
     try:
         result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
         trace.name_locals()
@@ -166,7 +156,7 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise foreign_error(error, function.__code__) or error from error
     finally:
-        reset_current(token)
+        current.reset(token)
 
 
 def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) -> State:
