@@ -7,11 +7,11 @@ from typing import Any
 
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
+from rulec.language.equations import from_sympy
 from rulec.language.library import json_schema, load, parse, rules
 from rulec.language.partition import Part, Partition, part, partition
 from rulec.language.python import rule
 from rulec.language.rule import Rule
-from rulec.language.symbolic import from_sympy
 
 __all__ = [
     "Part", "Partition", "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse",

@@ -293,13 +293,13 @@ class Rule:
 
     def latex(self) -> str:
         """The step as an aligned LaTeX block."""
-        from rulec.language.symbolic import rule_to_latex
+        from rulec.language.latex import rule_to_latex
 
         return rule_to_latex(self)
 
     def sympy(self) -> dict[str, Any]:
         """The new value of `direction` (or `p`) and of each state as sympy expressions of the old ones."""
-        from rulec.language.symbolic import rule_to_sympy
+        from rulec.language.equations import rule_to_sympy
 
         return rule_to_sympy(self)
 

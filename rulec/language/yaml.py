@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
-
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
@@ -33,19 +31,11 @@ from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
 from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import (
-    HyperEntry,
-    PaperEntry,
-    RuleFile,
-    StateEntry,
-    ViewEntry,
-    WrapEntry,
-    is_rule_file,
-    wanted,
-)
+from rulec.language.schema import HyperEntry, RuleFile, StateEntry, is_rule_file
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
+from rulec.language.validation import validated
 
 #: The rule of a name in a file. The loader supplies it, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]
@@ -62,65 +52,12 @@ def parse_rule(text: str, name: str, resolve: Resolve, path: Path | None = None)
     return _RuleReader(read_document(text, name), resolve, path).rule()
 
 
-def _value_place(document: Document, loc: tuple[Any, ...]) -> Place:
-    """pydantic's location without the names of union members in it."""
-    place: Place = ()
-    for part in loc:
-        if (*place, part) in document.places:
-            place = (*place, part)
-    return place
-
-
-def _validate(document: Document) -> RuleFile:
-    if not isinstance(document.data, dict):
-        raise rule_error("a rule file is a mapping that begins with name:", document.span(()))
-    try:
-        return RuleFile.model_validate(document.data)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        depth = {"extra_forbidden": 100, "missing": 100}
-        worst = max(problems, key=lambda e: depth.get(e["type"], 0) + len(_value_place(document, e["loc"])))
-        raise _explain(document, worst) from None
-
-
-def _explain(document: Document, problem: Any) -> RuleError:
-    place, kind = _value_place(document, problem["loc"]), problem["type"]
-    last = str(problem["loc"][-1]) if problem["loc"] else ""
-    if kind == "extra_forbidden":
-        parts: dict[Any, type[BaseModel]] = {
-            "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
-            "wraps": WrapEntry,
-        }  # fmt: skip
-        model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
-        known = [f.alias or k for k, f in model.model_fields.items()]
-        hint = did_you_mean(last, known) or f": the keys are {', '.join(known)}"
-        return rule_error(f"unknown key {short(last)}{hint}", document.span(place, key=True))
-    if kind == "missing":
-        return rule_error(f"the key {last!r} is missing", document.span(place))
-    if kind == "value_error":
-        return rule_error(str(problem["ctx"]["error"]), document.span(place))
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{short(p)[1:-1]}" for p in place).removeprefix(".")
-    actual = _described(document.at(place))
-    return rule_error(f"{where} must be {wanted(place)}, not {actual}", document.span(place))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, dict | list):
-        kind = "mapping" if isinstance(value, dict) else "list"
-        return f"a {kind}" if value else f"an empty {kind}"
-    if value is None:
-        return "nothing"
-    if isinstance(value, str):
-        return f"the text {short(value)}"
-    return str(value).lower() if isinstance(value, bool) else f"the number {short(str(value))[1:-1]}"
-
-
 class _RuleReader:
     """Reads the parts of one rule file."""
 
     def __init__(self, document: Document, resolve: Resolve, path: Path | None) -> None:
         self.document, self.resolve, self.path = document, resolve, path
-        self.file = _validate(document)
+        self.file = validated(document)
         self.hyper_names: list[str] = list(self.file.hyper)
 
     def rule(self) -> Rule:
