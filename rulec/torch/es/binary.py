@@ -2,7 +2,7 @@
 
 Bits go in and come out: torch.bool in PyTorch's own layout, or packed in torch.int64 with the features in the last axis
 (`pack_bits`), as they were given. They have no gradient; members draw weights of their own, and the estimate of the
-gradient is each layer's (see `rulec.torch.es.own`). The plain network has each weight's most likely bit.
+gradient is each layer's (see `rulec.torch.es.self_estimator`). The plain network has each weight's most likely bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rulec.es.binary.kernels import kernels_of
 from rulec.es.binary.product import Pair, pair, window_of
 from rulec.torch.es.binary_bits import array_of, as_given, pack_bits, packed, tensor_of, unpack_bits
 from rulec.torch.es.binary_threshold import SIGMA, Thresholds, Weights
-from rulec.torch.es.own import Draw
+from rulec.torch.es.self_estimator import Draw
 
 __all__ = [
     "BinaryConv2d", "BinaryLinear", "BinaryMaxPool2d", "BinaryThreshold", "pack_bits", "unpack_bits",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rulec.errors import HyperError
 from rulec.es.streams import NOISE
 from rulec.torch.es.draws import Draws
-from rulec.torch.es.own import Draw
+from rulec.torch.es.self_estimator import Draw
 
 #: Rows whose whole numbers are added up in 32 bits, which is fast, and exact of numbers below 2**23.
 _TOGETHER = 256

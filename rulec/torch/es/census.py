@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from rulec.errors import HyperError, TensorError
 from rulec.es.perturbation import Perturbation
 from rulec.es.perturbations import Perturbations
-from rulec.torch.es.own import OwnEstimator
+from rulec.torch.es.self_estimator import SelfEstimator
 from rulec.torch.tensors import DTYPES
 
 #: Layers whose parameters are perturbed for all members at once.
@@ -45,7 +45,7 @@ class Perturbed:
     pattern: str
 
     @property
-    def is_own(self) -> bool:
+    def is_self_estimated(self) -> bool:
         """Whether its module perturbs it by itself."""
         return any(_owns(use) for use in self.uses)
 
@@ -125,7 +125,7 @@ def _read_without_call(model: nn.Module) -> dict[int, str]:
 
 
 def _owns(use: Use) -> bool:
-    return isinstance(use.module, OwnEstimator) and use.name in use.module.own_parameters()
+    return isinstance(use.module, SelfEstimator) and use.name in use.module.own_parameters()
 
 
 def _reason(uses: list[Use], perturbation: Perturbation, readers: dict[int, str]) -> str | None:

@@ -19,7 +19,7 @@ from rulec.torch.es.census import Perturbed
 from rulec.torch.es.fused import fused_step
 from rulec.torch.es.layer import Source
 from rulec.torch.es.noises import Noises
-from rulec.torch.es.owned import Owned
+from rulec.torch.es.self_estimators import SelfEstimators
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -31,12 +31,13 @@ class Estimating:
     """
 
     def __init__(
-        self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, owned: Owned,
+        self, perturbations: Perturbations, perturbed: Sequence[Perturbed], noises: Noises, estimators: SelfEstimators,
         fitness: Floats, shaping: Shaping, penalty: tuple[float, float] = (0.0, 0.0),
     ) -> None:  # fmt: skip
-        self._perturbations, self._perturbed, self._noises, self._owned = perturbations, perturbed, noises, owned
+        self._perturbations, self._perturbed, self._noises = perturbations, perturbed, noises
+        self._estimators = estimators
         self._shaping, self._penalty = shaping, penalty
-        owned.check_penalty(penalty)
+        estimators.check_penalty(penalty)
         self._fitness = fitness
         self._weights: Weights = weights(fitness, perturbations.population, shaping, perturbations)
 
@@ -88,7 +89,9 @@ class Estimating:
         sources: dict[Tensor, Source] = {}
         for entry in held:
             param = entry.param
-            if entry.is_own or entry.fixed is not None or not self._noises.used(param) or not param.is_contiguous():
+            if entry.is_self_estimated or entry.fixed is not None:
+                continue
+            if not self._noises.used(param) or not param.is_contiguous():
                 continue
             noise = self._noises.of(entry)
             one = noise.source(self._weights.of(noise.perturbation))
@@ -104,16 +107,16 @@ class Estimating:
 
     def _module_estimates(self) -> dict[int, Tensor]:
         """The estimates of modules that make their own."""
-        if not self._owned.modules:
+        if not self._estimators.modules:
             return {}
         mine = member_weights(self._fitness, self._shaping)
-        return self._owned.gradients(self._perturbations, self._noises.step, mine, self._penalty)
+        return self._estimators.gradients(self._perturbations, self._noises.step, mine, self._penalty)
 
     @torch.no_grad()
     def _gradient(self, entry: Perturbed, estimates: dict[int, Tensor]) -> Tensor | None:
         """A parameter's estimate, in its dtype; None where no forward came by it."""
         param = entry.param
-        if entry.is_own:
+        if entry.is_self_estimated:
             return estimates[id(param)].to(param.dtype)
         if not self._noises.used(param):
             return None
@@ -124,7 +127,7 @@ class Estimating:
         return gradient.to(param.dtype)
 
     def _report(self, fused: Sequence[str] = (), gradient_bytes: int = 0) -> Report:
-        unused = (e.name for e in self._perturbed if not e.is_own and not self._noises.used(e.param))
+        unused = (e.name for e in self._perturbed if not e.is_self_estimated and not self._noises.used(e.param))
         return Report(
             self._noises.step, self._weights.counted, self._weights.dropped, unused=tuple(unused), fused=tuple(fused),
             gradient_bytes=gradient_bytes,

@@ -28,7 +28,7 @@ class Noises:
 
     def __init__(self, perturbations: Perturbations, perturbed: Iterable[Perturbed], step: int) -> None:
         self._perturbations, self.step = perturbations, step
-        self._entries = {id(entry.param): entry for entry in perturbed if not entry.is_own}
+        self._entries = {id(entry.param): entry for entry in perturbed if not entry.is_self_estimated}
         self._noises: dict[int, LayerNoise] = {}
 
     def entry(self, tensor: object) -> Perturbed | None:

@@ -22,8 +22,8 @@ from rulec.torch.es.estimating import Estimating
 from rulec.torch.es.members import Members
 from rulec.torch.es.mixing import check_mixing, check_modules
 from rulec.torch.es.noises import Noises
-from rulec.torch.es.owned import Owned
 from rulec.torch.es.population import population_of
+from rulec.torch.es.self_estimators import SelfEstimators
 from rulec.torch.es.shared import Marked
 from rulec.torch.es.swapped import OneMember
 from rulec.torch.es.uncompiled import uncompiled
@@ -67,7 +67,7 @@ class Strategy(StrategySteps):
     def _set_up(self, model: nn.Module, perturbations: Perturbations, step: int) -> None:
         self._model, self._perturbations = model, perturbations
         self._census = Census(model, perturbations)
-        self._owned = Owned(self._census.perturbed)
+        self._estimators = SelfEstimators(self._census.perturbed)
         self._marked: list[Marked] = []
         self._begin(step)
 
@@ -75,7 +75,7 @@ class Strategy(StrategySteps):
         """Begins a step with noise of its own; the memory of the step before is free."""
         super()._begin(step)
         self._noises = Noises(self._perturbations, self._census.perturbed, step)
-        for module in self._owned.modules:
+        for module in self._estimators.modules:
             module.free_memory()
 
     def _names(self) -> list[str]:
@@ -143,7 +143,7 @@ class Strategy(StrategySteps):
             stack.enter_context(self._counted(who.rows))
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncompiled())
-            stack.enter_context(self._owned.forward(self._perturbations, self._step))
+            stack.enter_context(self._estimators.forward(self._perturbations, self._step))
             stack.enter_context(Members(self._noises, who, marked))
             return self.model(batch, *args, **keywords)
 
@@ -172,8 +172,8 @@ class Strategy(StrategySteps):
         parameter is, and the model's own are never written.
         """
         self._census.check(self.model)
-        if self._owned.modules:
-            kind = type(self._owned.modules[0]).__name__
+        if self._estimators.modules:
+            kind = type(self._estimators.modules[0]).__name__
             raise RulecError(f"{kind} perturbs its weights by itself, for all members at once: call es(batch)")
         population = self._perturbations.population
         fitness = torch.empty(population.signs, population.directions, dtype=torch.float64)
@@ -234,7 +234,7 @@ class Strategy(StrategySteps):
         self._census.check(self.model)
         values = self._by_member(_on_host(fitness), _on_host(loss))
         return Estimating(
-            self._perturbations, self._census.perturbed, self._noises, self._owned, values, shaping, penalty
+            self._perturbations, self._census.perturbed, self._noises, self._estimators, values, shaping, penalty
         )
 
     # Memory and checkpoints
@@ -242,7 +242,7 @@ class Strategy(StrategySteps):
     def noise_bytes(self) -> int:
         """Bytes that are kept of this step's noise."""
         of_modules: int = sum(
-            m.noise_bytes(self._owned.draw(m, self._perturbations, self._step)) for m in self._owned.modules
+            m.noise_bytes(self._estimators.draw(m, self._perturbations, self._step)) for m in self._estimators.modules
         )
         return self._noises.nbytes + of_modules
 
@@ -250,7 +250,7 @@ class Strategy(StrategySteps):
     def free_memory(self) -> None:
         """Forgets what is kept of this step's noise; it is made again, the same, where it is needed."""
         self._noises.free()
-        for module in self._owned.modules:
+        for module in self._estimators.modules:
             module.free_memory()
 
     @in_turn

@@ -22,7 +22,7 @@ def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturb
     """Warns where many weights round to themselves; `stacklevel` 1 is the caller. Logits of bits have no noise."""
     samples: dict[str, list[tuple[rounding.Floats, str]]] = {}
     for entry in perturbed:
-        if not (entry.is_own or entry.param.is_meta or is_fake(entry.param)):
+        if not (entry.is_self_estimated or entry.param.is_meta or is_fake(entry.param)):
             samples.setdefault(entry.pattern, []).append((_sample(entry.param), dtype_name(entry.param.dtype)))
     for pattern, some in samples.items():
         rounding.warn_of_lost_noise(perturbations[pattern], some, stacklevel + 1)

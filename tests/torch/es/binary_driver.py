@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rulec.es.binary import member_weights
-from rulec.torch.es.own import Draw, OwnEstimator
+from rulec.torch.es.self_estimator import Draw, SelfEstimator
 
 
 class Driver:
@@ -18,7 +18,7 @@ class Driver:
     def __init__(self, model: nn.Module, directions: int, antithetic: bool = True, seed: int = 0) -> None:
         self.model, self.directions, self.antithetic, self.seed, self.step = model, directions, antithetic, seed, 0
         numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
-        self.own: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, OwnEstimator)}
+        self.own: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, SelfEstimator)}
         self.layers = {
             name: {own: numbers[f"{name}.{own}".lstrip(".")] for own in module.own_parameters()}
             for name, module in self.own.items()

@@ -21,7 +21,7 @@ from rulec.torch.es.binary import (
     pack_bits,
     unpack_bits,
 )
-from rulec.torch.es.own import Draw, OwnEstimator
+from rulec.torch.es.self_estimator import Draw, SelfEstimator
 from tests.torch.es.binary_driver import Driver
 
 
@@ -256,7 +256,7 @@ def test_half_precision_has_finite_gradients() -> None:
 
 def test_drawn_weights_are_kept_until_they_are_freed_and_made_again() -> None:
     layer, draw = seeded(BinaryLinear(70, 9)), draw_of(True)
-    assert isinstance(layer, OwnEstimator)
+    assert isinstance(layer, SelfEstimator)
     x = bits(draw.members, 70)
     found = layer.members(x, draw)
     assert layer.noise_bytes(draw) == layer._drawn[1].nbytes == 6 * 9 * 2 * 8

@@ -13,7 +13,7 @@ from rulec.errors import HyperError
 from rulec.es import Perturbation
 from rulec.es.binary import member_weights
 from rulec.torch.es import BinaryConv2d, BinaryLinear, BinaryMaxPool2d
-from rulec.torch.es.own import Draw
+from rulec.torch.es.self_estimator import Draw
 
 
 class Mixed(nn.Module):

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from rulec.errors import HyperError
 from rulec.es.perturbations import Perturbations
 from rulec.torch.es.census import Perturbed
-from rulec.torch.es.own import Draw, OwnEstimator
+from rulec.torch.es.self_estimator import Draw, SelfEstimator
 
 
-class Owned:
+class SelfEstimators:
     """The modules of a model that perturb their parameters by themselves, and the parameters' numbers."""
 
     def __init__(self, perturbed: Sequence[Perturbed]) -> None:
@@ -27,7 +27,7 @@ class Owned:
         self.modules: list[Any] = []
         for entry in perturbed:
             for use in entry.uses:
-                if isinstance(use.module, OwnEstimator) and use.name in use.module.own_parameters():
+                if isinstance(use.module, SelfEstimator) and use.name in use.module.own_parameters():
                     if id(use.module) not in self._layers:
                         self.modules.append(use.module)
                     self._layers.setdefault(id(use.module), {})[use.name] = entry.number

@@ -36,7 +36,7 @@ class Draw:
 
 
 @runtime_checkable
-class OwnEstimator(Protocol):
+class SelfEstimator(Protocol):
     """A module whose own parameters are perturbed and estimated by itself; its forward is the plain network's.
 
     The parameters that it names are perturbed by nobody else, and their numbers come from the model's order as all do.
