@@ -13,7 +13,7 @@ import numpy as np
 from rulec.checkpoint import Leaf, Shared, Stored
 from rulec.errors import RulecError, StateMismatch
 from rulec.jax.leaves import Tree, flat
-from rulec.jax.machine import Machine, Settings, call, is_wide, machine
+from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
@@ -39,15 +39,15 @@ class JaxRun:
     @cached_property
     def places(self) -> list[int]:
         """The places in the tree of the leaves that have a rule."""
-        return [place for place, assignment in enumerate(self.plan.assigned) if assignment is not None]
+        return [place for place, route in enumerate(self.plan.routes) if route is not None]
 
     def leaves(self) -> list[Leaf]:
         """The leaves that have a rule, by their paths."""
-        names, assigned = leaf_names(self.tree), self.plan.assigned
+        names, routes = leaf_names(self.tree), self.plan.routes
         return [
             Leaf(
                 names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
-                getattr(assigned[place], "group", 0),
+                getattr(routes[place], "group", 0),
             )
             for place, rule in zip(self.places, self.plan.rules, strict=True)
         ]  # fmt: skip
@@ -103,7 +103,7 @@ def run_of(
 ) -> JaxRun:  # fmt: skip
     """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself."""
     prescription = recipe(rule, hyper, tags)
-    engine = machine(prescription, Settings(options(state_dtype, False, 0), (), is_wide()))
+    engine = machine(prescription, options(state_dtype, False, 0))
     tree = real_tree(params)
     plan = engine.plan_of(tree, None, None, False)
     return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state)

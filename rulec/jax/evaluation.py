@@ -13,14 +13,14 @@ import numpy as np
 
 from rulec.compiler.routing import Router
 from rulec.errors import RuleError
-from rulec.jax.machine import Machine, Settings, call, is_wide, machine_of, numbered
+from rulec.jax.machine import Machine, Renamed, call, machine_of, numbered
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.language.evaluation import to_evaluation
 from rulec.language.rule import Rule
 from rulec.pure.leaf import Leaf
-from rulec.pure.plan import Assignment, StepPlan
+from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.values import Values
 
 
@@ -38,15 +38,15 @@ def eval_params(
     count = getattr(state, "count", None)
     # The last step was given the number of those before it.
     current, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
-    functions = machine_of(Evaluation, current, Settings(options(None, False, 0), (), is_wide()))
+    functions = machine_of(Evaluation, current, options(None, False, 0))
     return call(functions.evaluate, params, state, numbers)
 
 
 class Evaluation(Machine):
     """The functions from the trained parameters of a recipe to the parameters for evaluation."""
 
-    def __init__(self, recipe: Recipe, settings: Settings) -> None:
-        super().__init__(recipe, settings)
+    def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
+        super().__init__(recipe, options, renamed)
         if all(rule.evaluate is None for rule in self.rules):
             raise RuleError(f"{recipe.title} is evaluated where it is trained: it has no evaluate")
         self._to_evaluation = functools.cache(to_evaluation)
@@ -62,14 +62,14 @@ class Evaluation(Machine):
 
     def _moving(self, trained: StepPlan) -> StepPlan:
         """The plan of the one step to the evaluation point; leaves of rules without `evaluate` stay."""
-        assigned = [self._moved(*pair) for pair in zip(trained.leaves, trained.assigned, strict=True)]
-        return StepPlan(trained.leaves, assigned, trained.options, trained.groups)
+        routes = [self._moved(*pair) for pair in zip(trained.leaves, trained.routes, strict=True)]
+        return StepPlan(trained.leaves, routes, trained.options, trained.groups)
 
-    def _moved(self, leaf: Leaf, assignment: Assignment | None) -> Assignment | None:
-        if assignment is None:
+    def _moved(self, leaf: Leaf, route: Route | None) -> Route | None:
+        if route is None:
             return None
-        way: Rule | None = self._to_evaluation(Router(assignment.rule).choose(leaf.shape, assignment.tags, leaf.name))
-        return None if way is None else replace(assignment, rule=way)
+        way: Rule | None = self._to_evaluation(Router(route.rule).choose(leaf.shape, route.tags, leaf.name))
+        return None if way is None else replace(route, rule=way)
 
 
 def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:

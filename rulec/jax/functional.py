@@ -10,7 +10,7 @@ from typing import Any
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError
 from rulec.jax import cpu
-from rulec.jax.machine import Settings, call, is_wide, machine, numbered
+from rulec.jax.machine import call, machine, numbered
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
@@ -29,7 +29,7 @@ def init(
     `step` is given. With `packed` the state is packed, as by `rulec.jax.packed`.
     """
     current, numbers = numbered(recipe(rule, hyper, tags))
-    functions = machine(current, Settings(options(state_dtype, False, 0), (), is_wide()))
+    functions = machine(current, options(state_dtype, False, 0))
     state = call(functions.init, params, numbers)
     return pack(state) if packed else state
 
@@ -57,8 +57,7 @@ def step(
     alone = is_outermost(numbers, inputs, *(() if chosen == "either" else (params, grads, state)))
     if not alone and chosen == "either":
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
-    settings = replace(options(None, maximize, seed), backend=chosen)
-    functions = machine(current, Settings(settings, (), is_wide()))
+    functions = machine(current, replace(options(None, maximize, seed), backend=chosen))
     function = functions.step if donate and alone else functions.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state

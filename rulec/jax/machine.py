@@ -10,8 +10,8 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,31 +30,24 @@ from rulec.jax.xla import compiler_options
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.pure.leaf import Leaf, leaves_of
-from rulec.pure.plan import Assignment, Options, StepPlan
+from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.values import Values
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
 _PLANS, _MACHINES = 64, 256
 
-
-@dataclass(frozen=True)
-class Settings:
-    """The choices of compilation beside the recipe: options, and state -> field, where the field's name differs."""
-
-    options: Options
-    renamed: tuple[tuple[str, str], ...] = ()
-    #: Whether users allow JAX 64 bits.
-    wide: bool = False
+#: Pairs of a state of the rule and its field in the optimizer's state.
+Renamed: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Machine:
-    """The functions of one recipe."""
+    """The functions of one recipe. `renamed` has state -> field of the optimizer's state, where the names differ."""
 
-    def __init__(self, recipe: Recipe, settings: Settings) -> None:
+    def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # A number may be traced, and must not be kept: it is passed to each call.
-        self.recipe, self.settings = _without_numbers(recipe), settings
+        self.recipe, self.options, self.wide = _without_numbers(recipe), options, is_wide()
         self.rules = _rules(recipe)
-        self.fields: Fields = fields_of(self.rules, dict(settings.renamed))
+        self.fields: Fields = fields_of(self.rules, dict(renamed))
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
         self.init = jax.jit(self._init, inline=True)
@@ -68,16 +61,16 @@ class Machine:
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
         groups = self.recipe.places(leaves)
         self._check_tags([leaf.name for leaf in leaves])
-        assigned = [self._assigned(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
-        options = replace(self.settings.options, update=update)
-        return StepPlan(leaves, assigned, options, len(self.recipe.groups))
+        routes = [self._routed(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
+        options = replace(self.options, update=update)
+        return StepPlan(leaves, routes, options, len(self.recipe.groups))
 
-    def _assigned(self, leaf: Leaf, group: int | None) -> Assignment | None:
+    def _routed(self, leaf: Leaf, group: int | None) -> Route | None:
         if group is None:
             return None
         chosen = self.recipe.groups[group]
         tags = {*chosen.tags, *self.recipe.tags.get(leaf.name, ())}
-        return Assignment(chosen.rule, group, tags, chosen.static())
+        return Route(chosen.rule, group, tags, chosen.static())
 
     def _check_tags(self, names: Sequence[str]) -> None:
         for name in self.recipe.tags:
@@ -99,7 +92,7 @@ class Machine:
         tree = self._flat(params, "the parameter")
         plan = self.plan_of(tree, None, None, False)
         hyper = self._hyper(numbers, plan)
-        number_dtype = "float64" if self.settings.wide else "float32"
+        number_dtype = "float64" if self.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
 
     def _update(self, grads: Any, state: Any, params: Any, numbers: Any, inputs: Any) -> Any:
@@ -120,10 +113,10 @@ class Machine:
         return model.of(results), self.fields.packed(new, model)
 
     def _flat(self, tree: Any, what: str) -> Tree:
-        return flat(tree, what, self.settings.wide)
+        return flat(tree, what, self.wide)
 
     def _like(self, tree: Any, model: Tree, what: str) -> Tree:
-        return like(tree, model, what, self.settings.wide)
+        return like(tree, model, what, self.wide)
 
     def _begun(self, state: Any, params: Tree, grads: Tree | None, update: bool) -> tuple[StepPlan, Values]:
         """The plan of a step from this state, and the state's values."""
@@ -179,16 +172,16 @@ _machines_lock = threading.Lock()
 _Kind = TypeVar("_Kind", bound=Machine)
 
 
-def machine(recipe: Recipe, settings: Settings) -> Machine:
-    """The machine of a recipe; recipes of equal keys share one."""
-    return machine_of(Machine, recipe, settings)
+def machine(recipe: Recipe, options: Options, renamed: Renamed = ()) -> Machine:
+    """The machine of a recipe; recipes of equal keys share one, as long as users allow JAX 64 bits or do not."""
+    return machine_of(Machine, recipe, options, renamed)
 
 
-def machine_of(kind: type[_Kind], recipe: Recipe, settings: Settings) -> _Kind:
+def machine_of(kind: type[_Kind], recipe: Recipe, options: Options, renamed: Renamed = ()) -> _Kind:
     """The machine of a kind for a recipe; the latest are kept."""
-    key = kind, recipe.key, settings
+    key = kind, recipe.key, options, renamed, is_wide()
     with _machines_lock:
-        instance: _Kind = _machines.pop(key, None) or kind(recipe, settings)
+        instance: _Kind = _machines.pop(key, None) or kind(recipe, options, renamed)
         _machines[key] = instance
         if len(_machines) > _MACHINES:
             _machines.popitem(last=False)

@@ -13,7 +13,7 @@ import optax
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import HyperError
 from rulec.jax.injection import injectable
-from rulec.jax.machine import Machine, Settings, call, is_wide, machine, numbered
+from rulec.jax.machine import Machine, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.traced import is_traced
 from rulec.language.seed import checked_seed
@@ -79,7 +79,7 @@ def of_recipe(
     names = tuple(sorted((renamed or {}).items()))
 
     def functions_of(recipe: Recipe) -> Machine:
-        return machine(recipe, Settings(options, names, is_wide()))
+        return machine(recipe, options, names)
 
     def init(params: Any) -> Any:
         current, numbers = numbered(recipe)

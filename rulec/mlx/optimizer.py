@@ -21,7 +21,7 @@ from rulec.mlx.entries import KEYWORDS, Entry, entry_of, hyper_of, plain
 from rulec.mlx.step import first_values, one_step
 from rulec.pure.hyper import resolved
 from rulec.pure.leaf import dtype_name, leaves_of
-from rulec.pure.plan import Assignment, Options, StepPlan
+from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.state import check_values, number_states
 from rulec.pure.values import Values
 
@@ -146,8 +146,8 @@ class RuleOptimizer(Optimizer):
         leaves = leaves_of(names, parameters, gradients, values.arrays)
         if leaves not in self._plans:
             static: Any = {k: self._hyper.get(k, s.default) for k, s in self._settings.items() if s.static}
-            assigned = [Assignment(self._rule, static=static)] * len(leaves)
-            self._plans[leaves] = StepPlan(leaves, assigned, self._options, 1)
+            routes = [Route(self._rule, static=static)] * len(leaves)
+            self._plans[leaves] = StepPlan(leaves, routes, self._options, 1)
         return self._plans[leaves]
 
     def _values(self, plan: StepPlan, rate: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from rulec.runtime.state import StateSpec, state_specs
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
+class Route:
     """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters."""
 
     rule: Rule
@@ -126,49 +126,47 @@ class StepPlan:
     (`tensor`, `group` or `model`), for the states of numbers. `having` is state -> places of the leaves with it.
     """
 
-    def __init__(
-        self, leaves: Sequence[Leaf], assigned: Sequence[Assignment | None], options: Options, groups: int
-    ) -> None:
-        self.leaves, self.assigned, self.options, self.groups = leaves, assigned, options, groups
+    def __init__(self, leaves: Sequence[Leaf], routes: Sequence[Route | None], options: Options, groups: int) -> None:
+        self.leaves, self.routes, self.options, self.groups = leaves, routes, options, groups
         # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
-        rules = {id(one.rule): one.rule for one in assigned if one is not None}
+        rules = {id(one.rule): one.rule for one in routes if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}
         self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
         known: dict[Any, Bucket] = {}
-        for place, (leaf, assignment) in enumerate(zip(leaves, assigned, strict=True)):
-            if assignment is not None:
-                self.rules.append(self._route(leaf, assignment))
-                self._place(known, place, leaf, self.rules[-1], assignment)
+        for place, (leaf, route) in enumerate(zip(leaves, routes, strict=True)):
+            if route is not None:
+                self.rules.append(self._route(leaf, route))
+                self._place(known, place, leaf, self.rules[-1], route)
         self.arrays: dict[str, None] = {}
         self.numbers: dict[str, str] = {}
         self.having: dict[str, list[int]] = {}
         self._note_states()
 
-    def _route(self, leaf: Leaf, assignment: Assignment) -> Rule:
-        router = self._routers[id(assignment.rule)]
+    def _route(self, leaf: Leaf, route: Route) -> Rule:
+        router = self._routers[id(route.rule)]
         if leaf.paired and any(map(sees_shape, router.rules)):
             raise TensorError(
-                f"{assignment.rule.name} treats tensors by their dimensions, and the parameter {leaf.name} is complex: "
+                f"{route.rule.name} treats tensors by their dimensions, and the parameter {leaf.name} is complex: "
                 f"give its real and its imaginary part as leaves of their own"
             )
-        return router.choose(leaf.shape, assignment.tags, leaf.name)
+        return router.choose(leaf.shape, route.tags, leaf.name)
 
-    def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, assignment: Assignment) -> None:
+    def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, route: Route) -> None:
         view = matrix_view(leaf.shape, rule.view)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
-        static = {name: assignment.static[name] for name, hyper in rule.hyper.items() if hyper.static}
+        static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         program = check_counts(compile(rule, facts, static), {**facts, **static})
         states = self._state_dtypes(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
-        key = id(assignment.rule), program, layout, tuple(sorted(static.items()))
+        key = id(route.rule), program, layout, tuple(sorted(static.items()))
         if key not in known:
-            known[key] = self._bucket(assignment.rule, program, layout, static)
+            known[key] = self._bucket(route.rule, program, layout, static)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
         bucket.views.append(view)
-        bucket.groups.append(assignment.group)
+        bucket.groups.append(route.group)
         bucket.facts.append(facts)
 
     def _state_dtypes(self, program: Program, leaf: Leaf) -> dict[str, str]:
@@ -222,7 +220,7 @@ class StepPlan:
 
     def coarsest(self, group: int) -> float:
         """The machine epsilon of a group: one value for all its leaves, of their coarsest dtype."""
-        pairs = zip(self.leaves, self.assigned, strict=True)
+        pairs = zip(self.leaves, self.routes, strict=True)
         return max((EPS[leaf.dtype] for leaf, one in pairs if one and one.group == group), default=EPS["float32"])
 
     def states_of(self, bucket: Bucket, level: str) -> list[str]:

@@ -13,7 +13,7 @@ import optax
 
 import rulec
 import rulec.jax
-from rulec.jax.machine import Settings, machine
+from rulec.jax.machine import machine
 from rulec.jax.recipe import recipe
 from rulec.jax.transform import options
 
@@ -57,7 +57,7 @@ def arguments(rule: str, **given: Any) -> tuple[Any, Any, Any, Mapping[str, Any]
 def own_step(rule: str) -> Compiled:
     """What `rulec.jax.step` compiles, by itself."""
     params, grads, state, inputs = arguments(rule)
-    found = machine(recipe(rule, {}, None), Settings(options(None, False, 0)))
+    found = machine(recipe(rule, {}, None), options(None, False, 0))
     with jax.enable_x64(True):
         return Compiled(found.step.lower(params, grads, state, [{}], inputs).compile(), (params, state))
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from rulec.jax.machine import Settings, call, is_wide, machine, numbered
+from rulec.jax.machine import call, machine, numbered
 from rulec.jax.recipe import Given, Rules, recipe
 from rulec.jax.transform import options
 
@@ -74,7 +74,7 @@ def deferred_bytes(
     params, others = shapes(params), shapes(others)
     backward: Any = jax.jit(jax.value_and_grad(loss)).lower(params, *others).compile().memory_analysis()
     current, numbers = numbered(recipe(rule, hyper, tags))
-    functions = machine(current, Settings(options(state_dtype, False, 0), (), is_wide()))
+    functions = machine(current, options(state_dtype, False, 0))
     state = call(lambda: jax.eval_shape(functions.init, params, numbers))
     update = call(lambda: functions.step.lower(params, params, state, numbers, {}).compile()).memory_analysis()
     # Gradients are results of the one and operands of the other.

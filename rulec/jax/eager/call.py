@@ -17,7 +17,7 @@ from rulec.jax.eager.measure import Measured, in_two_passes
 from rulec.jax.eager.parts import Parts
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.eager.users import Mode
-from rulec.jax.machine import Settings, call, is_wide, machine_of, numbered
+from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.jax.xla import compiler_options, is_outermost
@@ -168,10 +168,10 @@ class Eager(ABC):
 
     def _run(self, hyper: Mapping[str, Given], count: Any, shared: Tied) -> tuple[EagerRun, list[dict[str, Any]]]:
         current, numbers = numbered(recipe(self._rule, hyper, self._tags), count)
-        settings, mode = Settings(replace(self._options, backend="jax"), (), is_wide()), Mode.now()
-        key = current.key, settings, mode, shared
+        options, mode = replace(self._options, backend="jax"), Mode.now()
+        key = current.key, options, is_wide(), mode, shared
         if key not in self._runs:
-            self._runs[key] = self._new_run(machine_of(Parts, current, settings), shared, mode, self._measured)
+            self._runs[key] = self._new_run(machine_of(Parts, current, options), shared, mode, self._measured)
         return self._runs[key], numbers
 
 

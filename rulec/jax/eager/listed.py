@@ -77,7 +77,7 @@ class Split:
             return jnp.concatenate([layers.reshape(-1), rest])
         if level == "model":
             return layers[0]
-        groups = {assignment.group for assignment in self.layer.assigned if assignment is not None}
+        groups = {route.group for route in self.layer.routes if route is not None}
         return jnp.where(np.array([group in groups for group in range(self.layer.groups)]), layers[0], rest)
 
     def parted(self, whole: Values) -> tuple[Values, Values]:

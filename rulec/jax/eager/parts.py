@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from rulec.errors import RuleError
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, check_apart, flat
-from rulec.jax.machine import Machine, Settings
+from rulec.jax.machine import Machine, Renamed
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.rule import Rule
-from rulec.pure.plan import StepPlan
+from rulec.pure.plan import Options, StepPlan
 from rulec.pure.values import Values
 from rulec.runtime.engine import EPS
 
@@ -44,9 +44,9 @@ def _named(tree: Tree, name: str) -> Tree:
 class Parts(Machine):
     """The functions of a recipe on parts of a model; paths and tags are of the whole model."""
 
-    def __init__(self, recipe: Recipe, settings: Settings) -> None:
+    def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # Patterns and tags are of all parts: `check` looks at them, a part cannot.
-        super().__init__(replace(recipe, check=len), settings)
+        super().__init__(replace(recipe, check=len), options, renamed)
         self._check = recipe.check
 
     def _check_tags(self, names: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class Parts(Machine):
 
     def tree(self, part: Subtree) -> Tree:
         """The leaves of a part, by their paths in the model."""
-        tree = _named(flat(part.tree, "the parameter", self.settings.wide), part.name)
+        tree = _named(flat(part.tree, "the parameter", self.wide), part.name)
         tree.check_real("an eager update is of real ones")
         return tree
 
@@ -74,13 +74,13 @@ class Parts(Machine):
         """The first state of a part; `plans` are of all parts."""
         tree = self.tree(part)
         plan = self.plan_of(tree, None, None, False)
-        dtype = "float64" if self.settings.wide else "float32"
+        dtype = "float64" if self.wide else "float32"
         return self.fields.packed(first_values(plan, tree.arrays, self._of_all(numbers, plans), dtype), tree)
 
     def begun(self, part: Subtree, grads: Any, state: Any) -> tuple[Tree, Tree, StepPlan, Values]:
         """The leaves of a part, its gradients, the plan of a step, and the values of the state."""
         tree = self.tree(part)
-        gradients = _named(flat(grads, "the gradient of", self.settings.wide), part.name)
+        gradients = _named(flat(grads, "the gradient of", self.wide), part.name)
         return tree, gradients, *self._begun(state, tree, gradients, False)
 
     def moved(self, part: Subtree, grads: Any, state: Any, arguments: Arguments, first: int) -> tuple[Any, Any]:
@@ -140,16 +140,16 @@ def put_back(plan: StepPlan, new: Values, place: int, share: Values) -> None:
         if plan.numbers[name] == "model":
             new.numbers[name] = number
             continue
-        assignment, numbers = plan.assigned[place], new.numbers[name]
-        assert assignment is not None  # it has a state
+        route, numbers = plan.routes[place], new.numbers[name]
+        assert route is not None  # it has a state
         of_leaf = plan.numbers[name] == "tensor"
-        at = plan.having[name].index(place) if of_leaf else assignment.group
-        new.numbers[name] = numbers.at[at].set(number[0 if of_leaf else assignment.group])
+        at = plan.having[name].index(place) if of_leaf else route.group
+        new.numbers[name] = numbers.at[at].set(number[0 if of_leaf else route.group])
 
 
 def _coarsest(plans: Sequence[StepPlan], group: int) -> float:
-    pairs = [pair for plan in plans for pair in zip(plan.leaves, plan.assigned, strict=True)]
-    epsilons = [EPS[leaf.dtype] for leaf, assignment in pairs if assignment and assignment.group == group]
+    pairs = [pair for plan in plans for pair in zip(plan.leaves, plan.routes, strict=True)]
+    epsilons = [EPS[leaf.dtype] for leaf, route in pairs if route and route.group == group]
     return max(epsilons, default=EPS["float32"])
 
 
