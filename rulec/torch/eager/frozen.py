@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-Groups = Sequence[Mapping[str, Any]]
+from rulec.torch.group_values import Groups
 
 
 class Frozen:
