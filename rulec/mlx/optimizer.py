@@ -69,7 +69,8 @@ class RuleOptimizer(Optimizer):
     def init(self, parameters: Any) -> None:
         """Makes the states of these parameters; those that are there stay."""
         super().init(parameters)
-        names, arrays = zip(*_flat(parameters), strict=True)
+        leaves = dict(_flat(parameters))
+        names, arrays = [*leaves], [*leaves.values()]
         plan = self._plan(names, arrays, arrays, Values(self.step))
         values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
         states = [state for _, state in _together(parameters, self.state, "state")]
@@ -87,8 +88,6 @@ class RuleOptimizer(Optimizer):
         names = [name for name, _ in _flat(gradients)]
         for name, (gradient, parameter) in zip(names, pairs, strict=True):
             _check(name, gradient, parameter)
-        if not pairs:
-            return gradients
         if not self._initialized:
             self.init(tree_map(lambda _, p: p, gradients, parameters))
         states = [state for _, state in _together(gradients, self.state, "state")]

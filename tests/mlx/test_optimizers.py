@@ -83,7 +83,7 @@ def test_bias_correction_is_exact(name: str) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize(("name", "keywords", "allowed"), CLASSES[2:])
+@pytest.mark.parametrize(("name", "keywords", "allowed"), CLASSES)
 def test_states_go_both_ways(name: str, keywords: Mapping[str, Any], allowed: float) -> None:
     """As MLX's users save them: the flat tree, by its paths."""
     whole = steps(getattr(optim, name)(0.01, **keywords), tree(0))
