@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rulec.backend.printer import (
@@ -31,7 +31,8 @@ class Dialect:
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
     `functions` maps a function that libraries lack or compute badly to its line of import. `cast` is a format of an
     array and a dtype, `number` of a number and a dtype, `copy` of an array. Where `writes`, a step takes also the
-    arrays only stored to. `others` maps operations to functions used in place of the module's.
+    arrays only stored to. `others` maps operations to functions used in place of the module's. Rules with an operation
+    that the library `lacks` are refused.
     """
 
     backend: str
@@ -44,6 +45,7 @@ class Dialect:
     copy: str
     writes: bool = True
     others: Mapping[Op, str] = field(default_factory=dict)
+    lacks: Collection[Op] = ()
 
 
 #: Operators with the same meaning in every array library.
@@ -78,7 +80,8 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
     functions = {op: call(f"{dialect.module}.{name}") for op, name in _FUNCTIONS.items()}
     others = {op: call(name) for op, name in {**_OTHERS, **dialect.others}.items()}
     composed = {Op.FLOORDIV: f"{dialect.module}.floor({{}} / {{}})", Op.RSQRT: f"(1.0 / {dialect.module}.sqrt({{}}))"}
-    return {**_OPERATORS, **functions, **others, **composed}
+    table = {**_OPERATORS, **functions, **others, **composed}
+    return {op: text for op, text in table.items() if op not in dialect.lacks}
 
 
 class StageFunction:

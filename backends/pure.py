@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,21 @@ from .pure_print import PureFunction
 Done = tuple[dict[str, Any], dict[str, Any]]
 
 
-class PureKernel(ABC):
+class PureBackend:
+    """A backend whose kernels are functions that return new arrays."""
+
+    kernel: type[PureKernel]
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values.
+
+        BackendUnsupported for an operation that the library lacks.
+        """
+        function = self.kernel.function
+        return print_file(function.dialect, program, layout, [f.text() for f in self.kernel.printed(program, layout)])
+
+
+class PureKernel:
     """The functions of one program and layout, each of one stage."""
 
     function: type[PureFunction]
@@ -38,11 +52,6 @@ class PureKernel(ABC):
     def printed(cls, program: Program, layout: Layout) -> Sequence[PureFunction]:
         """The functions, to be printed."""
         return [cls.function(program, layout, index) for index in range(len(program.stages))]
-
-    @classmethod
-    def source(cls, program: Program, layout: Layout) -> str:
-        """The text of all functions."""
-        return print_file(cls.function.dialect, program, layout, [f.text() for f in cls.printed(program, layout)])
 
     def columns(self, stage: int) -> list[int]:
         """The columns of the scalar table that a stage reads, in order."""

@@ -17,33 +17,8 @@ from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
-from ..pure import Done, PureKernel
+from ..pure import Done, PureBackend, PureKernel
 from .print import JaxFunction
-
-
-class JaxBackend:
-    """Functions of JAX arrays under jit."""
-
-    name = "jax"
-
-    def unavailable_reason(self) -> str | None:
-        """None with JAX on this machine; else the remedy, in one line."""
-        return None if importlib.util.find_spec("jax") else "jax is not installed: pip install jax"
-
-    def emit(self, program: Program, layout: Layout) -> str:
-        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values."""
-        return JaxKernel.source(program, layout)
-
-    def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
-        """The kernel of a source text. BackendUnavailable for float64 where JAX is kept to 32 bits."""
-        import jax
-
-        if layout.compute == "float64" and not jax.config.read("jax_enable_x64"):  # type: ignore[no-untyped-call]
-            raise BackendUnavailable(
-                f"{program.name} on float64 needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before the "
-                "arrays are made, or use float32"
-            )
-        return _kernel(program, layout, source)
 
 
 class JaxKernel(PureKernel):
@@ -101,6 +76,28 @@ class JaxKernel(PureKernel):
 
 #: From a program, layout and source to the kernel, cached: a second build for the same program traces nothing again.
 _kernel = functools.lru_cache(maxsize=1024)(JaxKernel)
+
+
+class JaxBackend(PureBackend):
+    """Functions of JAX arrays under jit."""
+
+    name = "jax"
+    kernel = JaxKernel
+
+    def unavailable_reason(self) -> str | None:
+        """None with JAX on this machine; else the remedy, in one line."""
+        return None if importlib.util.find_spec("jax") else "jax is not installed: pip install jax"
+
+    def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
+        """The kernel of a source text. BackendUnavailable for float64 where JAX is kept to 32 bits."""
+        import jax
+
+        if layout.compute == "float64" and not jax.config.read("jax_enable_x64"):  # type: ignore[no-untyped-call]
+            raise BackendUnavailable(
+                f"{program.name} on float64 needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before the "
+                "arrays are made, or use float32"
+            )
+        return _kernel(program, layout, source)
 
 
 def _apart(operands: Sequence[Any]) -> Sequence[Any]:

@@ -14,37 +14,9 @@ from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable
 
-from ..pure import Done, PureKernel
+from ..pure import Done, PureBackend, PureKernel
 from .print import MlxFunction
 from .words import wide
-
-
-class MlxBackend:
-    """Functions of MLX's arrays."""
-
-    name = "mlx"
-
-    def unavailable_reason(self) -> str | None:
-        """None with MLX on this machine; else the remedy, in one line."""
-        return None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]' (Mac: mlx)"
-
-    def emit(self, program: Program, layout: Layout) -> str:
-        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values.
-
-        BackendUnsupported for erf.
-        """
-        return MlxKernel.source(program, layout)
-
-    def build(self, program: Program, layout: Layout, source: str) -> MlxKernel:
-        """The kernel of a source text. BackendUnavailable for float64 where MLX computes on a GPU."""
-        import mlx.core as mx
-
-        if layout.compute == "float64" and wide() != mx.float64:
-            raise BackendUnavailable(
-                f"{program.name} on float64 needs MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu), or use "
-                "float32"
-            )
-        return _kernel(program, layout, source)
 
 
 class MlxKernel(PureKernel):
@@ -56,8 +28,7 @@ class MlxKernel(PureKernel):
         """A value in the dtype of its buffer and the shape of its tensor."""
         import mlx.core as mx
 
-        dtype = getattr(mx, self.layout.dtype(buffer))
-        array = value.astype(dtype) if isinstance(value, mx.array) else mx.array(value, dtype)
+        array = mx.asarray(value, getattr(mx, self.layout.dtype(buffer)))
         return array if array.shape == shape else mx.broadcast_to(array, shape)
 
     def run(self, index: int, stored: Any, call_arrays: Any, row: Any, view: MatrixView | None) -> Done:
@@ -73,3 +44,25 @@ class MlxKernel(PureKernel):
 
 #: From a program, layout and source to the kernel, cached: a second build for the same program traces nothing again.
 _kernel = functools.lru_cache(maxsize=1024)(MlxKernel)
+
+
+class MlxBackend(PureBackend):
+    """Functions of MLX's arrays."""
+
+    name = "mlx"
+    kernel = MlxKernel
+
+    def unavailable_reason(self) -> str | None:
+        """None with MLX on this machine; else the remedy, in one line."""
+        return None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]' (Mac: mlx)"
+
+    def build(self, program: Program, layout: Layout, source: str) -> MlxKernel:
+        """The kernel of a source text. BackendUnavailable for float64 where MLX computes on a GPU."""
+        import mlx.core as mx
+
+        if layout.compute == "float64" and wide() != mx.float64:
+            raise BackendUnavailable(
+                f"{program.name} on float64 needs MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu), or use "
+                "float32"
+            )
+        return _kernel(program, layout, source)

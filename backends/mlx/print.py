@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.compiler.ir import Program, Result
-from rulec.compiler.layout import Layout
-from rulec.errors import BackendUnsupported
-from rulec.language.node import Op, walk
+from rulec.compiler.ir import Result
+from rulec.language.node import Op
 
 from ..array_print import Dialect
 from ..pure_print import PureFunction
@@ -24,6 +22,7 @@ DIALECT = Dialect(
     copy="{}",
     writes=False,
     others={Op.EXP: "exp", Op.SIGN: "sign"},
+    lacks=(Op.ERF,),  # mx.erf has three digits
 )
 
 _REDUCE = {Op.SUM: "total", Op.MIN: "least", Op.MAX: "greatest"}
@@ -34,11 +33,6 @@ class MlxFunction(PureFunction):
 
     dialect = DIALECT
     reduced_dtype = "float64 on the CPU, float32 elsewhere"
-
-    def __init__(self, program: Program, layout: Layout, index: int) -> None:
-        if any(value.op is Op.ERF for value in walk(program.stages[index].roots)):
-            raise BackendUnsupported("mlx", "erf, of which MLX has three digits", program.name)
-        super().__init__(program, layout, index)
 
     def reduction(self, result: Result, operand: str, axes: str | None) -> str:
         """A reduction, in the widest dtype of the device."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rulec.mlx.entries import KEYWORDS, OTHERS, library_names
-from rulec.mlx.optimizer import MlxOptimizer, RuleOptimizer, optimizer
+from rulec.mlx.entries import CLASSES, OTHERS, library_names
+from rulec.mlx.optimizer import RuleOptimizer, mlx_optimizer, optimizer
 
 __all__ = ["RuleOptimizer", "optimizer"]
 
 
 @functools.cache
 def __getattr__(name: str) -> Any:
-    if name in KEYWORDS:
-        return type(name, (MlxOptimizer,), {"own": name, "__doc__": f"{name} as mlx.optimizers has it."})
+    if name in CLASSES:
+        return mlx_optimizer(name)
     if name in OTHERS:
         raise AttributeError(
-            f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: "
-            f'rulec.mlx.optimizer("{OTHERS[name]}") is the rule of the library'
+            f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: use that, or "
+            f'rulec.mlx.optimizer("{OTHERS[name]}") for the rule of the library'
         )
     if not name.startswith("_") and name in library_names():
         return optimizer(library_names()[name])
@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *KEYWORDS, *library_names()])
+    return sorted([*__all__, *CLASSES, *library_names()])

@@ -39,7 +39,7 @@ def _erf(x: Any) -> Any:
 
 FUNCTIONS = MlxFunctions(mx)
 
-_PLAIN = arithmetic(FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt, sign=words.sign, erf=_erf)
+_PLAIN = arithmetic(FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt, erf=_erf)
 
 
 class MlxLibrary(PureLibrary):

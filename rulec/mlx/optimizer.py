@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import mlx.core as mx
+from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
 
@@ -17,7 +19,7 @@ from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
 from rulec.mlx.arrays import LIBRARY
-from rulec.mlx.entries import KEYWORDS, Entry, entry_of, hyper_of, plain
+from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.mlx.step import first_values, one_step
 from rulec.pure.hyper import resolved
 from rulec.pure.leaf import dtype_name, leaves_of
@@ -43,9 +45,9 @@ class RuleOptimizer(Optimizer):
 
     def __init__(self, learning_rate: Rate | None = None, *, seed: int = 0, **keywords: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._prepare(self.entry, learning_rate, keywords, seed)
+        self._prepare(self.entry, keywords, learning_rate, seed)
 
-    def _prepare(self, entry: Entry, learning_rate: Rate | None, keywords: Mapping[str, Any], seed: int) -> None:
+    def _prepare(self, entry: Entry, keywords: Mapping[str, Any], learning_rate: Rate | None, seed: int) -> None:
         rule = entry.rule
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
@@ -69,7 +71,7 @@ class RuleOptimizer(Optimizer):
     def init(self, parameters: Any) -> None:
         """Makes the states of these parameters; those that are there stay."""
         super().init(parameters)
-        leaves = dict(_flat(parameters))
+        leaves: dict[str, Any] = dict(tree_flatten(parameters))
         names, arrays = [*leaves], [*leaves.values()]
         plan = self._plan(names, arrays, arrays, Values(self.step))
         values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
@@ -85,7 +87,7 @@ class RuleOptimizer(Optimizer):
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """New parameters, in the structure of the gradients, of which `parameters` may have more. The state is new."""
         pairs = _together(gradients, parameters, "parameters")
-        names = [name for name, _ in _flat(gradients)]
+        names = [*dict(tree_flatten(gradients))]
         for name, (gradient, parameter) in zip(names, pairs, strict=True):
             _check(name, gradient, parameter)
         if not self._initialized:
@@ -156,11 +158,6 @@ class RuleOptimizer(Optimizer):
             return resolved(self._rule.name, self._settings, given, given, plan.coarsest(0), LIBRARY)
 
 
-def _flat(tree: Any) -> list[tuple[str, Any]]:
-    found: Any = tree_flatten(tree)
-    return list(found)
-
-
 def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
     """Each gradient with what a tree has in its place; TensorError where it has nothing there."""
     pairs: list[tuple[Any, Any]] = []
@@ -188,21 +185,25 @@ def _check(name: str, gradient: Any, parameter: Any) -> None:
 class MlxOptimizer(RuleOptimizer):
     """A rule under a name, the keywords and the defaults of mlx.optimizers."""
 
-    own: ClassVar[str]
+    signature: ClassVar[inspect.Signature]
 
-    def __init__(self, learning_rate: Rate, *values: Any, **keywords: Any) -> None:
+    def __init__(self, *values: Any, **keywords: Any) -> None:
         Optimizer.__init__(self)  # type: ignore[no-untyped-call]
-        known = KEYWORDS[self.own]
-        if len(values) > len(known):
-            raise HyperError(f"{self.own} takes at most {len(known)} values after learning_rate, not {len(values)}")
-        placed = dict(zip(known, values, strict=False))
-        twice = [name for name in keywords if name in placed]
-        unknown = [name for name in keywords if name not in known]
-        if unknown or twice:
-            what = f"has no keyword {unknown[0]!r}: it has {', '.join(known)}" if unknown else f"has {twice[0]} twice"
-            raise HyperError(f"{self.own} {what}")
-        entry, given = entry_of(self.own, {**known, **placed, **keywords})
-        self._prepare(entry, learning_rate, given, 0)
+        name = type(self).__name__
+        try:
+            arguments = self.signature.bind(*values, **keywords)
+        except TypeError as error:
+            raise HyperError(f"{error}: rulec.mlx.{name} takes {', '.join(self.signature.parameters)}") from None
+        arguments.apply_defaults()
+        learning_rate = arguments.arguments.pop("learning_rate")
+        self._prepare(*entry_of(name, arguments.arguments), learning_rate, 0)
+
+
+def mlx_optimizer(name: str) -> type[RuleOptimizer]:
+    """The class with the name and the signature of a class of mlx.optimizers."""
+    signature = inspect.signature(getattr(optimizers, name))
+    doc = f"{name} as mlx.optimizers has it."
+    return type(name, (MlxOptimizer,), {"signature": signature, "__signature__": signature, "__doc__": doc})
 
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
@@ -212,4 +213,4 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     `betas`. What it computes is the library's rule, also where mlx.optimizers has another of that name.
     """
     loaded = rule if isinstance(rule, Rule) else load(rule)
-    return type(loaded.name, (RuleOptimizer,), {"entry": plain(loaded), "__doc__": loaded.summary})
+    return type(loaded.name, (RuleOptimizer,), {"entry": Entry(loaded), "__doc__": loaded.summary})

@@ -20,11 +20,11 @@ _Numbers = Mapping[str, dict[int, Any]]
 
 def first_values(
     plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str, values: Values, library: PureLibrary,
-    stored: Stored,
+    stored: Stored | None = None,
 ) -> Values:  # fmt: skip
     """The state before the first step, written to `values`, which has only a count before.
 
-    Numbers are of `number_dtype`; `stored` makes the arrays.
+    Numbers are of `number_dtype`; `stored` makes the arrays, by default by a broadcast.
     """
     values.arrays |= {name: {} for name in plan.arrays}
     numbers: _Numbers = {name: {} for name in plan.numbers}
@@ -62,10 +62,12 @@ class _First:
         self.bucket, self.param, self.library = bucket, param, library
         self.view, self.facts, self.known = bucket.views[i], bucket.facts[i], {**hyper, **bucket.facts[i]}
 
-    def array(self, spec: StateSpec, stored: Stored) -> Any:
+    def array(self, spec: StateSpec, stored: Stored | None) -> Any:
         """A state that is an array."""
         value = self.param if spec.copies_parameter else self._value(spec.init)
         shape = tuple(spec.shape(self.view, self.bucket.static, self.facts))
+        if stored is None:
+            return self.library.spread(self.library.cast(value, spec.dtype), shape)
         return stored(spec, value, shape, self.param, self.view)
 
     def number(self, name: str) -> Any:

@@ -7,7 +7,8 @@ It is traced as a whole, so that a framework's compiler sees every stage of ever
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from rulec.compiler.scalars import evaluate_once
 from rulec.errors import RuleError
 from rulec.language.node import Node, Op
+from rulec.pure.leaf import dtype_name
 from rulec.pure.library import PureLibrary
 from rulec.pure.plan import Bucket, StepPlan
 from rulec.pure.values import Hypers, Values
@@ -24,13 +26,28 @@ from rulec.runtime.device import known_number
 from rulec.runtime.joins import Join, Joining, Processes, joined
 from rulec.runtime.plan import Gap
 
+#: Matrix functions that every device has in float32 and narrower.
+_ANYWHERE = frozenset({Op.MATMUL, Op.NEWTON_SCHULZ})
+
 
 class Gaps(Between):
-    """The work between the stages; tiles are left to a framework's compiler."""
+    """The work between stages. Tiles are left to the framework's compiler, and products to the device of elements."""
 
     def work_out(self, gap: Gap) -> Joining:
         """Computes all values of a gap that are read after it."""
         yield from self._each(gap.values, gap)
+
+    def _matrix_function(self, value: Node) -> Callable[..., Any]:
+        function, on_device = super()._matrix_function(value), self.around.step.on_device  # type: ignore[attr-defined]
+        if on_device is nullcontext or value.op not in _ANYWHERE:
+            return function
+
+        def where_elements_are(*operands: Any) -> Any:
+            wide = any(dtype_name(x) == "float64" for x in operands if hasattr(x, "dtype"))
+            with nullcontext() if wide else on_device():
+                return function(*operands)
+
+        return where_elements_are
 
 
 def _run_together(runs: Sequence[BucketStep]) -> None:
@@ -62,8 +79,8 @@ class PureStep:
     `numbers` are the leaves' numbers in the seeds of random numbers, by default their places.
     """
 
-    #: The device of the elements, for frameworks that must be told.
-    device: Any = None
+    #: The context in which elements are computed, for a framework that must be told their device.
+    on_device: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __init__(
         self, plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
@@ -293,7 +310,8 @@ class BucketStep:
         results = []
         for i in range(len(self)):
             scalars = [self._kernel_scalar(column, i) for column in columns]
-            results.append(self.launched(index, i, scalars))
+            with self.step.on_device():
+                results.append(kernel.stage(index, self.arrays(i), scalars, self.bucket.views[i]))
         for i, (new, reductions) in enumerate(results):
             reduced.append(reductions)
             for buffer, value in new.items():
@@ -302,10 +320,6 @@ class BucketStep:
             each = [reductions[reduction.name] for reductions in reduced]
             per_tensor = set(reduction.axes.letters) <= {"k", "n"}
             self.between.reduced[reduction.name] = self.library.together(each) if per_tensor else each
-
-    def launched(self, index: int, i: int, scalars: Sequence[Any]) -> Any:
-        """One stage of leaf i: new values by buffer, and reductions by name."""
-        return self.bucket.kernel.stage(index, self.arrays(i), scalars, self.bucket.views[i])
 
     def arrays(self, i: int) -> dict[str, Any]:
         """The arrays that a kernel may read for leaf i, by name."""

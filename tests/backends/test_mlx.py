@@ -67,7 +67,7 @@ def test_the_code_reads_like_the_rule() -> None:
 
 def test_an_error_function_of_three_digits_is_refused() -> None:
     program = rulec.compile(rulec.parse("name: Bell\nstep: |\n  direction = erf(g)\n"))
-    with pytest.raises(BackendUnsupported, match="erf, of which MLX has three digits"):
+    with pytest.raises(BackendUnsupported, match="cannot express 'erf' of rule 'Bell'"):
         MlxBackend().emit(program, layout_for(program, "float32"))
 
 

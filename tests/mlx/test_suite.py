@@ -14,9 +14,9 @@ import mlx.optimizers as optim  # noqa: E402
 from mlx.utils import tree_flatten, tree_map  # noqa: E402
 
 import rulec.mlx  # noqa: E402
-from rulec.mlx.entries import KEYWORDS  # noqa: E402
+from rulec.mlx.entries import CLASSES as NAMES  # noqa: E402
 
-CLASSES = sorted(KEYWORDS)
+CLASSES = sorted(NAMES)
 
 #: Without a momentum ours has no state, where MLX has one of zeros.
 MORE = {"SGD": {"momentum": 0.9}}
