@@ -15,19 +15,19 @@ class Dropout(Family):
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
         super().__init__(perturbation, shape, draws)
-        self.kept = perturbation.kept_of(self.inputs)
+        self.kept = perturbation.kept_of(self.columns)
 
     def _start(self, direction: Any) -> Any:
-        return direction * self.inputs // self.perturbation.directions
+        return direction * self.columns // self.perturbation.directions
 
     def _ring(self) -> Any:
-        return self.draws.order(SHARED, DROPPED, self.inputs)
+        return self.draws.order(SHARED, DROPPED, self.columns)
 
     def _gains(self, direction: Any) -> Any:
         """What inputs are multiplied by, less 1."""
         place = self.xp.argsort(self._ring())
-        inside = (place - self._start(direction)) % self.inputs < self.kept
-        return self.xp.where(inside, self.inputs / self.kept - 1.0, -1.0).astype(self.draws.dtype)
+        inside = (place - self._start(direction)) % self.columns < self.kept
+        return self.xp.where(inside, self.columns / self.kept - 1.0, -1.0).astype(self.draws.dtype)
 
     def dense(self, direction: Any) -> Any:
         return self.xp.broadcast_to(self._gains(direction)[:, None], self.shape)
@@ -38,12 +38,12 @@ class Dropout(Family):
 
     def product(self, x: Any, weight: Any, apply: Apply) -> Any:
         ring = self._ring()
-        scaled = self.xp.take(weight, ring, axis=-2) * self.xp.asarray(self.inputs / self.kept, weight.dtype)
+        scaled = self.xp.take(weight, ring, axis=-2) * self.xp.asarray(self.columns / self.kept, weight.dtype)
 
         def one(direction: Any, rows: Any) -> Any:
             halves = []
             for number, half in enumerate(self.xp.split(rows, self.perturbation.signs)):
-                places = (self._start(direction) + number * self.kept + self.xp.arange(self.kept)) % self.inputs
+                places = (self._start(direction) + number * self.kept + self.xp.arange(self.kept)) % self.columns
                 halves.append(apply(self.xp.take(half, places, axis=-1), self.xp.take(scaled, places, axis=-2)))
             return self.xp.concatenate(halves)
 
@@ -54,7 +54,7 @@ class Dropout(Family):
         gains = self.draws.product(weights[None], self.draws.batched(self._gains, self.directions))[0]
         weight = weight.astype(self.draws.dtype)
         others = (*range(len(self.window)), weight.ndim - 1)
-        squares = self.xp.sum(weight * weight, axis=others) * (self.inputs / self.kept - 1.0)
+        squares = self.xp.sum(weight * weight, axis=others) * (self.columns / self.kept - 1.0)
         there = squares > 0
         scale = self.xp.where(there, gains / self.xp.where(there, squares, 1.0), 0.0)
         return scale[:, None].astype(weight.dtype) * weight

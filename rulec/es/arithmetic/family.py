@@ -15,13 +15,13 @@ Apply = Callable[[Any, Any], Any]
 
 
 class Family(ABC):
-    """The noise of a weight of `shape` (*window, inputs, outputs), drawn from `draws`."""
+    """The noise of a weight of `shape` (*window, inputs, outputs), drawn from `draws`; its rows are outputs."""
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
         self.perturbation, self.shape, self.draws, self.xp = perturbation, shape, draws, draws.xp
         #: What noise is multiplied by.
         self.size: Any = perturbation.size
-        *window, self.inputs, self.outputs = (1,) * (2 - len(shape)) + shape
+        *window, self.columns, self.rows = (1,) * (2 - len(shape)) + shape
         self.window = tuple(window)
 
     @property
@@ -106,3 +106,11 @@ class SecondProduct(Family):
 def along(lines: Any, x: Any) -> Any:
     """Lines of each direction, (directions, n), to meet the last dimension of rows."""
     return lines.reshape(1, lines.shape[0], *(1,) * (x.ndim - 3), lines.shape[1])
+
+
+class SharedNoise(SecondProduct):
+    """One noise for all directions, with differences in the outputs (`by_rows`), the inputs (`by_columns`) or both."""
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
+        super().__init__(perturbation, shape, draws)
+        self.by_rows, self.by_columns = perturbation.sides_of(self.rows, self.columns)

@@ -15,12 +15,12 @@ class LowRank(SecondProduct):
     def _right(self, direction: Any) -> Any:
         """The factor of inputs, as a kernel of `rank` outputs."""
         rank = self.perturbation.rank
-        return self.as_kernel(self.draws.values(direction, COLUMNS, (rank, self.inputs, *self.window)))
+        return self.as_kernel(self.draws.values(direction, COLUMNS, (rank, self.columns, *self.window)))
 
     def _left(self, direction: Any) -> Any:
         """The factor of outputs, (rank, outputs), scaled for both."""
         rank = self.perturbation.rank
-        return self.draws.values(direction, ROWS, (rank, self.outputs)) / math.sqrt(rank)
+        return self.draws.values(direction, ROWS, (rank, self.rows)) / math.sqrt(rank)
 
     def dense(self, direction: Any) -> Any:
         return self.draws.product(self._right(direction), self._left(direction))
@@ -34,5 +34,5 @@ class LowRank(SecondProduct):
     def estimate(self, weights: Any, weight: Any) -> Any:
         right = self.draws.batched(self._right, self.directions)
         left = self.draws.batched(self._left, self.directions) * weights[:, None, None]
-        right = self.xp.moveaxis(right, 0, -2).reshape(*self.window, self.inputs, -1)
-        return self.draws.product(right, left.reshape(-1, self.outputs))
+        right = self.xp.moveaxis(right, 0, -2).reshape(*self.window, self.columns, -1)
+        return self.draws.product(right, left.reshape(-1, self.rows))

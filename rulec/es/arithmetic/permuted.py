@@ -5,28 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from rulec.es.arithmetic.draws import Draws
-from rulec.es.arithmetic.family import Apply, SecondProduct, along
+from rulec.es.arithmetic.family import Apply, SharedNoise, along
 from rulec.es.perturbation import Perturbation
 from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
 
 
-class Permuted(SecondProduct):
+class Permuted(SharedNoise):
     """One kernel of noise, with inputs and outputs in an order of each direction's own, and without pairs a sign."""
 
     def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
         super().__init__(perturbation, shape, draws)
-        self.high, self.wide = perturbation.lines_of(self.outputs, self.inputs)
-        self.by_rows, self.by_columns = perturbation.sides_of(self.outputs, self.inputs)
+        self.high, self.wide = perturbation.lines_of(self.rows, self.columns)
 
     @property
     def shared(self) -> Any:
         """The noise of all directions, of the lines that it has: (*window, wide, high)."""
-        return self.drawn(SHARED, self.high, self.wide) * self.perturbation.scale_of(self.outputs, self.inputs)
+        return self.drawn(SHARED, self.high, self.wide) * self.perturbation.scale_of(self.rows, self.columns)
 
     @property
     def whole(self) -> Any:
         """The same with zeros where it has no lines, in the weight's shape."""
-        missing = (self.inputs - self.wide, self.outputs - self.high)
+        missing = (self.columns - self.wide, self.rows - self.high)
         return self.xp.pad(self.shared, [(0, 0)] * len(self.window) + [(0, count) for count in missing])
 
     @property
@@ -40,9 +39,9 @@ class Permuted(SecondProduct):
 
     def _ordered(self, noise: Any, direction: Any) -> Any:
         if self.by_rows:
-            noise = self.xp.take(noise, self.draws.order(direction, ROWS, self.outputs), axis=-1)
+            noise = self.xp.take(noise, self.draws.order(direction, ROWS, self.rows), axis=-1)
         if self.by_columns:
-            noise = self.xp.take(noise, self.draws.order(direction, COLUMNS, self.inputs), axis=-2)
+            noise = self.xp.take(noise, self.draws.order(direction, COLUMNS, self.columns), axis=-2)
         return noise
 
     def moved(self, x: Any, apply: Apply) -> Any:
@@ -52,14 +51,14 @@ class Permuted(SecondProduct):
             moved = moved * along(self.signs[:, None], moved)
         if not self.by_rows:
             return moved
-        short = self.outputs - self.high
+        short = self.rows - self.high
         moved = self.xp.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, short)]) if short else moved
-        order = self.lines(self.draws.order, ROWS, self.outputs)
+        order = self.lines(self.draws.order, ROWS, self.rows)
         return self.xp.take_along_axis(moved, along(order, moved), axis=-1)
 
     def _reaching(self, x: Any) -> Any:
         """The inputs that meet the lines of the shared noise, in their order."""
-        places = self.xp.argsort(self.lines(self.draws.order, COLUMNS, self.inputs), axis=-1)[:, : self.wide]
+        places = self.xp.argsort(self.lines(self.draws.order, COLUMNS, self.columns), axis=-1)[:, : self.wide]
         return self.xp.take_along_axis(x, along(places, x), axis=-1)
 
     def estimate(self, weights: Any, weight: Any) -> Any:
@@ -73,9 +72,9 @@ class Permuted(SecondProduct):
 
             return self.draws.fold(add, self.zeros(self.shape), self.directions, weights)
         if self.by_rows:
-            mixed = self._mixed(weights, ROWS, self.outputs)
+            mixed = self._mixed(weights, ROWS, self.rows)
             return self.draws.product(self.whole, mixed)
-        mixed = self._mixed(weights, COLUMNS, self.inputs)
+        mixed = self._mixed(weights, COLUMNS, self.columns)
         return self.draws.product(mixed.T, self.whole)
 
     def _mixed(self, weights: Any, purpose: int, count: int) -> Any:

@@ -13,9 +13,9 @@ class Sparse(SecondProduct):
 
     def _parts(self, direction: Any) -> tuple[Any, Any]:
         """The inputs, and the kernel of their noise."""
-        _, count = self.perturbation.lines_of(self.outputs, self.inputs)
-        chosen = self.draws.order(direction, COLUMNS, self.inputs)[:count]
-        noise = self.drawn(direction, self.outputs, count) * self.perturbation.scale_of(self.outputs, self.inputs)
+        _, count = self.perturbation.lines_of(self.rows, self.columns)
+        chosen = self.draws.order(direction, COLUMNS, self.columns)[:count]
+        noise = self.drawn(direction, self.rows, count) * self.perturbation.scale_of(self.rows, self.columns)
         return chosen, noise
 
     def dense(self, direction: Any) -> Any:

@@ -91,13 +91,33 @@ class LayerNoise(ABC):
         del self._kept[name]
         return tensor
 
-    def shared(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-        """The noise that all directions share."""
-        return self.draws.values(0, [SHARED], int(np.prod(shape)), self.dtype)[0].view(shape) * scale
-
     def short(self, weights: Floats) -> Tensor:
         """The weights of directions as all backends round them, on the device."""
         return torch.from_numpy(short_weights(weights, "rademacher")).to(self.draws.device, self.dtype)
+
+
+class SharedNoise(LayerNoise):
+    """One noise for all directions, which differ in the order or the signs of its rows, its columns or both."""
+
+    @property
+    def sides(self) -> tuple[bool, bool]:
+        """Whether the rows, and whether the columns differ."""
+        return self.perturbation.sides_of(self.rows, self.columns)
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """How many rows and columns of noise there are."""
+        return self.perturbation.lines_of(self.rows, self.columns)
+
+    def shared(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The noise, of the lines that it has."""
+        return self.kept("noise", self.draw_shared, dtype)
+
+    def draw_shared(self) -> Tensor:
+        """The noise in new memory."""
+        shape = (*self.lines, *self.kernel)
+        noise = self.draws.values(0, [SHARED], int(np.prod(shape)), self.dtype)[0].view(shape)
+        return noise * self.perturbation.scale_of(self.rows, self.columns)
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,13 @@ from torch import Tensor
 from rulec.backend.product import Product
 from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, ROWS, SHARED, SIGNS
-from rulec.torch.es.layer import LayerNoise, Source
+from rulec.torch.es.layer import SharedNoise, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
 
-class Permuted(LayerNoise):
+class Permuted(SharedNoise):
     """Row i of a direction is row `order[i]` of the noise, zero where there is none; so with columns."""
-
-    @property
-    def _sides(self) -> tuple[bool, bool]:
-        return self.perturbation.sides_of(self.rows, self.columns)
-
-    @property
-    def _lines(self) -> tuple[int, int]:
-        """How many rows and columns of noise there are."""
-        return self.perturbation.lines_of(self.rows, self.columns)
-
-    def _common(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The noise, of the lines that it has."""
-        return self.kept("noise", self._make, dtype)
-
-    def _make(self) -> Tensor:
-        return self.shared((*self._lines, *self.kernel), self.perturbation.scale_of(self.rows, self.columns))
 
     def _row_orders(self) -> Tensor:
         return self.kept("rows", lambda: self.draws.orders(ROWS, self.directions, self.rows))
@@ -41,7 +25,7 @@ class Permuted(LayerNoise):
 
     def _inputs(self) -> Tensor:
         """For each direction and column of noise the input that it belongs to: the inverse of the order."""
-        return self.kept("inputs", lambda: self._column_orders().argsort(1)[:, : self._lines[1]].contiguous())
+        return self.kept("inputs", lambda: self._column_orders().argsort(1)[:, : self.lines[1]].contiguous())
 
     def _signs(self, dtype: torch.dtype) -> Tensor | None:
         """Each direction's own sign; None of antithetic pairs, which have both."""
@@ -52,29 +36,29 @@ class Permuted(LayerNoise):
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """A second product, of inputs in each direction's order, with outputs put in order."""
-        by_rows, by_columns = self._sides
+        by_rows, by_columns = self.sides
         if by_rows and way.groups > 1:
             return self.add_one_by_one(base, x, way, who)  # an order of rows takes noise from one group to another
         if by_columns:
             x = way.take(x, way.inputs_of(self._inputs(), self.columns))
-        noise = way.product(x, self._common(x.dtype))
+        noise = way.product(x, self.shared(x.dtype))
         if by_rows:
-            noise = way.take(_with_zero(noise, way.axis, self.rows), self._row_orders().clamp(max=self._lines[0]))
+            noise = way.take(_with_zero(noise, way.axis, self.rows), self._row_orders().clamp(max=self.lines[0]))
         signs = self._signs(noise.dtype)
         return combined(base, noise, who, None if signs is None else way.spread(signs.unsqueeze(1), noise))
 
     def lookup(self, index: Tensor) -> Tensor:
         """Lines of the one noise, in each direction's order."""
-        by_rows, by_columns = self._sides
+        by_rows, by_columns = self.sides
         ones = (1,) * (index.dim() - 3)
-        common = self._common()
+        common = self.shared()
         if by_rows:
             pairs = torch.arange(len(self.directions), device=index.device).view(-1, *ones)
-            index = self._row_orders()[pairs, index].clamp(max=self._lines[0])
+            index = self._row_orders()[pairs, index].clamp(max=self.lines[0])
             common = _with_zero(common, 0, self.rows)
         lines = common[index]
         if by_columns:
-            places = self._column_orders().clamp(max=self._lines[1]).view(-1, *ones, self.columns)
+            places = self._column_orders().clamp(max=self.lines[1]).view(-1, *ones, self.columns)
             lines = _with_zero(lines, -1, self.columns).gather(-1, places.expand(*index.shape, self.columns))
         signs = self._signs(self.dtype)
         return lines if signs is None else lines * signs.view(-1, *ones, 1)
@@ -85,20 +69,20 @@ class Permuted(LayerNoise):
         return noise if signs is None else noise * signs[direction]
 
     def _ordered(self, direction: int) -> Tensor:
-        by_rows, by_columns = self._sides
-        noise = self._common()
+        by_rows, by_columns = self.sides
+        noise = self.shared()
         if by_rows:
-            order = self._row_orders()[direction].clamp(max=self._lines[0])
+            order = self._row_orders()[direction].clamp(max=self.lines[0])
             noise = _with_zero(noise, 0, self.rows).index_select(0, order)
         if by_columns:
-            order = self._column_orders()[direction].clamp(max=self._lines[1])
+            order = self._column_orders()[direction].clamp(max=self.lines[1])
             noise = _with_zero(noise, 1, self.columns).index_select(1, order)
         return noise
 
     def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The weighted sum of orders, as matrices, by the one noise; where both sides differ, term by term."""
-        by_rows, by_columns = self._sides
-        signed, common = self._signed(weights), self._common()
+        by_rows, by_columns = self.sides
+        signed, common = self._signed(weights), self.shared()
         if by_rows and by_columns:
             out = common.new_zeros(self.shape)
             for direction in np.flatnonzero(weights).tolist():
@@ -113,9 +97,9 @@ class Permuted(LayerNoise):
 
     def source(self, weights: Floats) -> Source | None:
         """Of orders of rows a product of two matrices, of them and of the noise; of others there is none."""
-        if self._sides != (True, False):
+        if self.sides != (True, False):
             return None
-        common = self._common()
+        common = self.shared()
         places = _summed(self._row_orders(), self._signed(weights))[:, : common.shape[0]]
         return Product(places.t(), common.flatten(1))
 

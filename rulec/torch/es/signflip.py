@@ -7,23 +7,13 @@ from torch import Tensor
 
 from rulec.es.fitness import Floats
 from rulec.es.streams import COLUMNS, ROWS
-from rulec.torch.es.layer import LayerNoise, RowSource, Source
+from rulec.torch.es.layer import RowSource, SharedNoise, Source
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined
 
 
-class SignFlip(LayerNoise):
+class SignFlip(SharedNoise):
     """r_d E c_d: the product by E is one of all rows, and signs are flipped before and after it."""
-
-    @property
-    def _sides(self) -> tuple[bool, bool]:
-        return self.perturbation.sides_of(self.rows, self.columns)
-
-    def _common(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.kept("noise", self._make, dtype)
-
-    def _make(self) -> Tensor:
-        return self.shared(tuple(self.shape))
 
     def _of_rows(self, dtype: torch.dtype) -> Tensor:
         return self.kept("rows", lambda: self.draws.signs(ROWS, self.directions, self.rows, dtype), dtype)
@@ -33,16 +23,16 @@ class SignFlip(LayerNoise):
 
     def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
         """A second product, with signs."""
-        by_rows, by_columns = self._sides
+        by_rows, by_columns = self.sides
         if by_columns:
             x = x * way.spread(way.of_columns(self._of_columns(x.dtype)), x)
-        noise = way.product(x, self._common(x.dtype))
+        noise = way.product(x, self.shared(x.dtype))
         return combined(base, noise, who, way.spread(self._of_rows(x.dtype), noise) if by_rows else None)
 
     def lookup(self, index: Tensor) -> Tensor:
         """Lines of the one noise, with signs."""
-        by_rows, by_columns = self._sides
-        lines = self._common()[index]
+        by_rows, by_columns = self.sides
+        lines = self.shared()[index]
         if by_rows:
             pairs = torch.arange(len(self.directions), device=index.device).view(-1, *(1,) * (index.dim() - 3))
             lines = lines * self._of_rows(self.dtype)[pairs, index].unsqueeze(-1)
@@ -54,15 +44,15 @@ class SignFlip(LayerNoise):
         """The one noise, with signs."""
         one = torch.zeros(len(self.directions), dtype=self.dtype, device=self.draws.device)
         one[direction] = 1
-        return self._common() * self._signs(one)
+        return self.shared() * self._signs(one)
 
     def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
         """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
-        return self.last("noise", self._make).mul_(self._signs(self.short(weights)))
+        return self.last("noise", self.draw_shared).mul_(self._signs(self.short(weights)))
 
     def source(self, weights: Floats) -> Source | None:
         """Rows of the one noise times their sum of signs."""
-        signs, common = self._signs(self.short(weights)), self._common()
+        signs, common = self._signs(self.short(weights)), self.shared()
 
         def write(span: slice, out: Tensor) -> None:
             here = common[span]
@@ -72,7 +62,7 @@ class SignFlip(LayerNoise):
 
     def _signs(self, weights: Tensor) -> Tensor:
         """The weighted sum of signs, as it meets the weight."""
-        by_rows, by_columns = self._sides
+        by_rows, by_columns = self.sides
         if by_rows and by_columns:
             total = (self._of_rows(self.dtype) * weights.unsqueeze(1)).t() @ self._of_columns(self.dtype)
         elif by_rows:
