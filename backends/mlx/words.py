@@ -30,8 +30,7 @@ def sigmoid(x: Any) -> Any:
     """1/(1 + exp(-x)) without overflow."""
     import mlx.core as mx
 
-    grown = mx.expm1(mx.abs(x)) + 1.0
-    small = 1.0 / grown
+    small = exp(-mx.abs(x))
     return mx.where(x < 0, small, mx.ones_like(x)) / (1.0 + small)
 
 

@@ -1,6 +1,6 @@
-"""What MLX arrays differ in from NumPy's, and what is worked out of them between the stages of a step.
+"""The differences of MLX's arrays from NumPy's, and the library of a step on them.
 
-float64 and decompositions are the CPU's alone: who calls these functions makes its stream the current one.
+Only the CPU has float64 and decompositions: callers make its stream the current one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ words = importlib.import_module("rulec_backends.mlx.words")
 
 
 class MlxFunctions(PureFunctions):
-    """mx's, whose dtypes have no names, and whose singular vectors are all of them."""
+    """mx's functions. Its dtypes have no names, and its singular vectors are always all."""
 
     def cast(self, x: Any, dtype: Any) -> Any:
         """The array in another dtype, by its name or MLX's own."""
@@ -43,7 +43,7 @@ _PLAIN = arithmetic(FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.
 
 
 class MlxLibrary(PureLibrary):
-    """mx on arrays and on what stands for them under `mx.compile`."""
+    """mx on arrays, traced by `mx.compile` or not."""
 
     of = FUNCTIONS
     arithmetic: Mapping[Op, Callable[..., Any]] = {op: meeting(FUNCTIONS, function) for op, function in _PLAIN.items()}

@@ -18,7 +18,7 @@ _Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """A rule, and MLX's names of those states that it names differently."""
+    """A rule, and state -> name in MLX, for states with another name there."""
 
     rule: Rule
     state: Mapping[str, str] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.routing import Router
-from rulec.errors import HyperError, TensorError
+from rulec.errors import BackendUnsupported, HyperError, TensorError
 from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
@@ -30,7 +30,7 @@ from rulec.pure.values import Values
 #: A learning rate: a number, or a function of the number of steps before this one.
 Rate = float | Callable[[Any], Any]
 
-#: Where the state keeps what is one number of all parameters.
+#: The entry of the state for numbers of all parameters together.
 SHARED = "rulec"
 
 
@@ -38,17 +38,14 @@ class RuleOptimizer(Optimizer):
     """A rule on trees of MLX's arrays, by the methods of mlx.optimizers.
 
     Parameters are float32, float16, bfloat16, or float64 on the CPU; states have their parameter's dtype. A step is
-    pure and lazy. HyperError for keywords that the rule does not have, TensorError for gradients that do not fit.
+    pure and lazy. HyperError for a keyword without meaning to the rule, TensorError for a gradient out of place.
     """
 
-    entry: ClassVar[Entry]
+    entry: Entry
 
     def __init__(self, learning_rate: Rate | None = None, *, seed: int = 0, **keywords: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._prepare(self.entry, keywords, learning_rate, seed)
-
-    def _prepare(self, entry: Entry, keywords: Mapping[str, Any], learning_rate: Rate | None, seed: int) -> None:
-        rule = entry.rule
+        rule = self.entry.rule
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
@@ -56,7 +53,7 @@ class RuleOptimizer(Optimizer):
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         rules = Router(rule).rules
         #: The names that users know the states by, and the states that are numbers.
-        self._names = {name: entry.state.get(name, name) for each in rules for name in each.state}
+        self._names = {name: self.entry.state.get(name, name) for each in rules for name in each.state}
         self._numbers = number_states(rules)
         lr = self._settings.get("lr")
         default = 0.0 if lr is None else lr.default
@@ -69,17 +66,18 @@ class RuleOptimizer(Optimizer):
         self._plans: dict[Any, StepPlan] = {}
 
     def init(self, parameters: Any) -> None:
-        """Makes the states of these parameters; those that are there stay."""
-        super().init(parameters)
+        """Makes the states of parameters without one. TensorError for a parameter of another dtype."""
         leaves: dict[str, Any] = dict(tree_flatten(parameters))
         names, arrays = [*leaves], [*leaves.values()]
+        for name, parameter in leaves.items():
+            _check(name, parameter, parameter)
         plan = self._plan(names, arrays, arrays, Values(self.step))
         values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
+        super().init(parameters)
         states = [state for _, state in _together(parameters, self.state, "state")]
-        for place, state in enumerate(states):
-            state |= {} if state else dict(self._packed(plan, values, place))
-        if any(level != "tensor" for level in plan.numbers.values()):
-            self.state.setdefault(SHARED, self._shared(plan, values))
+        shared = self.state.get(SHARED, {})
+        self._store(plan, values, {place: state for place, state in enumerate(states) if not state})
+        self.state.get(SHARED, {}).update(shared)
 
     def init_single(self, parameter: Any, state: dict[str, Any]) -> None:
         """Nothing: `init` makes the states of all parameters at once."""
@@ -98,10 +96,7 @@ class RuleOptimizer(Optimizer):
         arrays = [parameter for _, parameter in pairs]
         plan, values = self._unpacked(names, pairs, states)
         new_arrays, new = one_step(plan, arrays, [g for g, _ in pairs], values, self._values(plan, rate))
-        for place, state in enumerate(states):
-            state |= dict(self._packed(plan, new, place))
-        if SHARED in self.state:
-            self.state[SHARED] |= self._shared(plan, new)
+        self._store(plan, new, dict(enumerate(states)))
         self.state["learning_rate"], self.state["step"] = rate, new.count
         results = iter(new_arrays)
         return tree_map(lambda _: next(results), gradients)
@@ -127,19 +122,18 @@ class RuleOptimizer(Optimizer):
         check_values(plan, values, self._names, self._rule.name)
         return plan, values
 
-    def _packed(self, plan: StepPlan, values: Values, place: int) -> Iterator[tuple[str, Any]]:
-        """The states of one parameter, under the names that users know."""
+    def _store(self, plan: StepPlan, values: Values, states: Mapping[int, dict[str, Any]]) -> None:
+        """Puts values into the states of parameters, by place, and into that of all together."""
         for name, arrays in values.arrays.items():
-            if place in arrays:
-                yield self._names[name], arrays[place]
+            for place in states.keys() & arrays.keys():
+                states[place][self._names[name]] = arrays[place]
         for name, level in plan.numbers.items():
-            if level == "tensor" and place in plan.having[name]:
-                yield self._names[name], values.numbers[name][plan.having[name].index(place)]
-
-    @staticmethod
-    def _shared(plan: StepPlan, values: Values) -> dict[str, Any]:
-        shared = [name for name, level in plan.numbers.items() if level != "tensor"]
-        return {name: values.numbers[name].reshape(()) for name in shared}
+            if level != "tensor":
+                self.state.setdefault(SHARED, {})[name] = values.numbers[name].reshape(())
+                continue
+            for i, place in enumerate(plan.having[name]):
+                if place in states:
+                    states[place][self._names[name]] = values.numbers[name][i]
 
     def _plan(
         self, names: Sequence[str], parameters: Sequence[Any], gradients: Sequence[Any], values: Values
@@ -148,18 +142,21 @@ class RuleOptimizer(Optimizer):
         if leaves not in self._plans:
             static: Any = {k: self._hyper.get(k, s.default) for k, s in self._settings.items() if s.static}
             routes = [Route(self._rule, static=static)] * len(leaves)
-            self._plans[leaves] = StepPlan(leaves, routes, self._options, 1)
+            plan = StepPlan(leaves, routes, self._options, 1)
+            if plan.own_counts:
+                raise BackendUnsupported("mlx", "a skip of some parameters alone", self._rule.name)
+            self._plans[leaves] = plan
         return self._plans[leaves]
 
     def _values(self, plan: StepPlan, rate: Any) -> dict[str, Any]:
-        """Every hyper-parameter: given, or by default."""
-        given = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
+        """The value of every hyper-parameter, by name."""
+        hyper = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
         with mx.stream(mx.cpu):
-            return resolved(self._rule.name, self._settings, given, given, plan.coarsest(0), LIBRARY)
+            return resolved(self._rule.name, self._settings, hyper, hyper, plan.coarsest(0), LIBRARY)
 
 
 def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
-    """Each gradient with what a tree has in its place; TensorError where it has nothing there."""
+    """Each gradient with the entry of a tree in its place; TensorError for a place without one."""
     pairs: list[tuple[Any, Any]] = []
     try:
         tree_map(lambda gradient, other: pairs.append((gradient, other)), gradients, tree)
@@ -188,7 +185,6 @@ class MlxOptimizer(RuleOptimizer):
     signature: ClassVar[inspect.Signature]
 
     def __init__(self, *values: Any, **keywords: Any) -> None:
-        Optimizer.__init__(self)  # type: ignore[no-untyped-call]
         name = type(self).__name__
         try:
             arguments = self.signature.bind(*values, **keywords)
@@ -196,7 +192,8 @@ class MlxOptimizer(RuleOptimizer):
             raise HyperError(f"{error}: rulec.mlx.{name} takes {', '.join(self.signature.parameters)}") from None
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
-        self._prepare(*entry_of(name, arguments.arguments), learning_rate, 0)
+        self.entry, hyper = entry_of(name, arguments.arguments)
+        super().__init__(learning_rate, **hyper)
 
 
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:
@@ -210,7 +207,7 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name (`"lion"`) or the path of a rule file.
 
     Its keywords are `learning_rate` and the rule's other hyper-parameters; `beta1`, `beta2`, ... are one tuple,
-    `betas`. What it computes is the library's rule, also where mlx.optimizers has another of that name.
+    `betas`. It computes the library's rule, even with a class of the same name in mlx.optimizers.
     """
     loaded = rule if isinstance(rule, Rule) else load(rule)
     return type(loaded.name, (RuleOptimizer,), {"entry": Entry(loaded), "__doc__": loaded.summary})

@@ -214,6 +214,7 @@ MISTAKES = [
     (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.ones(2)}, {"a": mx.ones(3)}), "gradient of a has shape"),
     (lambda: rulec.mlx.SGD(0.1).apply_gradients({"b": mx.ones(2)}, {"a": mx.ones(3)}), "the parameters nothing there"),
     (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.array([1])}, {"a": mx.array([1])}), "a is of int32"),
+    (lambda: rulec.mlx.SGD(0.1).init({"a": mx.array([1])}), "the parameter a is of int32"),
 ]
 
 
@@ -228,6 +229,25 @@ def test_mistakes_are_one_sentence(call: Any, sentence: str) -> None:
 def test_what_mlx_computes_otherwise_has_no_class_of_its_name(name: str) -> None:
     with pytest.raises(AttributeError, match="for the rule of the library"):
         getattr(rulec.mlx, name)
+
+
+def test_a_step_that_is_skipped_changes_nothing_and_is_not_counted() -> None:
+    optimizer = rulec.mlx.optimizer("skip_not_finite >> adam")(0.1)
+    params = steps(optimizer, tree(0), last=2)
+    before = values(optimizer.state)
+    gradients = tree(3)
+    gradients["layers"][0]["b"] = mx.full((5,), float("nan"))
+    for now, then in zip(values(optimizer.apply_gradients(gradients, params)), values(params), strict=True):
+        assert np.array_equal(now, then)
+    for now, then in zip(values(optimizer.state), before, strict=True):
+        assert np.array_equal(now, then)
+    assert optimizer.step.item() == 2
+
+
+def test_a_skip_of_some_parameters_alone_is_refused() -> None:
+    rule = rulec.parse("name: Picky\nskip: count_nonzero(g) < 2\nstep: |\n  direction = g\n")
+    with pytest.raises(RulecError, match="a skip of some parameters alone"):
+        rulec.mlx.optimizer(rule)(0.1).apply_gradients(tree(1), tree(0))
 
 
 def test_a_refused_step_leaves_the_state_as_it_was() -> None:
