@@ -29,6 +29,7 @@ from rulec.jax.state import State
 from rulec.jax.traced import is_traced
 from rulec.jax.values import LIBRARY
 from rulec.pure.plan import Bucket
+from rulec.pure.rows import PureRows
 from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
@@ -77,8 +78,7 @@ class Run(Protocol):
 
     bucket: Bucket
     states: dict[str, dict[int, Any]]
-    row: Any
-    kept: Any
+    rows: PureRows
 
     def arrays(self, i: int) -> dict[str, Any]:
         """The arrays of leaf i, by name."""
@@ -175,13 +175,13 @@ def stage(kernel: Any, run: Run, index: int) -> Done:
 
 def _table(run: Run, index: int) -> tuple[Any, Any]:
     """The scalars that a stage reads, float64 `(rows, columns)` with truth as 1 and 0; and each leaf's row."""
-    known, leaves = len(run.bucket.table.columns), len(run.row)
+    known, leaves = len(run.bucket.table.columns), len(run.rows.row)
     scalars = {i: jnp.asarray(run.scalars(i), jnp.float64) for i in run.bucket.kernel.columns(index)}
     per_leaf = any(i >= known and column.ndim for i, column in scalars.items())
-    rows = np.arange(leaves) if per_leaf else run.row
-    count = leaves if per_leaf else len(run.kept)
+    rows = np.arange(leaves) if per_leaf else run.rows.row
+    count = leaves if per_leaf else len(run.rows.kept)
     if per_leaf:
-        scalars = {i: column[run.row] if i < known and column.ndim else column for i, column in scalars.items()}
+        scalars = {i: column[run.rows.row] if i < known and column.ndim else column for i, column in scalars.items()}
     columns = [scalars.get(i, jnp.float64(0)) for i in range(len(run.bucket.program.columns))]
     # The first has no columns: a rule may have no scalars, and stack wants one.
     table = [jnp.zeros((count, 0), jnp.float64), *(jnp.broadcast_to(column, (count,))[:, None] for column in columns)]

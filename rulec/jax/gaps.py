@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from rulec.jax.guards import where_wanted
 from rulec.language.node import Node
+from rulec.pure.gaps import Gaps
 from rulec.pure.guards import Guard
-from rulec.pure.step import Gaps
 from rulec.runtime.joins import Join
 
 

@@ -13,8 +13,10 @@ from rulec.jax.gaps import GuardedGaps
 from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.jax.values import LIBRARY
+from rulec.pure.bucket_step import BucketStep
 from rulec.pure.plan import Bucket, StepPlan
-from rulec.pure.step import BucketStep, PureStep
+from rulec.pure.step import run_step
+from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
 
 
@@ -24,13 +26,14 @@ def one_step(
 ) -> tuple[list[Any], Values]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
-    The arguments are those of `rulec.pure.step.PureStep`.
+    The arguments are those of `rulec.pure.step_values.StepValues`, but for its library.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
-        return PureStep(plan, params, grads, values, hyper, inputs, numbers, JaxBucketStep).finished()
+        return run_step(StepValues(plan, params, grads, values, hyper, inputs, numbers, LIBRARY), JaxBucketStep)
 
     def stepped(params: Any, grads: Any, old: Any, hyper: Any, inputs: Any, numbers: Any) -> Any:
-        results, new = PureStep(plan, params, grads, Values(*old), hyper, inputs, numbers, JaxBucketStep).finished()
+        step = StepValues(plan, params, grads, Values(*old), hyper, inputs, numbers, LIBRARY)
+        results, new = run_step(step, JaxBucketStep)
         return results, tuple(new)
 
     operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
@@ -41,10 +44,9 @@ def one_step(
 class JaxBucketStep(BucketStep):
     """One bucket's share of a step, by XLA's own code or by a kernel of the cpu backend; states may be packed."""
 
-    library = LIBRARY
     gaps = GuardedGaps
 
-    def __init__(self, step: PureStep, bucket: Bucket) -> None:
+    def __init__(self, step: StepValues, bucket: Bucket) -> None:
         super().__init__(step, bucket)
         self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:

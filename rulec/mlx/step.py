@@ -14,14 +14,9 @@ import mlx.core as mx
 from rulec.mlx.arrays import LIBRARY
 from rulec.pure import first
 from rulec.pure.plan import StepPlan
-from rulec.pure.step import BucketStep, PureStep
+from rulec.pure.step import run_step
+from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values
-
-
-class MlxBucketStep(BucketStep):
-    """One bucket's share of a step on MLX's arrays."""
-
-    library = LIBRARY
 
 
 def one_step(
@@ -30,9 +25,9 @@ def one_step(
     """New parameters in order, and the new state."""
     device = mx.default_device()
     with mx.stream(mx.cpu):
-        step = PureStep(plan, params, gradients, values, [hyper], {}, None, MlxBucketStep)
+        step = StepValues(plan, params, gradients, values, [hyper], {}, None, LIBRARY)
         step.on_device = partial(mx.stream, device)
-        return step.finished()
+        return run_step(step)
 
 
 def first_values(plan: StepPlan, params: Sequence[Any], count: Any, hyper: Mapping[str, Any]) -> Values:
