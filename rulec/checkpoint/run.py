@@ -74,10 +74,12 @@ def save(run: Run, file: str | Path, parameters: bool) -> None:
         for place, leaf in enumerate(leaves)
     ]  # fmt: skip
     level_of = levels(leaves)
+    numbers: dict[str | None, dict[str, Sequence[float]]] = {"group": {}, "model": {}, None: {}}
+    for name, values in shared.numbers.items():
+        numbers[level_of.get(name)][name] = values
     content = Checkpoint(
-        described, shared.hyper,
-        {name: values for name, values in shared.numbers.items() if level_of[name] == "group"}, shared.group_steps,
-        {name: values[0] for name, values in shared.numbers.items() if level_of[name] == "model"}, shared.model_steps,
+        described, shared.hyper, numbers["group"], shared.group_steps,
+        {name: values[0] for name, values in numbers["model"].items()}, shared.model_steps,
         run.seed if any(draws(leaf.rule) for leaf in leaves) else None,
     )  # fmt: skip
     write(file, content)

@@ -23,6 +23,7 @@ from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
 from rulec.torch.buffers import Buffers
 from rulec.torch.engine import add_parameters, engines_of
+from rulec.torch.entries import shared_states
 from rulec.torch.group_rules import group_rules_of
 from rulec.torch.group_states import GroupStates, check_complete
 from rulec.torch.group_values import Groups
@@ -88,7 +89,7 @@ class Machine:
         """Allocates the states that must exist before the first step, and takes over the saved ones."""
         values = self.buffers.prepare(saved, self.interface.full_at_once, strict)
         if strict and values:
-            check_complete(self.interface.shared, groups)
+            check_complete(shared_states([self.routes[place].rule for place in values]), groups)
         if self._group_states is not None:
             self._group_states.read(groups)
         self.buffers.fill(values)

@@ -187,6 +187,37 @@ def test_groups_may_be_others_where_what_they_remember_agrees(tmp_path: Path) ->
         rulec.torch.load(optimizer, file)
 
 
+OF_MATRICES = """
+name: Counting
+applies_to: ndim >= 2
+otherwise: adamw
+hyper: {lr: 1e-3, gain: 2.0}
+state: {total: {init: 0, per: group}}
+step: |
+  total = total + gain
+  direction = g*total
+"""
+
+
+@pytest.mark.parametrize("shapes", [[(3,)], [(3, 4)], [(3,), (3, 4)]])
+def test_numbers_of_groups_are_asked_of_rules_that_a_tensor_goes_to(
+    shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """A vector goes to another rule than the class's, and that rule keeps no number of its group."""
+    kind, file = rulec.torch.optimizer(rulec.parse(OF_MATRICES)), tmp_path / "run.safetensors"
+    params = [(f"w{len(shape)}", torch.nn.Parameter(torch.ones(shape))) for shape in shapes]
+    first, by_file, by_dict = (kind([{"params": params, "tags": []}]) for _ in range(3))
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    first.step()
+    rulec.torch.save(first, file)
+    rulec.torch.load(by_file, file)
+    by_dict.load_state_dict(first.state_dict())
+    for other in (by_file, by_dict):
+        assert other.param_groups[0].get("total") == first.param_groups[0].get("total")
+        assert [*other.state_dict()["state"]] == [*range(len(shapes))]
+
+
 # What is refused
 
 
