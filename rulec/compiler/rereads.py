@@ -16,7 +16,7 @@ from rulec.compiler.names import free_name
 from rulec.compiler.stages import ELEMENT, with_reads
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
 
-#: Most states stored early, and most values considered for spilling, that are tried in all combinations.
+#: Most states to store early, and most values to spill: all their combinations are tried.
 _MOST = 6
 
 #: The size of an element of a buffer, in bytes.

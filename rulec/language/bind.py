@@ -19,7 +19,7 @@ from rulec.language.routing import all_hyper
 from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean
 
-#: What a hyper-parameter may be bound to; a Text is an expression that knows where it stands in its file.
+#: The value of a binding: a number or an expression. A Text is an expression with its place in a file.
 Binding = float | str | Text
 
 

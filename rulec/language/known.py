@@ -14,7 +14,7 @@ from rulec.language.node import Node, Op, walk
 _NAMED = (Op.FACT, Op.HYPER, Op.NAME)
 
 
-#: Operations whose result may be too large for float64 though their operands are finite.
+#: Operations with results too large for float64 for some finite operands.
 _GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.EXP)
 
 

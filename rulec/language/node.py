@@ -90,13 +90,13 @@ class Op(Enum):
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
-    INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and what is added to each eigenvalue if anything
+    INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and an optional addend of each eigenvalue
 
-    # args: at, extents...; arg: which draw of the rule it is. Lowered, args: at; arg: which draw, extents...
+    # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...
     UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
 
-    CALL = ("call", Kind.CALL)  # args: input, t; arg: what a wrapper calls the rule it wraps; gone once it wraps one
+    CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
 
     def __init__(self, symbol: str, kind: Kind) -> None:
         self.symbol = symbol

@@ -86,21 +86,21 @@ class RuleFile(_Strict):
     hyper: dict[str, Number | Expression | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
     inputs: dict[str, Literal["scalar", "like p"]] = Field(
-        default_factory=dict, description="What a step is also given"
+        default_factory=dict, description="Inputs of a step besides the gradient"
     )
     uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
     wraps: str | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)] | None = Field(
-        None, description="What the step calls the rule that it is put around"
+        None, description="The step's name for the rule to put this wrapper around"
     )
     step: str | None = Field(None, description="The lines of one step")
     plus: Components | None = Field(None, description="Rules whose directions add")
     chain: Components | None = Field(None, description="Rules fed one into the next")
     evaluate: Expression | None = Field(None, description="The point to evaluate the model at")
     skip: Expression | None = Field(None, description="Where true, the step leaves everything as it is")
-    applies_to: Expression | None = Field(None, description="Which tensors, by their shape facts and tags")
+    applies_to: Expression | None = Field(None, description="A condition on tensors: their shape facts and tags")
     otherwise: Written | None = Field(None, description="The rule for the other tensors")
     view: ViewEntry | None = None
-    interop: dict[str, Any] = Field(default_factory=dict, description="What other libraries call the same things")
+    interop: dict[str, Any] = Field(default_factory=dict, description="Names of the same things in other libraries")
 
     @model_validator(mode="after")
     def _one_body(self) -> RuleFile:

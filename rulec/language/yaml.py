@@ -122,7 +122,7 @@ class _RuleReader:
         rule = self._placed(lambda: self._named(self.document.key_text((*place, component))), span)
         bindings = {key: self._binding((*place, component, key)) for key in entry[component]}
         for key, bound in bindings.items():
-            # One by one first, so that what is wrong with one is an error at its place.
+            # One by one first, so that each mistake is an error at its own place.
             self._placed(partial(bind, rule, {key: bound}), self.document.span((*place, component, key), key=True))
         bound_rule = self._placed(lambda: bind(rule, bindings), span)
         # A hyper-parameter bound to one of this file has the default from the file.

@@ -230,7 +230,7 @@ def _pairwise(f: Callable[[Array, Array], Array]) -> Callable[[Range, Range], Ra
     return combine
 
 
-#: Operations that never decrease, with the numbers they are defined from on.
+#: Operations that never decrease -> the least number of their domain.
 _MONOTONE = {
     Op.SQRT: 0.0, Op.LOG: 0.0, Op.CBRT: -np.inf, Op.EXP: -np.inf, Op.TANH: -np.inf, Op.SIGMOID: -np.inf,
     Op.ERF: -np.inf, Op.FLOOR: -np.inf, Op.SIGN: -np.inf,

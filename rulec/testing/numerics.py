@@ -38,5 +38,5 @@ IEEE = Numerics()
 #: XLA's arithmetic on CPUs, as exact, but subnormal numbers are zero.
 XLA = Numerics(flushes=True)
 
-#: MLX's arithmetic on CPUs: as exact, but what is too small to be normal may come out as zero.
+#: MLX's arithmetic on CPUs: as exact, but subnormal results may be zero.
 MLX = Numerics(flushes=True)

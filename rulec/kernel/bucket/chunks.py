@@ -75,7 +75,7 @@ class Chunks:
 
     def _joined(self, tensors: tuple[int, ...]) -> Whole:
         chunks = [chunk for tensor in tensors for chunk in range(self.first[tensor], self.first[tensor + 1])]
-        # Of these tensors alone: one that is updated by itself is work for all threads, too.
+        # Of these tensors alone: a single tensor is work for all threads, too.
         total = sum(self.lengths[chunk] for chunk in chunks)
         held = least = max(self._policy.smallest_span, total // self._policy.spans())
         spans: list[list[int]] = []
