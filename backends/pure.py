@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnsupported, InternalError
+from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
 from rulec.kernel.bucket.slots import of_all
 
 from .array_print import print_file
@@ -23,10 +24,26 @@ from .pure_print import PureFunction
 Done = tuple[dict[str, Any], dict[str, Any]]
 
 
-class PureBackend:
-    """A backend whose kernels are functions that return new arrays."""
+class PureBackend(ABC):
+    """A backend of functions that return new arrays.
 
+    `remedy` tells how to install the library, `float64` how to allow it 64 bits. `cached` makes a kernel of a program,
+    layout and source, or gives the one that it made before: a second build then traces nothing again.
+    """
+
+    name: str
     kernel: type[PureKernel]
+    cached: Callable[[Program, Layout, str], PureKernel]
+    remedy: str
+    float64: str
+
+    def unavailable_reason(self) -> str | None:
+        """None with the library on this machine; else the remedy, in one line."""
+        return None if importlib.util.find_spec(self.name) else f"{self.name} is not installed: {self.remedy}"
+
+    @abstractmethod
+    def has_float64(self) -> bool:
+        """Whether the library now computes in 64 bits."""
 
     def emit(self, program: Program, layout: Layout) -> str:
         """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values.
@@ -35,6 +52,12 @@ class PureBackend:
         """
         function = self.kernel.function
         return print_file(function.dialect, program, layout, [f.text() for f in self.kernel.printed(program, layout)])
+
+    def build(self, program: Program, layout: Layout, source: str) -> Any:
+        """The kernel of a source text. BackendUnavailable for float64 where the library has it not."""
+        if layout.compute == "float64" and not self.has_float64():
+            raise BackendUnavailable(f"{program.name} on float64 needs {self.float64}, or use float32")
+        return self.cached(program, layout, source)
 
 
 class PureKernel:

@@ -8,14 +8,12 @@ Reductions are in float64, also in a process that keeps JAX to 32 bits for all e
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnavailable
 
 from ..pure import Done, PureBackend, PureKernel
 from .print import JaxFunction
@@ -83,21 +81,15 @@ class JaxBackend(PureBackend):
 
     name = "jax"
     kernel = JaxKernel
+    cached = staticmethod(_kernel)
+    remedy = "pip install jax"
+    float64 = "64-bit JAX: jax.config.update('jax_enable_x64', True) before the arrays are made"
 
-    def unavailable_reason(self) -> str | None:
-        """None with JAX on this machine; else the remedy, in one line."""
-        return None if importlib.util.find_spec("jax") else "jax is not installed: pip install jax"
-
-    def build(self, program: Program, layout: Layout, source: str) -> JaxKernel:
-        """The kernel of a source text. BackendUnavailable for float64 where JAX is kept to 32 bits."""
+    def has_float64(self) -> bool:
+        """Whether JAX is allowed 64 bits."""
         import jax
 
-        if layout.compute == "float64" and not jax.config.read("jax_enable_x64"):  # type: ignore[no-untyped-call]
-            raise BackendUnavailable(
-                f"{program.name} on float64 needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before the "
-                "arrays are made, or use float32"
-            )
-        return _kernel(program, layout, source)
+        return bool(jax.config.read("jax_enable_x64"))  # type: ignore[no-untyped-call]
 
 
 def _apart(operands: Sequence[Any]) -> Sequence[Any]:

@@ -6,13 +6,9 @@ Reductions are in float64 on the CPU, and in float32 on a GPU, as it has no wide
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
-from rulec.compiler.ir import Program
-from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnavailable
 
 from ..pure import Done, PureBackend, PureKernel
 from .print import MlxFunction
@@ -36,14 +32,9 @@ class MlxKernel(PureKernel):
         import mlx.core as mx
         import numpy as np
 
-        dtype = getattr(mx, self.layout.compute)
-        scalars = [mx.array(float(number), dtype) for number in row]
+        scalars = [*mx.asarray(row, getattr(mx, self.layout.compute))]
         new, reduced = self.stage(index, {**stored, **call_arrays}, scalars, view)
         return {**stored, **new}, {name: np.array(value).astype(np.float64) for name, value in reduced.items()}
-
-
-#: From a program, layout and source to the kernel, cached: a second build for the same program traces nothing again.
-_kernel = functools.lru_cache(maxsize=1024)(MlxKernel)
 
 
 class MlxBackend(PureBackend):
@@ -51,18 +42,10 @@ class MlxBackend(PureBackend):
 
     name = "mlx"
     kernel = MlxKernel
+    cached = staticmethod(functools.lru_cache(maxsize=1024)(MlxKernel))
+    remedy = "pip install 'mlx[cpu]' (Mac: mlx)"
+    float64 = "MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu)"
 
-    def unavailable_reason(self) -> str | None:
-        """None with MLX on this machine; else the remedy, in one line."""
-        return None if importlib.util.find_spec("mlx") else "mlx is not installed: pip install 'mlx[cpu]' (Mac: mlx)"
-
-    def build(self, program: Program, layout: Layout, source: str) -> MlxKernel:
-        """The kernel of a source text. BackendUnavailable for float64 where MLX computes on a GPU."""
-        import mlx.core as mx
-
-        if layout.compute == "float64" and wide() != mx.float64:
-            raise BackendUnavailable(
-                f"{program.name} on float64 needs MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu), or use "
-                "float32"
-            )
-        return _kernel(program, layout, source)
+    def has_float64(self) -> bool:
+        """Whether MLX computes on the CPU."""
+        return bool(wide().size == 8)

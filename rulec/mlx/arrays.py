@@ -53,10 +53,6 @@ class MlxLibrary(PureLibrary):
         """An array as it is; numbers of Python and NumPy in float64."""
         return values if isinstance(values, mx.array) else self.constant(values)
 
-    def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype."""
-        return FUNCTIONS.cast(self.numbers(values), dtype)
-
     def take(self, values: Any, places: Array) -> Any:
         """The numbers at these places."""
         return values[mx.array(places)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.errors import HyperError
-from rulec.language.library import load, rules
+from rulec.language.library import load, titles
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.language.variant import variant
@@ -65,12 +65,9 @@ def _momentum(hyper: dict[str, Any]) -> tuple[Entry, dict[str, Any]]:
     return entry, {name: value for name, value in hyper.items() if name in entry.rule.settings}
 
 
-@functools.cache
 def library_names() -> Mapping[str, str]:
     """Class name -> file, for the rules of the library without a class of mlx.optimizers."""
-    names = {load(file).name: file for file in rules() if "/" not in file}
-    classes = {"".join(c for c in name if c.isalnum() or c == "_"): file for name, file in names.items()}
-    return {name: file for name, file in classes.items() if name not in {*OTHERS, *CLASSES, "Adadelta"}}
+    return {name: file for name, file in titles().items() if name not in {*OTHERS, *CLASSES, "Adadelta"}}
 
 
 def hyper_of(rule: Rule, keywords: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,6 @@ Nothing is computed here: MLX is lazy, and `mx.compile` sees all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +25,7 @@ def one_step(
     device = mx.default_device()
     with mx.stream(mx.cpu):
         step = StepValues(plan, params, gradients, values, [hyper], {}, None, LIBRARY)
-        step.on_device = partial(mx.stream, device)
+        step.on_device = lambda: mx.stream(device)
         return run_step(step)
 
 

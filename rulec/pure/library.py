@@ -51,6 +51,10 @@ class PureLibrary(ArrayLibrary):
         """A number, or an array of one, in float64."""
         return self.of.xp.asarray(value, self.of.xp.float64)
 
+    def cast(self, values: Any, dtype: str) -> Any:
+        """Values in another dtype."""
+        return self.of.cast(self.numbers(values), dtype)
+
     def placed(self, values: Any, places: Any, numbers: Any) -> Any:
         """The vector of these values, with other numbers at some places."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from rulec.errors import RuleError
 from rulec.language.hyper import Hyper
-from rulec.language.library import load
+from rulec.language.library import library_folder, load, titles
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.torch.across import reaches_across
@@ -26,24 +26,13 @@ from rulec.torch.lean import without_compiler
 
 @functools.cache
 def library_index() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The library's file for each rule's name, and for each class of torch.optim the files that have a part in it.
-
-    Read from the text: parsing every rule would cost a quarter of a second.
-    """
-    from rulec.language.library import library_folder, rules
-
-    names: dict[str, str] = {}
+    """The library's file for each rule's name, and for each class of torch.optim the files that have a part in it."""
     classes: dict[str, list[str]] = {}
-    for file in rules():
-        if file.startswith("transforms/"):
-            continue
+    for file in titles().values():
         text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
-        title = re.search(r"^name: *(\w+)", text, re.MULTILINE)
-        if title:
-            names[title[1]] = file
         for kind in dict.fromkeys(re.findall(r"\bclass: *(\w+)", text)):
             classes.setdefault(kind, []).append(file)
-    return names, classes
+    return titles(), classes
 
 
 def torch_entries(rule: Rule) -> list[Mapping[str, Any]]:
