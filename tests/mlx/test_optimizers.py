@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")  # imported by the first optimizer of torch
+datasets = pytest.importorskip("sklearn.datasets")
 
 import mlx.nn as nn  # noqa: E402
 import mlx.optimizers as optim  # noqa: E402
@@ -69,7 +72,6 @@ def test_parameters_are_those_of_mlx(name: str, keywords: Mapping[str, Any], all
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_bias_correction_is_exact(name: str) -> None:
     """MLX takes 1 - beta2**t in float32, which has four of its digits: torch is the peer."""
-    torch = pytest.importorskip("torch")
     optimizer = getattr(rulec.mlx, name)(0.01, bias_correction=True)
     params = steps(optimizer, tree(0))
     tensors = [torch.nn.Parameter(torch.tensor(x)) for x in values(tree(0))]
@@ -164,7 +166,7 @@ def test_several_optimizers() -> None:
 
 def trained(optimizer: Any) -> float:
     """The share of handwritten digits that a perceptron tells after 60 steps on all of the others."""
-    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    digits = datasets.load_digits()
     images, labels = mx.array((digits.data / 16).astype(np.float32)), mx.array(digits.target)
     mx.random.seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
