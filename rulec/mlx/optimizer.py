@@ -199,8 +199,8 @@ class MlxOptimizer(RuleOptimizer):
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:
     """The class with the name and the signature of a class of mlx.optimizers."""
     signature = inspect.signature(getattr(optimizers, name))
-    doc = f"{name} as mlx.optimizers has it."
-    return type(name, (MlxOptimizer,), {"signature": signature, "__signature__": signature, "__doc__": doc})
+    body = {"signature": signature, "__signature__": signature, "__doc__": f"{name} as mlx.optimizers has it."}
+    return type(name, (MlxOptimizer,), body | {"__module__": "rulec.mlx"})
 
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
@@ -210,4 +210,5 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     `betas`. It computes the library's rule, even with a class of the same name in mlx.optimizers.
     """
     loaded = rule if isinstance(rule, Rule) else load(rule)
-    return type(loaded.name, (RuleOptimizer,), {"entry": Entry(loaded), "__doc__": loaded.summary})
+    body = {"entry": Entry(loaded), "__doc__": loaded.summary, "__module__": "rulec.mlx"}
+    return type(loaded.name, (RuleOptimizer,), body)

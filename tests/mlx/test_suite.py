@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,14 @@ def test_a_schedule_in_a_compiled_step(name: str) -> None:
         update(ones(weights))
         assert optimizer.learning_rate.item() == pytest.approx(0.1 * 0.5**step, rel=1e-6)
     assert optimizer.step.item() == 4
+
+
+def test_classes_are_known_by_their_names_and_signatures() -> None:
+    for name in CLASSES:
+        assert repr(getattr(rulec.mlx, name)) == f"<class 'rulec.mlx.{name}'>"
+        assert inspect.signature(getattr(rulec.mlx, name)) == inspect.signature(getattr(optim, name))
+    assert repr(rulec.mlx.LAMB) == "<class 'rulec.mlx.LAMB'>"
+    assert {*CLASSES, "LAMB"} <= {*dir(rulec.mlx)}
 
 
 def test_no_parameters() -> None:
