@@ -61,8 +61,8 @@ def _on(device: torch.device, value: Tensor) -> Tensor:
 
 
 def _power(x: Tensor, y: Tensor) -> Tensor:
-    """C99's pow; torch takes the square root for one exponent of 0.5, or one divided by it for one of -0.5, which are
-    negative at -0 and NaN at -inf."""
+    """C99's pow. For exponents of 0.5 and -0.5 torch takes a square root, which is -0 at -0 and NaN at -inf: there the
+    result follows from the sizes."""
     result = torch.pow(x, y)
     half = torch.eq(torch.abs(y), 0.5)
     special = torch.logical_and(half, torch.logical_or(torch.eq(x, 0), torch.eq(x, -torch.inf)))

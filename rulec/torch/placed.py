@@ -69,8 +69,7 @@ def is_flat(tensor: Any) -> bool:
 
 
 def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:
-    """TensorError for a part of a flat parameter where one of these rules would have to see it whole: it has no shape
-    here.
+    """TensorError for a part of a flat parameter under a rule that needs the whole: a part has no shape.
 
     `together` says that values of groups and the model are taken over all parts.
     """

@@ -38,7 +38,7 @@ class Training:
 
 
 def account(training: Training, way: Way, fake: bool = True, before: int = BEFORE) -> Account:
-    """The memory that one training step keeps, after so many `before` it.
+    """The memory kept by one training step, after `before` other steps.
 
     Fake tensors are not computed and take no memory. The work between the kernels of a rule then counts as torch's
     operations on a device; on the CPU it would be NumPy's, and no meter of torch's sees NumPy.

@@ -1,8 +1,8 @@
 """Reads of parameters inside a backward pass that autograd knows nothing of.
 
-Autograd notices where a tensor that it saved has another version when it is used. It knows neither of tensors computed
-anew inside the pass, nor of saved ones of `weight.data`. So while a pass is watched every operation is looked at: a
-parameter that is read after its gradient was complete must wait for the end of the pass.
+Autograd sees a change of a saved tensor by its version. It knows neither of tensors computed anew inside the pass, nor
+of saved ones of `weight.data`. So while a pass is watched every operation is looked at: a parameter that is read after
+its gradient was complete must wait for the end of the pass.
 """
 
 from __future__ import annotations
