@@ -22,8 +22,9 @@ FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvm
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
-    "language", "arrays", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es", "runtime",
-    "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli", "benchmarks",
+    "language", "arrays", "formats", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es",
+    "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli",
+    "benchmarks",
 )  # fmt: skip
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}

@@ -1,0 +1,71 @@
+"""The code of a value by one look into a small table, instead of a search among the thresholds."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rulec.formats.format import Format
+from rulec.formats.tables import Floats, thresholds
+
+#: float32 bits of 1.0.
+_ONE = 0x3F800000
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Cells of floats with the same upper bits, none with more than one threshold. For the bits of y as uint32:
+
+        cell = min(max((bits & 0x7FFFFFFF) >> shift, low), low + cells - 1) - low
+        cell = cell + cells where the sign bit is set (signed formats alone)
+        code = first[cell] + (y > threshold[cell])
+
+    `first` is uint8 and `threshold` float32; both have `cells` entries, or twice as many for signed formats. The
+    threshold is infinity where a cell has none. The first cell begins at 0 and the last ends at infinity.
+    """
+
+    shift: int
+    low: int
+    cells: int
+    first: NDArray[np.uint8]
+    threshold: Floats
+
+    def code(self, y: Floats) -> NDArray[np.uint8]:
+        """uint8 codes of float32 values, in their shape. NaN gets some code."""
+        bits = y.view(np.uint32)
+        cell = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(self.shift)).astype(np.int64)
+        cell = np.clip(cell, self.low, self.low + self.cells - 1) - self.low
+        if self.first.size > self.cells:
+            cell = cell + np.where(bits >> np.uint32(31), self.cells, 0)
+        return (self.first[cell] + (y > self.threshold[cell])).astype(np.uint8)
+
+
+def steps(format: Format) -> Steps:
+    """The look-up of dynamic8 or dynamic4, with the largest shift, and so the fewest cells, that there is for it."""
+    return _steps(format.name, format.signed, thresholds(format).tobytes())
+
+
+@functools.cache
+def _steps(name: str, signed: bool, limits: bytes) -> Steps:
+    """The look-up for these thresholds."""
+    between = np.frombuffer(limits, np.float32)
+    shift = max(shift for shift in range(31) if _is_fine(between, shift))
+    low = int(np.abs(between).view(np.uint32).min()) >> shift
+    cells = (_ONE >> shift) - low + 1
+    edges = (np.arange(low, low + cells + 1, dtype=np.uint32) << np.uint32(shift)).view(np.float32).copy()
+    edges[0], edges[-1] = 0, np.inf
+    rows = [(np.searchsorted(between, edges[:-1], "left"), np.searchsorted(between, edges[1:], "left"))]
+    if signed:
+        rows.append((np.searchsorted(between, -edges[1:], "right"), np.searchsorted(between, -edges[:-1], "right")))
+    first, last = (np.concatenate(side) for side in zip(*rows, strict=True))
+    threshold = np.append(between, np.float32(np.inf))[np.where(last > first, first, between.size)]
+    return Steps(shift, low, cells, first.astype(np.uint8), threshold)
+
+
+def _is_fine(between: Floats, shift: int) -> bool:
+    """Whether no two thresholds of one sign share a cell."""
+    cells = between.view(np.uint32) >> np.uint32(shift)
+    return np.unique(cells).size == cells.size
