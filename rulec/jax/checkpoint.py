@@ -15,7 +15,7 @@ from rulec.jax.checkpoint_run import inner_state, leaf_names, real_tree, run_of
 from rulec.jax.checkpoint_state import Filling, array_of
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Given, Rules
-from rulec.jax.traced import is_traced
+from rulec.jax.xla import is_traced
 
 
 def save(

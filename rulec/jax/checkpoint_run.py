@@ -17,8 +17,8 @@ from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
-from rulec.jax.traced import is_traced
 from rulec.jax.transform import options
+from rulec.jax.xla import is_traced
 from rulec.language.node import Node
 from rulec.language.seed import checked_seed
 from rulec.pure.plan import StepPlan

@@ -24,10 +24,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RulecError
+from rulec.jax.library import LIBRARY
 from rulec.jax.packing import Piece
 from rulec.jax.state import State
-from rulec.jax.traced import is_traced
-from rulec.jax.values import LIBRARY
+from rulec.jax.xla import is_traced
 from rulec.pure.plan import Bucket
 from rulec.pure.rows import PureRows
 from rulec.runtime.debug import LEVEL

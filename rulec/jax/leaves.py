@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
-from rulec.jax.pairs import COMPLEX, paired, unpaired
 
 #: The name of a leaf that is the whole tree.
 WHOLE = "the parameter"
@@ -140,3 +139,17 @@ def _other_structure(flattened: Tree, model: Tree, what: str) -> TensorError:
         f"the containers of the parameters are {model.structure}, and those of {what} them {flattened.structure}: give "
         f"both in the same"
     )
+
+
+#: dtype of the real and imaginary parts -> complex dtype.
+COMPLEX = {"float32": "complex64", "float64": "complex128"}
+
+
+def paired(array: Any) -> Any:
+    """A complex array as reals, with a last axis of the real and the imaginary part; a real array as it is."""
+    return jnp.stack([jnp.real(array), jnp.imag(array)], axis=-1) if jnp.iscomplexobj(array) else array
+
+
+def unpaired(array: Any) -> Any:
+    """The inverse; pairs whose dtype has no complex counterpart stay pairs."""
+    return jax.lax.complex(array[..., 0], array[..., 1]) if str(array.dtype) in COMPLEX else array

@@ -17,16 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
-from rulec.errors import RulecError, TensorError
+from rulec.errors import HyperError, RulecError, TensorError
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Tree, flat, like
 from rulec.jax.operands import explained, without_remarks
 from rulec.jax.recipe import Group, Recipe
-from rulec.jax.schedule import check_number, value_at
 from rulec.jax.state import Fields, check_state, fields_of
 from rulec.jax.step import one_step
-from rulec.jax.traced import is_traced
-from rulec.jax.xla import compiler_options
+from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.pure.leaf import Leaf, leaves_of
@@ -235,3 +233,51 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
 def is_wide() -> bool:
     """Whether users allow JAX 64 bits."""
     return bool(jax.config.read("jax_enable_x64"))  # type: ignore[no-untyped-call]
+
+
+#: Compiled functions are kept for this many.
+_KEPT = 256
+
+_compiled: OrderedDict[int, Callable[[Any], Any]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def value_at(count: Any, function: Callable[[Any], Any], what: str) -> Any:
+    """The value of a user's function at a count of steps, computed as under the user's own jit.
+
+    `count` is a whole number, or one for each leaf: then the largest is taken. HyperError where the value is not one
+    real number; `what` names the function in it.
+    """
+
+    def value(count: Any) -> Any:
+        number = function(jnp.max(count) if jnp.ndim(count) else count)
+        check_number(f"what the function for {what} returns", number)
+        return number
+
+    if is_traced(count):
+        return value(count)
+    with _lock:
+        # It holds the function, whose id is therefore no other's.
+        compiled = _compiled.pop(id(function), None) or jax.jit(value)
+    try:
+        number = compiled(count)
+    except RulecError as error:
+        without_remarks(error)
+        raise
+    # What the function closes over may be traced, and must not be kept.
+    if not is_traced(number):
+        with _lock:
+            _compiled[id(function)] = compiled
+            if len(_compiled) > _KEPT:
+                _compiled.popitem(last=False)
+    return number
+
+
+def check_number(what: str, number: Any) -> None:
+    """HyperError for anything but one real number."""
+    if not hasattr(number, "dtype") and not isinstance(number, bool | int | float):
+        raise HyperError(f"{what} must be one number, and is a {type(number).__name__}")
+    if jnp.ndim(number):
+        raise HyperError(f"{what} must be one number, and is an array of shape {jnp.shape(number)}")
+    if jnp.iscomplexobj(number):
+        raise HyperError(f"{what} must be a real number, and is complex")

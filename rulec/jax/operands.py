@@ -14,7 +14,7 @@ import numpy as np
 
 from rulec.errors import RulecError, TensorError
 from rulec.jax.leaves import called, leaf_name
-from rulec.jax.traced import is_traced
+from rulec.jax.xla import is_traced
 
 #: Parameter of a function -> the words for a leaf of its operand.
 _WORDS: Mapping[str, str] = {

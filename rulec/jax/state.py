@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import StateMismatch
-from rulec.jax.leaves import Tree
+from rulec.jax.leaves import Tree, paired
 from rulec.jax.packing import Packed, Pieces
-from rulec.jax.pairs import paired
 from rulec.language.rule import Rule
 from rulec.pure.plan import StepPlan
 from rulec.pure.state import CHANGED, check_values, number_states

@@ -5,19 +5,59 @@ On a mesh of explicit axes parameters and states stay sharded as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from rulec.jax import cpu
-from rulec.jax.gaps import GuardedGaps
+from rulec.jax.library import LIBRARY
 from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
-from rulec.jax.values import LIBRARY
+from rulec.language.node import Node
 from rulec.pure.bucket_step import BucketStep
+from rulec.pure.gaps import Gaps
+from rulec.pure.guards import Guard
 from rulec.pure.plan import Bucket, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
+from rulec.runtime.joins import Join
+
+
+def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """The function's result where `wanted` is true; else zeros of the same shape, which nobody reads."""
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+
+    def compute(traced: Sequence[Any]) -> Any:
+        rest = iter(traced)
+        return function(*(next(rest) if isinstance(x, jax.Array) else x for x in operands))
+
+    shape = jax.eval_shape(compute, arrays)
+    return jax.lax.cond(wanted, compute, lambda _: jnp.zeros(shape.shape, shape.dtype), arrays)
+
+
+class GuardedGaps(Gaps):
+    """Computes matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
+
+    A matrix function with a guard is computed only where the guard's condition holds.
+    """
+
+    def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
+        return self._for_each(value, function)
+
+    def _value(self, value: Node) -> Generator[Join, Any, Any]:
+        guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
+        if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
+            return (yield from super()._value(value))
+        function = self._matrix_function(value)
+        return [self._guarded(value, guard, function, i) for i in range(self.count)]
+
+    def _guarded(self, value: Node, guard: Guard, function: Callable[..., Any], i: int) -> Any:
+        holds = jnp.asarray(self.library.at(self.values[guard.condition], i)) != 0
+        result = where_wanted(holds == guard.truth, function, self._operands(value, i))
+        return self.rounded(value, result)
 
 
 def one_step(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.jax.traced import is_traced
+from rulec.errors import RuleError
 
 #: That XLA, where it wants to write over an array that others read, looks for an order in which that does no harm:
 #: without it XLA on the CPU copies the array first.
@@ -38,3 +38,17 @@ def is_outermost(*operands: Any) -> bool:
 def _new_here() -> Any:
     """An array that is a tracer exactly where this call is traced by another jit; the cheapest such array."""
     return jnp.zeros(())
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is a tracer of JAX: unknown while a step is traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def known_number(value: Any, what: str) -> float:
+    """A number that must be known when a step is traced; RuleError where it is traced itself."""
+    if is_traced(value):
+        raise RuleError(
+            f"{what} must be a Python number, and is traced here: close over it, or leave it out of inject_hyperparams"
+        )
+    return float(value)

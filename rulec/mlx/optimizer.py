@@ -20,12 +20,32 @@ from rulec.language.rule import Rule
 from rulec.language.seed import checked_seed
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
-from rulec.mlx.step import first_values, one_step
+from rulec.pure import first
 from rulec.pure.hyper import resolved
 from rulec.pure.leaf import dtype_name, leaves_of
 from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.state import check_values, number_states
+from rulec.pure.step import run_step
+from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values
+
+
+def one_step(
+    plan: StepPlan, params: Sequence[Any], gradients: Sequence[Any], values: Values, hyper: Mapping[str, Any]
+) -> tuple[list[Any], Values]:
+    """New parameters in order, and the new state."""
+    device = mx.default_device()
+    with mx.stream(mx.cpu):
+        step = StepValues(plan, params, gradients, values, [hyper], {}, None, LIBRARY)
+        step.on_device = lambda: mx.stream(device)
+        return run_step(step)
+
+
+def first_values(plan: StepPlan, params: Sequence[Any], count: Any, hyper: Mapping[str, Any]) -> Values:
+    """The state before the first step; states have their parameter's dtype, and numbers are float32."""
+    with mx.stream(mx.cpu):
+        return first.first_values(plan, params, [hyper], "float32", Values(count), LIBRARY)
+
 
 #: A learning rate: a number, or a function of the number of steps before this one.
 Rate = float | Callable[[Any], Any]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rulec.jax.library import LIBRARY, evaluated
 from rulec.jax.recipe import Rules, rules_of
-from rulec.jax.values import LIBRARY, evaluated
 from rulec.language.compose import map_nodes
 from rulec.language.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
 from rulec.language.partition import Partition
