@@ -113,7 +113,7 @@ def writes(quick: bool) -> Iterator[Row]:
 
 
 def _counted(name: str, of: Trained, step: Callable[[], None], bar: float | None) -> Iterator[Row]:
-    from rulec.torch.account.writes import counted
+    from benchmarks.es.writes import counted
 
     with counted(of.params) as forward:
         _forward(of)

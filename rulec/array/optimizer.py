@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rulec.array.checks import checked_hyper, checked_tags
-from rulec.array.copies import contents, restored
 from rulec.array.engine import ArrayEngine
-from rulec.array.loading import loaded
+from rulec.array.loading import contents, loaded, restored
 from rulec.array.partial import PartialStep
 from rulec.array.tree import flatten, matching_leaves
 from rulec.errors import RulecError, RuleError, TensorError

@@ -30,7 +30,7 @@ def build(
     C99 with a header and declarations for Fortran and Julia, or one Python file: an optimizer for torch (a fused Triton
     kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
     """
-    from rulec.standalone.files import written
+    from rulec.standalone.prose import written
 
     loaded = find_rule(rule)
     states = check_dtype(state_dtype) if state_dtype else ""

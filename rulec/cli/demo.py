@@ -15,8 +15,7 @@ from rulec.errors import RulecError
 from rulec.language.source import did_you_mean
 
 if TYPE_CHECKING:
-    from rulec.demo.training import Curve
-    from rulec.demo.update import Update
+    from rulec.demo.training import Curve, Update
     from rulec.language.rule import Rule
 
 #: What both rules train with, and for how many epochs there is training.
@@ -54,7 +53,7 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
     """The demonstration of a rule."""
     from rulec.demo import digits
     from rulec.demo.rule import TEXT
-    from rulec.demo.update import compare_update
+    from rulec.demo.training import compare_update
 
     data = digits.load()
     path = out / "wary_adam.yaml"
@@ -89,20 +88,20 @@ def _compile(path: Path) -> tuple[Rule, str, float]:
 
 
 def _train(rule: Rule, data: Any, epochs: int) -> list[Curve]:
-    from rulec.demo.training import train
+    from rulec.demo.training import WIDTHS, Descent, train
     from rulec.language.library import load
 
     curves = []
     with progress() as shown:
         for chosen in (rule, load("adamw")):
             task = shown.add_task(f"training with {chosen.name}", total=epochs)
-            curves.append(train(chosen, data, epochs, {"lr": _LR}, partial(shown.advance, task)))
+            descent = Descent(chosen, WIDTHS, {"lr": _LR})
+            curves.append(train(chosen.name, descent, data, epochs, advance=partial(shown.advance, task)))
     return curves
 
 
 def _plot(curves: list[Curve], out: Path) -> Path:
-    from rulec.demo.plot import plot
-    from rulec.demo.training import WIDTHS
+    from rulec.demo.training import WIDTHS, plot
 
     picture = out / "losses.png"
     plot(curves, picture, WIDTHS)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def demo_es(out: Path, epochs: int, json: bool) -> None:
     """Trains with and without gradients, and draws the losses of both into the folder `out`."""
     from rulec.demo import digits, es
-    from rulec.demo.plot import plot
+    from rulec.demo.training import plot
 
     data, kind = digits.load(), es.framework()
     if not json:

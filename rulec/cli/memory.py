@@ -75,8 +75,7 @@ def memory(
 
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
     """The model's maker, and its inputs."""
-    from rulec.memory.header import read_shapes
-    from rulec.memory.shape import read_shape
+    from rulec.memory.shape import read_shape, read_shapes
     from rulec.torch.account.models import Transformer, Weights
     from rulec.torch.account.step import tokens
 

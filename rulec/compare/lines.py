@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rulec.compare.oracle import largest_ulps
 from rulec.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side, check_inputs
-from rulec.compare.ulps import largest_ulps
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import COLS, ROWS, Axes
 from rulec.compiler.lower import lower

@@ -8,8 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rulec.errors import RulecError, RuleError
+from rulec.backend import registry
+from rulec.compiler.routing import Router
+from rulec.errors import BackendUnsupported, RulecError, RuleError
 from rulec.language.rule import Rule
+from rulec.runtime.engine import Engine, default_hyper
+from rulec.testing.kinds import kind_of
+from rulec.testing.whole import runtime_arrays
 
 Array = np.ndarray[Any, Any]
 Hyper = Mapping[str, Any]
@@ -43,8 +48,6 @@ def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str
 
     BackendUnsupported for a rule that the backend cannot run.
     """
-    from rulec.compare.engine_side import EngineSide
-    from rulec.compare.jax_side import JaxSide
 
     return JaxSide(rule, params, hyper) if backend == "jax" else EngineSide(rule, params, hyper, backend)
 
@@ -139,3 +142,98 @@ def _fields(kept: Any) -> Iterator[tuple[str, Any]]:
                 yield from _fields(part)
             else:
                 yield name, part
+
+
+class EngineSide:
+    """A rule of ours on the arrays of its backend's library.
+
+    `params` are NumPy arrays, and are copied. BackendUnsupported where the runtime does not know the backend's arrays.
+    """
+
+    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str) -> None:
+        self.name = backend
+        self.rule = rule
+        chosen = registry.usable(backend)
+        self.kind = kind_of(chosen)
+        arrays = runtime_arrays(self.kind)
+        if arrays is None:
+            raise BackendUnsupported(backend, "a comparison", rule.name)
+        self.engine = Engine(rule, arrays, chosen)
+        self.params = [self.kind.make(p) for p in params]
+        self.ids = tuple(self.engine.add(p, 0, f"tensor {i}") for i, p in enumerate(self.params))
+        self.table = self.engine.hyper_table([default_hyper(rule, hyper, params[0].dtype.name)])
+
+    def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
+        """One update of every tensor."""
+        arguments = {k: [*map(self.kind.make, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()}
+        self.engine.step(self.ids, [*map(self.kind.make, grads)], self.table, arguments)
+
+    def values(self) -> list[dict[str, Array]]:
+        """For each tensor its parameter as `p`, and its states by the rule's names."""
+        values = []
+        for param, i in zip(self.params, self.ids, strict=True):
+            states = {k: v for k, v in self.engine.state(i).items() if k != "step"}
+            values.append({"p": self.kind.read(param), **{k: self._read(v) for k, v in states.items()}})
+        return values
+
+    def _read(self, value: Any) -> Array:
+        return np.array(value) if isinstance(value, np.ndarray | np.generic) else self.kind.read(value)
+
+
+class JaxSide:
+    """A rule of ours in JAX with float64 allowed, by the jax backend alone.
+
+    `params` are NumPy arrays, and are copied.
+    """
+
+    name = "jax"
+
+    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, Any]) -> None:
+        import jax
+
+        import rulec.jax
+
+        self.rule, self.hyper = rule, hyper
+        routed = [Router(rule).choose(p.shape, ()) for p in params]
+        #: The tensors that have a state, by its name.
+        self.having = {n: [i for i, r in enumerate(routed) if n in r.state] for each in routed for n in each.state}
+        with jax.enable_x64(True):
+            self.params = [jax.numpy.array(p) for p in params]
+            self.state = rulec.jax.init(rule, self.params, **hyper)
+
+    def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
+        """One update of every tensor."""
+        import jax
+
+        import rulec.jax
+
+        with jax.enable_x64(True):
+            gradients = [jax.numpy.array(g) for g in grads]
+            beside: dict[str, Any] = {
+                k: [*map(jax.numpy.array, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()
+            }
+            self.params, self.state = rulec.jax.step(
+                self.rule, self.params, gradients, self.state, backend="jax", **self.hyper, **beside
+            )
+
+    def values(self) -> list[dict[str, Array]]:
+        """For each tensor its parameter as `p`, and its states by the rule's names."""
+        values: list[dict[str, Array]] = [{"p": np.asarray(p)} for p in self.params]
+        for name, kept in self._states().items():
+            for place, i in enumerate(self.having[name]):
+                values[i][name] = np.asarray(kept[i] if isinstance(kept, list) else _number(kept, place))
+        return values
+
+    def _states(self) -> dict[str, Any]:
+        from rulec.jax.recipe import recipe
+        from rulec.jax.state import fields_of
+
+        rules = [routed for group in recipe(self.rule, {}, None).groups for routed in Router(group.rule).rules]
+        fields = fields_of(rules, {}).every
+        return {name: getattr(self.state, fields[name]) for name in self.having}
+
+
+def _number(kept: Any, place: int) -> Any:
+    """The number of the tensor at `place`; of a state of the group or of the model its only number."""
+    numbers = np.asarray(kept).reshape(-1)
+    return numbers[place if numbers.size > 1 else 0]

@@ -33,7 +33,7 @@ class Network:
 
     def loss(self, images: Array, labels: Array) -> float:
         """The mean cross entropy, in nats."""
-        return float(-np.mean(np.log(_chosen(softmax(self.forward(images)[-1]), labels))))
+        return float(-np.mean(np.log(chosen_of(softmax(self.forward(images)[-1]), labels))))
 
     def accuracy(self, images: Array, labels: Array) -> float:
         """The part of the images whose largest logit is their label's."""
@@ -43,7 +43,7 @@ class Network:
         """The mean cross entropy, and its gradient for each of `params`."""
         values = self.forward(images)
         probabilities = softmax(values[-1])
-        loss = float(-np.mean(np.log(_chosen(probabilities, labels))))
+        loss = float(-np.mean(np.log(chosen_of(probabilities, labels))))
         error = probabilities
         error[np.arange(len(labels)), labels] -= 1
         error /= len(labels)
@@ -61,6 +61,6 @@ def softmax(logits: Array) -> Array:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def _chosen(probabilities: Array, labels: Array) -> Array:
+def chosen_of(probabilities: Array, labels: Array) -> Array:
     """The probability of each label; no smaller than float32's smallest normal number, so that it has a logarithm."""
     return np.maximum(probabilities[np.arange(len(labels)), labels], np.finfo(np.float32).tiny)

@@ -28,8 +28,8 @@ from rulec.jax.library import LIBRARY
 from rulec.jax.packing import Piece
 from rulec.jax.state import State
 from rulec.jax.xla import is_traced
+from rulec.pure.hyper import PureRows
 from rulec.pure.plan import Bucket
-from rulec.pure.rows import PureRows
 from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.

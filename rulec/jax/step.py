@@ -16,10 +16,8 @@ from rulec.jax.library import LIBRARY
 from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.language.node import Node
-from rulec.pure.bucket_step import BucketStep
-from rulec.pure.gaps import Gaps
-from rulec.pure.guards import Guard
-from rulec.pure.plan import Bucket, StepPlan
+from rulec.pure.bucket_step import BucketStep, Gaps
+from rulec.pure.plan import Bucket, Guard, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values

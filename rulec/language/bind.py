@@ -15,9 +15,9 @@ from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
-from rulec.language.routing import all_hyper
 from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean
+from rulec.language.traits import all_hyper
 
 #: The value of a binding: a number or an expression. A Text is an expression with its place in a file.
 Binding = float | str | Text

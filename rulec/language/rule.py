@@ -248,14 +248,14 @@ class Rule:
     @cached_property
     def rest(self) -> Rule | None:
         """The rule for tensors outside `applies_to`, None without one: see `rest_rule`."""
-        from rulec.language.routing import rest_rule
+        from rulec.language.traits import rest_rule
 
         return rest_rule(self)
 
     @property
     def all_hyper(self) -> dict[str, Hyper]:
         """The hyper-parameters of the rule and of its `otherwise`."""
-        from rulec.language.routing import all_hyper
+        from rulec.language.traits import all_hyper
 
         return all_hyper(self)
 

@@ -1,10 +1,12 @@
-"""Traits of a rule, read off its text: random numbers, and dependence on a tensor's axes."""
+"""Traits of a rule, read off its text: random numbers, dependence on a tensor's axes, and the rule for the rest."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from rulec.language.node import Kind, Op, walk
+from rulec.language.hyper import Hyper
+from rulec.language.node import Kind, Node, Op, names_in, walk
 from rulec.language.rule import Rule
 
 #: The levels that depend on the choice of rows and columns among the axes.
@@ -28,3 +30,32 @@ def sees_shape(rule: Rule) -> bool:
     if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts):
         return True
     return any(n.op.kind is Kind.REDUCE and n.arg in _OF_MATRICES for n in parts)
+
+
+def rest_rule(rule: Rule) -> Rule | None:
+    """The rule for the tensors that `rule` leaves out; None where `rule` has no `otherwise`.
+
+    A hyper-parameter of both is one, with the main rule's default. A hyper-parameter under a new name, as in
+    `{adamw: {lr: adamw_lr}}`, stays apart.
+    """
+    rest = None if rule.otherwise is None else rule.otherwise.rule
+    if rest is None:
+        return None
+    main, hyper = rule.hyper_with_rate, rest.hyper_with_rate
+    for key in [*hyper]:
+        default = main[key].default if key in main else None
+        if default is not None:
+            hyper[key] = replace(hyper[key], default=default)
+        for needed in names_in([default]) if isinstance(default, Node) else ():
+            if needed in main:
+                hyper.setdefault(needed, main[needed])
+    return replace(rest, hyper=hyper)
+
+
+def all_hyper(rule: Rule) -> dict[str, Hyper]:
+    """The hyper-parameters of a rule and of all rules under its `otherwise`: those a user may set."""
+    rest = rule.rest
+    if rest is None:
+        return dict(rule.hyper)
+    main = rule.hyper_with_rate
+    return main | {key: hyper for key, hyper in all_hyper(rest).items() if key not in main}

@@ -31,11 +31,10 @@ from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
 from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import HyperEntry, RuleFile, StateEntry, is_rule_file
+from rulec.language.schema import HyperEntry, RuleFile, StateEntry, is_rule_file, validated
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
-from rulec.language.validation import validated
 
 #: The rule of a name in a file. The loader supplies it, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
 import numpy as np
 
 from rulec.compiler.scalars import evaluate_once
-from rulec.language.node import Node
-from rulec.pure.gaps import Gaps
+from rulec.language.node import Node, Op
+from rulec.pure.hyper import PureRows
+from rulec.pure.leaf import dtype_name
 from rulec.pure.plan import Bucket
-from rulec.pure.rows import PureRows
 from rulec.pure.step_values import StepValues
+from rulec.runtime.between import Between
 from rulec.runtime.device import known_number
 from rulec.runtime.joins import Joining
+from rulec.runtime.plan import Gap
+
+#: Matrix functions that every device has in float32 and narrower.
+_ANYWHERE = frozenset({Op.MATMUL, Op.NEWTON_SCHULZ})
+
+
+class Gaps(Between):
+    """The work between stages. Tiles are left to the framework's compiler, and products to the device of elements."""
+
+    def work_out(self, gap: Gap) -> Joining:
+        """Computes all values of a gap that are read after it."""
+        yield from self._each(gap.values, gap)
+
+    def _matrix_function(self, value: Node) -> Callable[..., Any]:
+        function, on_device = super()._matrix_function(value), self.around.step.on_device  # type: ignore[attr-defined]
+        if on_device is nullcontext or value.op not in _ANYWHERE:
+            return function
+
+        def where_elements_are(*operands: Any) -> Any:
+            wide = any(dtype_name(x) == "float64" for x in operands if hasattr(x, "dtype"))
+            with nullcontext() if wide else on_device():
+                return function(*operands)
+
+        return where_elements_are
 
 
 class BucketStep:

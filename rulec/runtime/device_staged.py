@@ -18,7 +18,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.portion_values import PortionValues
 from rulec.runtime.staged import Staged
-from rulec.runtime.tiled import Tiled
+from rulec.runtime.surroundings import Tiled
 
 
 class DeviceStaged(Staged):

@@ -30,8 +30,7 @@ from rulec.runtime.hyper import EPS, HyperValues, default_hyper
 from rulec.runtime.joins import Processes
 from rulec.runtime.launch import Launch
 from rulec.runtime.launching import Launcher
-from rulec.runtime.part import Part
-from rulec.runtime.partition import Partitions
+from rulec.runtime.part import Part, Partitions
 from rulec.runtime.rows import Numbers
 from rulec.runtime.step import run
 

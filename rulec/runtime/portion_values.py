@@ -15,7 +15,7 @@ from rulec.language.node import Node
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.plan import VIEWS
-from rulec.runtime.tiled import Tiled
+from rulec.runtime.surroundings import Tiled
 from rulec.runtime.tiles import room_for
 
 Array = np.ndarray[Any, Any]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
-from rulec.torch.ahead import FEW, Ahead
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.inputs import Inputs
 from rulec.torch.memory import plain_memory
@@ -123,3 +126,63 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     with plain_memory():
         for into, source in pairs:
             real_view(into).copy_(real_view(source))
+
+
+_LINE = 64
+
+#: Bytes that torch keeps of a tensor and of a storage, as far as a step looks.
+_TENSOR, _STORAGE = 192, 64
+
+#: Below this many tensors there is nothing to win.
+FEW = 32
+
+_PREFETCH = """
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+
+define void @rulec_kernel(i64 %job) {
+entry:
+  %table = inttoptr i64 %job to ptr
+  %count = load i64, ptr %table
+  br label %test
+test:
+  %done = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp ult i64 %done, %count
+  br i1 %more, label %body, label %end
+body:
+  %next = add i64 %done, 1
+  %place = getelementptr i64, ptr %table, i64 %next
+  %address = load i64, ptr %place
+  %line = inttoptr i64 %address to ptr
+  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 3, i32 1)
+  br label %test
+end:
+  ret void
+}
+"""
+
+
+class Ahead:
+    """The lines of memory of some tensors on the CPU, as they are now."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        lines = sorted({line for tensor in tensors for line in _lines(tensor)})
+        self._job = np.array([len(lines), *lines], np.int64)
+        self._at = self._job.ctypes.data
+        self._machine = _machine()
+        self._run = self._machine.run
+
+    def ask(self) -> None:
+        """Has them fetched; returns at once."""
+        self._run(self._at)
+
+
+def _lines(tensor: Tensor) -> Iterator[int]:
+    for start, length in ((id(tensor), _LINE), (tensor._cdata, _TENSOR), (tensor.untyped_storage()._cdata, _STORAGE)):
+        yield from range(start - start % _LINE, start + length, _LINE)
+
+
+@functools.cache
+def _machine() -> Any:
+    """The compiled function; it takes the address of a count and that many addresses."""
+    cpu_machine = importlib.import_module("rulec_backends.cpu.machine")
+    return cpu_machine.Machine(cpu_machine.emit_object(_PREFETCH))

@@ -10,8 +10,7 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.array.cupy_functions import arithmetic
-from rulec.array.cupy_library import CupyLibrary
+from rulec.array.cupy_library import CupyLibrary, arithmetic
 from rulec.arrays.library import Library
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.backend import registry

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.es.mezo import MeZO
+from benchmarks.es.writes import counted
 from rulec.backend import registry
-from rulec.torch.account.writes import counted
 from rulec_backends.cpu import noise
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.compare.oracle import exactness
+from rulec.compare.oracle import exactness, largest_ulps, ulp
 from rulec.compare.trial import Trial
-from rulec.compare.ulps import largest_ulps, ulp
 from rulec.errors import RuleError
 
 

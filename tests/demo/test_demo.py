@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.demo import digits, training, update
+from rulec.demo import digits, training
 from rulec.demo.network import Network, softmax
 from rulec.demo.rule import TEXT, Unfused
-from rulec.demo.update import compare_update
+from rulec.demo.training import compare_update
 from rulec.runtime.engine import default_hyper
 from tests.cli.running import error, run, run_json
 
@@ -20,7 +20,6 @@ from tests.cli.running import error, run, run_json
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that trains in a moment."""
     monkeypatch.setattr(training, "WIDTHS", (64, 64, 10))
-    monkeypatch.setattr(update, "WIDTHS", (64, 64, 10))
 
 
 def test_the_rule_is_valid_and_not_in_the_library() -> None:

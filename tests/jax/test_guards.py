@@ -15,7 +15,7 @@ import rulec.array
 import rulec.jax
 from rulec.compiler.pipeline import compile
 from rulec.language.node import Op
-from rulec.pure.guards import guards_of
+from rulec.pure.plan import guards_of
 
 #: Square: the basis of a covariance of low rank is anybody's choice.
 SHAPES = {"a": (5, 5), "b": (4, 4)}

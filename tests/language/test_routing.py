@@ -10,7 +10,7 @@ import pytest
 import rulec
 from rulec import Rule, RuleError
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.routing import rest_rule
+from rulec.language.traits import rest_rule
 
 ADAM, SGD, L2, DECAY = map(rulec.load, ("adam", "sgd", "l2", "decay"))
 

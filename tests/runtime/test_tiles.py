@@ -19,10 +19,10 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import PartialUpdate
 from rulec.language.node import Op
 from rulec.runtime import tiles
-from rulec.runtime.drawing import Drawing
 from rulec.runtime.engine import default_hyper
 from rulec.runtime.plan import Plan
 from rulec.runtime.projection import Projection
+from rulec.runtime.surroundings import Drawing
 from rulec.testing.cases import loaded
 from tests.rules.printed_matrices import Apollo, ApolloMini
 from tests.rules.runs import OurRun
@@ -38,7 +38,7 @@ HYPER = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "scale": 2.0, "gro
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for a few numbers at a time, so that there are many tiles of everything."""
     monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
-    monkeypatch.setattr("rulec.runtime.drawing._LEAST", 12)
+    monkeypatch.setattr("rulec.runtime.surroundings._LEAST", 12)
 
 
 def projection(name: str, static: Mapping[str, float]) -> Projection | None:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rulec import Rule
 from rulec.array.arrays import numpy_dtype
-from rulec.standalone.files import written
-from rulec.standalone.prose import file_name
+from rulec.standalone.prose import file_name, written
 from rulec_backends.c.compile import processor
 from rulec_backends.c.standalone import CFile
 from tests.backends.cuda_stand_in import kept, version

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rulec
-from rulec.standalone.files import written
+from rulec.standalone.prose import written
 
 Array = NDArray[Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.standalone.files import WRITTEN, written
+from rulec.standalone.prose import WRITTEN, written
 from rulec.standalone.refusal import CannotBuild
 
 TEXT = """

@@ -21,7 +21,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import needs_matrix
-from rulec.standalone.files import written
+from rulec.standalone.prose import written
 from rulec.standalone.refusal import CannotBuild
 from rulec_backends.c.standalone import CFile
 from tests.library import by_kind
@@ -422,7 +422,7 @@ def test_what_has_no_such_form(name: str, why: str) -> None:
 @pytest.mark.slow
 def test_the_same_rule_gives_the_same_bytes() -> None:
     program = (
-        "import hashlib, rulec\nfrom rulec.standalone.files import written\n"
+        "import hashlib, rulec\nfrom rulec.standalone.prose import written\n"
         "rules = {'c': ('adamw', 'adafactor', 'lookahead(adam, k=2)', 'schedule_free_adamw', 'muon')}\n"
         "rules |= dict.fromkeys(('triton', 'cupy', 'jax', 'numpy'), ('adamw', 'nadam', 'madgrad'))\n"
         "for backend, names in rules.items():\n"

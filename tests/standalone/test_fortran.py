@@ -20,7 +20,7 @@ from torch.nn import functional
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.demo.digits import Digits, load
-from rulec.standalone.files import written
+from rulec.standalone.prose import written
 
 needs_gfortran = pytest.mark.skipif(shutil.which("gfortran") is None, reason="gfortran is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.standalone.files import written
+from rulec.standalone.prose import written
 from tests.standalone.test_fortran import needs_gfortran
 
 pytestmark = needs_gfortran

@@ -13,7 +13,7 @@ import pytest
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.standalone.files import written
+from rulec.standalone.prose import written
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.standalone.c_library import CRule, CRun, drawn
 from tests.standalone.test_fortran import needs_gfortran

@@ -16,7 +16,7 @@ from rulec.testing import IEEE, NumpyKind
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded, staged_rules
 from rulec.testing.conformance import check_stages
 from rulec.testing.interval import Range, point
-from rulec.testing.totals import exact, reduced
+from rulec.testing.judge import exact, reduced
 from rulec.testing.trial import Subject
 from rulec.testing.whole import SHAPES, check_whole, follow_reference
 from tests.testing import broken

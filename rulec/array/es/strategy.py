@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rulec.array.engine import arrays_for
 from rulec.array.es.draws import ArrayDraws, namespace
 from rulec.array.es.fused import fused_step
-from rulec.array.kinds import arrays_for
 from rulec.array.optimizer import Optimizer
 from rulec.array.tree import flatten
 from rulec.backend import registry

@@ -16,8 +16,8 @@ from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.torch.classes import optimizer as class_of
-from rulec.torch.eager.frozen import Frozen
 from rulec.torch.eager.scope import Scope, check_declared, check_rules
+from rulec.torch.group_values import Groups
 from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
@@ -247,3 +247,38 @@ def inner_around(optimizer: Optimizer, scope: Any) -> Inner:
     if scope is not None:
         raise HyperError(f"scope is read from the rule of {type(optimizer).__name__}: leave it out")
     return RuleInner(optimizer) if isinstance(optimizer, RuleOptimizer) else PartitionedInner(optimizer)
+
+
+class Frozen:
+    """The entries of groups as they were; tensors by identity and version."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._entries = _entries(groups)
+
+    def changed(self, groups: Groups) -> str | None:
+        """The name of an entry that is another now; None where all are as they were."""
+        before, now = self._entries, _entries(groups)
+        for (key, old), (same, new) in zip(before, now, strict=False):
+            if key != same or not _equal(old, new):
+                return key
+        return None if len(before) == len(now) else (before + now)[-1][0]
+
+
+def _entries(groups: Groups) -> list[tuple[str, Any]]:
+    return [
+        (key, (value, value._version) if isinstance(value, Tensor) else value)
+        for group in groups
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    ]
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, tuple) and len(old) == 2 and isinstance(old[0], Tensor):
+        return isinstance(new, tuple) and old[0] is new[0] and old[1] == new[1]
+    if old is new:
+        return True
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except (TypeError, ValueError, RuntimeError):  # arrays, and the like: the same only where the same object
+        return False

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
+import torch
+
 from rulec.errors import RulecError
 from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.distributed import Reducer
@@ -14,11 +16,10 @@ from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.hooks import Hooks
 from rulec.torch.eager.inner import Inner
-from rulec.torch.eager.measure import Measuring
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import Roster
-from rulec.torch.eager.window import Accumulating, Finishing, Firing, Folding, Window
+from rulec.torch.eager.window import Accumulating, Counting, Finishing, Firing, Folding, Window
 
 
 @dataclass(frozen=True)
@@ -260,3 +261,31 @@ class Passes:
         self.step = None
         self._drop()
         self.arrivals.forget()
+
+
+class Measuring(Counting):
+    """The first of two passes: every gradient is looked at and freed."""
+
+    def __init__(self, step: OpenStep, arrivals: Arrivals, factor: Factor) -> None:
+        super().__init__(step, arrivals)
+        self._factor = factor
+
+    def _complete(self, place: int) -> None:
+        param = self._roster.params[place]
+        if param.grad is not None:
+            with torch.no_grad():
+                self._factor.take(place, param.grad)
+            param.grad = None
+            self.step.gradient_bytes.leave([place], inside=False)
+
+    def _again(self, place: int, count: int) -> None:
+        raise RulecError(
+            f"the gradient of {self._roster.names[place]} arrived {count} times in opt.measure(), where {count - 1} "
+            f"were expected: nothing was updated; call relearn() and measure again"
+        )
+
+    def end(self) -> None:
+        """Looks at the gradients whose last arrival was not known."""
+        for place in range(len(self._roster.params)):
+            self._complete(place)
+        self.step.factor = self._factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -49,3 +50,38 @@ def _bytes(count: int) -> str:
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.4g} {_UNITS[unit]}"
+
+
+class GradientBytes:
+    """Bytes of the gradients that are held, by place; `sizes` are the bytes of each.
+
+    A gradient is held from its first arrival until it is freed. What is held otherwise, such as a tile, is `lent`.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._held: set[int] = set()
+        self.live = self.peak = self.largest = self.freed = 0
+
+    def arrive(self, place: int) -> None:
+        """A gradient is there, or more was added to it."""
+        if place not in self._held:
+            self._held.add(place)
+            size = self._sizes[place]
+            self.live += size
+            self.largest = max(self.largest, size)
+            self.peak = max(self.peak, self.live)
+
+    def lend(self, size: int) -> None:
+        """So many bytes of a gradient were there for a moment, beside the held ones."""
+        self.largest = max(self.largest, size)
+        self.peak = max(self.peak, self.live + size)
+
+    def leave(self, places: Iterable[int], inside: bool = True) -> None:
+        """Gradients are gone; where `inside` the backward pass, they count as freed."""
+        for place in places:
+            size = self._sizes[place]
+            if place in self._held:
+                self._held.remove(place)
+                self.live -= size
+            self.freed += size * inside

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, RulecError, TensorError
 from rulec.language.source import did_you_mean
-from rulec.torch.eager.released import Released
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import part_of
 from rulec.torch.routes import names_of
@@ -112,3 +112,26 @@ def _pairs(entry: Any) -> Iterable[tuple[str, Tensor]]:
     if names is not None:
         return zip(names, members, strict=True)
     return [pair for pair in members if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)]
+
+
+class Released(Tensor):
+    """In the place of a gradient that was used inside the backward pass and freed; it has no memory of its own."""
+
+    @staticmethod
+    def of(param: Tensor) -> Released:
+        """The one for a parameter."""
+        with torch.no_grad():
+            nothing = torch.zeros((), dtype=param.dtype, device=param.device)
+            return nothing.expand(param.shape).as_subclass(Released)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """RulecError, whatever is asked of it."""
+        raise RulecError(
+            f"{getattr(function, '__name__', 'an operation')} needs a gradient that was used inside the backward pass "
+            f"and freed: change gradients with Tensor.register_hook, clip them with max_grad_norm= and opt.measure(), "
+            f"or give EagerUpdate only the parameters whose gradients nobody needs (only=)"
+        )
+
+    def __repr__(self, **how: Any) -> str:  # type: ignore[override]
+        return "<a gradient that was used inside the backward pass and freed>"

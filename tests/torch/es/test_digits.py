@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import rulec.torch
 from rulec.demo import digits
-from rulec.demo.es_training import convolutional, perceptron, train
 from rulec.es import Perturbation
 from rulec.torch import perturb
+from tests.torch.es.digits_training import convolutional, perceptron, train
 
 pytestmark = pytest.mark.slow
 

@@ -1,19 +1,62 @@
-"""The demonstration's population in PyTorch."""
+"""The demonstration's population: in PyTorch, and in NumPy where no framework is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rulec.demo.es_setting import Setting
+from rulec.array import Optimizer
+from rulec.array.es import Strategy
+from rulec.demo.network import Array, chosen_of, softmax
+from rulec.es import Perturbation
 
 if TYPE_CHECKING:
     import torch
 
-Array = np.ndarray[Any, Any]
+
+@dataclass(frozen=True)
+class Setting:
+    """The perturbation of members, the layers' widths, the batch, the rule and its rate, and the fitness shaping."""
+
+    perturbation: Perturbation
+    widths: tuple[int, ...] = (64, 64, 10)
+    batch: int = 64
+    rule: str = "adam"
+    lr: float = 1e-2
+    shaping: str = "centered_rank"
+
+
+class ArrayPopulation:
+    """All members in one forward of a network's arrays."""
+
+    def __init__(self, params: Sequence[Array], setting: Setting) -> None:
+        self._params, self._shaping = [*params], setting.shaping
+        self._es = Strategy(self._params, setting.perturbation)
+        self._optimizer = Optimizer(setting.rule, self._params, lr=setting.lr)
+
+    def step(self, images: Array, labels: Array) -> float:
+        """One update, by the members' losses on a batch; their mean."""
+        probabilities = softmax(self._logits(self._es.member_batch(images)))
+        loss = -np.log(chosen_of(probabilities, self._es.member_batch(labels)))
+        self._es.step(None, self._optimizer, loss=loss, shaping=self._shaping)
+        return float(loss.mean())
+
+    def params(self) -> list[Array]:
+        """The network's parameters."""
+        return self._params
+
+    def _logits(self, value: Array) -> Array:
+        """The logits of the members' batches, `(members * rows, classes)`."""
+        layers = len(self._params) // 2
+        for layer in range(layers):
+            value = self._es.product(value, f"{2 * layer}")
+            value = value + self._es.rows(f"{2 * layer + 1}", value)
+            value = np.maximum(value, 0) if layer < layers - 1 else value
+        return value
 
 
 class TorchPopulation:
