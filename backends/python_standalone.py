@@ -14,9 +14,8 @@ from rulec.language.hyper import Hyper
 from rulec.language.node import Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
-from rulec.standalone.cases import family
+from rulec.standalone.cases import CannotBuild, family, values
 from rulec.standalone.prose import file_name, introduction, vendored
-from rulec.standalone.refusal import CannotBuild, values
 
 from .array_print import Dialect, StageFunction, operations
 from .scalars import scalar_stage, without_table

@@ -10,7 +10,7 @@ import rulec
 from benchmarks.kernels import Pair, Pool, bound, hyper_defaults, pair, threads
 from benchmarks.result import Result, Row
 from rulec.compare.interleave import Times, interleaved
-from rulec.compare.interop import entries, translate
+from rulec.compare.target import entries, translate
 from rulec.compare.traffic import traffic
 from rulec.compiler.layout import layout_for
 

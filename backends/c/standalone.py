@@ -12,8 +12,7 @@ from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
-from rulec.standalone.cases import Case, Family, family
-from rulec.standalone.refusal import CannotBuild
+from rulec.standalone.cases import CannotBuild, Case, Family, family
 
 from ..cstyle.element import literal
 from .standalone_matrix import WRITTEN

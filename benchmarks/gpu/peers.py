@@ -13,7 +13,7 @@ from typing import Any
 import rulec
 from benchmarks.kernels import hyper_defaults
 from benchmarks.peers import Maker, Step
-from rulec.compare.interop import entries, translate
+from rulec.compare.target import entries, translate
 
 _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
 _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}

@@ -11,7 +11,7 @@ from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from rulec.compare.interleave import interleaved
-from rulec.compare.interop import entries
+from rulec.compare.target import entries
 
 FULL, QUICK = 50_000_000, 20_000
 ROUNDS, QUICK_ROUNDS = 7, 2

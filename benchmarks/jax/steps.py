@@ -14,7 +14,7 @@ import numpy as np
 
 import rulec
 from benchmarks.kernels import hyper_defaults
-from rulec.compare.interop import entries, translate
+from rulec.compare.target import entries, translate
 
 #: Elements of the tile of random numbers that arrays are made of.
 _TILE = 1 << 16

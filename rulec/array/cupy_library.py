@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.arrays import arithmetic as operations
-from rulec.arrays.arithmetic import Table
-from rulec.arrays.functions import Functions
+from rulec.arrays import functions as operations
+from rulec.arrays.functions import Functions, Table
 from rulec.arrays.library import ArrayLibrary
 from rulec.arrays.matrix import matrix_functions
 from rulec.language.arithmetic import NUMPY

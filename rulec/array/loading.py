@@ -10,8 +10,8 @@ import numpy as np
 from rulec.array.checks import check_saved, check_states
 from rulec.array.engine import ArrayEngine
 from rulec.errors import StateMismatch
+from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
-from rulec.language.seed import checked_seed
 from rulec.runtime.hyper import default_hyper
 from rulec.runtime.rows import Numbers
 

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rulec.array.checks import checked_hyper, checked_tags
+from rulec.array.checks import checked_hyper, checked_tags, flatten, matching_leaves
 from rulec.array.engine import ArrayEngine
 from rulec.array.loading import contents, loaded, restored
 from rulec.array.partial import PartialStep
-from rulec.array.tree import flatten, matching_leaves
 from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load

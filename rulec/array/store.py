@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from rulec.array.tree import flatten
+from rulec.array.checks import flatten
 from rulec.errors import RulecError, TensorError
 from rulec.runtime.turns import Turns, in_turn, turn_of
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rulec.compiler.ir import Buffer, Program
+from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
-from rulec.compiler.verify import verify
 from rulec.language.node import Op, walk
 
 #: Storage dtype of parameters, gradients and states, by our name -> its size in bytes.

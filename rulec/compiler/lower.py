@@ -9,9 +9,8 @@ from typing import Any
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Site, Stage, Store, axes_of_letters
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
-from rulec.language.known import number_known
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.source import Span, rule_error

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rulec.compiler.axes import infer_axes
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars
 from rulec.compiler.stages import split_stages
-from rulec.compiler.verify import verify
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions
 

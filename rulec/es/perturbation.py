@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from rulec.errors import HyperError
-from rulec.language.seed import checked_seed
+from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
 
 Family = Literal["independent", "spsa", "sparse", "permuted", "signflip", "dropout", "lowrank"]

@@ -11,8 +11,7 @@ import jax
 from rulec import checkpoint
 from rulec.checkpoint import Axes, Names
 from rulec.errors import TensorError
-from rulec.jax.checkpoint_run import inner_state, leaf_names, real_tree, run_of
-from rulec.jax.checkpoint_state import Filling, array_of
+from rulec.jax.checkpoint_run import Filling, array_of, inner_state, leaf_names, real_tree, run_of
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Given, Rules
 from rulec.jax.xla import is_traced

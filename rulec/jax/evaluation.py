@@ -19,9 +19,8 @@ from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.language.evaluation import to_evaluation
 from rulec.language.rule import Rule
-from rulec.pure.leaf import Leaf
 from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.values import Values
+from rulec.pure.values import Leaf, Values
 
 
 def eval_params(

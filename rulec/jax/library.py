@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.arrays.arithmetic import arithmetic, meeting
+from rulec.arrays.functions import arithmetic, meeting
 from rulec.arrays.matrix import matrix_functions
 from rulec.jax.xla import known_number
 from rulec.language.node import Op

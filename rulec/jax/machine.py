@@ -27,9 +27,8 @@ from rulec.jax.step import one_step
 from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.pure.leaf import Leaf, leaves_of
 from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.values import Values
+from rulec.pure.values import Leaf, Values, leaves_of
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
 _PLANS, _MACHINES = 64, 256

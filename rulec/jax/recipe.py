@@ -20,7 +20,7 @@ from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule, State
 from rulec.language.source import did_you_mean
 from rulec.pure.hyper import resolved
-from rulec.pure.leaf import Leaf
+from rulec.pure.values import Leaf
 
 #: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
 Given = Any

@@ -16,8 +16,8 @@ from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree, paired
 from rulec.jax.packing import Packed, Pieces
 from rulec.language.rule import Rule
+from rulec.pure.first import CHANGED, check_values, number_states
 from rulec.pure.plan import StepPlan
-from rulec.pure.state import CHANGED, check_values, number_states
 from rulec.pure.values import Values
 
 

@@ -16,7 +16,7 @@ from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.xla import is_traced
-from rulec.language.seed import checked_seed
+from rulec.language.hyper import checked_seed
 from rulec.pure.plan import Options
 
 

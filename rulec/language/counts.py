@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rulec.language.known import number_known
+from rulec.language.arithmetic import number_known
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.source import Span
 from rulec.language.text import expression_text

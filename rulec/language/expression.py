@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, ConstantError, constant
 from rulec.language.functions import FUNCTIONS, CallError, numbered
-from rulec.language.known import ConstantError, constant
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
 from rulec.language.node import Node, Op, const, name, node

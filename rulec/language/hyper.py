@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
+import numpy as np
+
 from rulec.errors import HyperError
-from rulec.language.known import number_known
+from rulec.language.arithmetic import number_known
 from rulec.language.node import Node, names_in
 from rulec.language.source import Span, did_you_mean
 
@@ -141,3 +143,10 @@ def number_of(value: Node, names: Mapping[str, float]) -> float:
     number = number_known(value, names)
     assert number is not None  # `names` has every name in the expression
     return number
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int; HyperError where it is not a whole number from 0 to 2**32 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise HyperError(f"seed={seed!r} must be a whole number from 0 to 2**32 - 1")
+    return int(seed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from rulec.arrays.arithmetic import arithmetic, meeting
+from rulec.arrays.functions import arithmetic, meeting
 from rulec.arrays.library import Array
 from rulec.arrays.matrix import matrix_functions
 from rulec.errors import BackendUnsupported

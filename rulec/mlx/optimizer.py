@@ -15,19 +15,18 @@ from mlx.utils import tree_flatten, tree_map
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnsupported, HyperError, TensorError
+from rulec.language.hyper import checked_seed
 from rulec.language.library import load
 from rulec.language.rule import Rule
-from rulec.language.seed import checked_seed
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.pure import first
+from rulec.pure.first import check_values, number_states
 from rulec.pure.hyper import resolved
-from rulec.pure.leaf import dtype_name, leaves_of
 from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.state import check_values, number_states
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
-from rulec.pure.values import Values
+from rulec.pure.values import Values, dtype_name, leaves_of
 
 
 def one_step(

@@ -13,9 +13,9 @@ import numpy as np
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
 from rulec.pure.hyper import PureRows
-from rulec.pure.leaf import dtype_name
 from rulec.pure.plan import Bucket
 from rulec.pure.step_values import StepValues
+from rulec.pure.values import dtype_name
 from rulec.runtime.between import Between
 from rulec.runtime.device import known_number
 from rulec.runtime.joins import Joining

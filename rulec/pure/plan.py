@@ -23,7 +23,7 @@ from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
-from rulec.pure.leaf import Leaf
+from rulec.pure.values import Leaf
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs

@@ -18,8 +18,8 @@ from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import RuleError, TensorError
+from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
-from rulec.language.seed import checked_seed
 from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket

@@ -21,12 +21,11 @@ from rulec.compiler.scalars import evaluate_once, resolve_hyper
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.rule import Rule
-from rulec.testing.drawn import Drawn, Draws, OnDevice
+from rulec.testing.drawn import Drawn, Draws, OnDevice, ScalarRows
 from rulec.testing.interval import Array
 from rulec.testing.judge import Judge, Values
 from rulec.testing.kinds import ArrayKind
 from rulec.testing.numerics import EPS, Numerics
-from rulec.testing.scalars import ScalarRows
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.arrays.arithmetic import arithmetic
-from rulec.arrays.functions import Functions
+from rulec.arrays.functions import Functions, arithmetic
 from rulec.arrays.matrix import COEFFICIENTS, iterations, matrix_functions
 from rulec.language.node import Op
 

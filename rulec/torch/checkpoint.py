@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from rulec import checkpoint
-from rulec.checkpoint import Axes, Names
+from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
+from rulec.compiler.routing import Router
 from rulec.errors import RulecError, TensorError
-from rulec.torch.checkpoint_run import TorchRun, names_of
+from rulec.torch.entries import GroupRule
+from rulec.torch.group_rules import group_rules_of
+from rulec.torch.interface import COUNTS
+from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.placed import check_whole
+from rulec.torch.routes import Route, Routes
+from rulec.torch.tensors import DTYPES, dtype_name
 
 
 def save(optimizer: RuleOptimizer, file: str | Path, *, parameters: bool = False) -> None:
@@ -76,3 +85,125 @@ def _with_slashes(names: Names) -> Names:
     if isinstance(names, Mapping):
         return {before: name.replace(".", "/") for before, name in names.items()}
     return names and (lambda before: names(before).replace(".", "/"))
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """An optimizer of torch, in the terms of `rulec.checkpoint.Run`."""
+
+    optimizer: RuleOptimizer
+    seed: int
+
+    @cached_property
+    def routes(self) -> Routes:
+        """The rule that each parameter goes to in torch."""
+        return self.optimizer.routing()
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine for the groups and states as they are when this is first read."""
+        return self.optimizer._current()
+
+    @cached_property
+    def group_rules(self) -> Sequence[GroupRule]:
+        """The rule that each group's keywords mean."""
+        return group_rules_of(self.optimizer.interface, self.optimizer.param_groups)
+
+    def leaves(self) -> list[Leaf]:
+        """The parameters, with their rules as other frameworks have them: no hyper-parameter is left unset there."""
+        routers = [Router(group_rule.entry.composed(group_rule.decay)) for group_rule in self.group_rules]
+        return [
+            Leaf(
+                name, tuple(route.param.shape), dtype_name(route.param.dtype),
+                routers[route.group].choose(tuple(route.param.shape), route.tags, route.name), place, route.group,
+            )
+            for place, (name, route) in enumerate(zip(names_of(self.optimizer), self.routes, strict=True))
+        ]  # fmt: skip
+
+    def states(self, place: int) -> tuple[int, dict[str, Stored]]:
+        """The number of updates and the states by the rule's own names; none before the first update."""
+        states = self.buffers(place)
+        return int(states.pop("step", 0)), {name: stored(tensor) for name, tensor in states.items()}
+
+    def buffers(self, place: int) -> dict[str, Tensor]:
+        """The live states of a parameter, and their `step`."""
+        return self.machine.buffers.written(place)
+
+    def value(self, place: int) -> Stored:
+        """The parameter itself."""
+        return stored(self.routes[place].param)
+
+    def shared(self) -> Shared:
+        """Hyper-parameters, and the numbers that stand in the groups."""
+        groups = self.optimizer.param_groups
+        kept = [name for name in self.optimizer.interface.shared if all(name in group for group in groups)]
+        return Shared(
+            [group_rule.hyper(group) for group_rule, group in zip(self.group_rules, groups, strict=True)],
+            {name: [float(group[name]) for group in groups] for name in kept},
+            [int(group.get(COUNTS["group"], 0)) for group in groups], int(groups[0].get(COUNTS["model"], 0)),
+        )  # fmt: skip
+
+    def take(self, loaded: Loaded) -> None:
+        """Goes on from the content of a file; StateMismatch, before anything is written, where it does not fit."""
+        values = [*map(tensor_of, loaded.values)]
+        self.optimizer.load_state_dict(self._state_dict(loaded))
+        after = TorchRun(self.optimizer, self.seed)
+        for place, saved in enumerate(loaded.parameters):
+            buffers = after.buffers(place)
+            if buffers:  # torch's layout keeps no count of some classes
+                buffers["step"].fill_(saved.steps)
+        with torch.no_grad():
+            for route, value in zip(self.routes if values else (), values, strict=True):
+                route.param.copy_(value)
+
+    def _state_dict(self, loaded: Loaded) -> dict[str, Any]:
+        """The content of a file as torch lays it out, for this optimizer's own groups."""
+        # Numbers that groups have now go: where the file has none, nothing was updated when it was saved.
+        shared = {*self.optimizer.interface.shared, *COUNTS.values()}
+        groups = [
+            {**{k: v for k, v in group.items() if k not in shared}, **_numbers(loaded, place)}
+            for place, group in enumerate(self.optimizer.state_dict()["param_groups"])
+        ]
+        states = [
+            _states(self.group_rules[route.group], route, saved)
+            for route, saved in zip(self.routes, loaded.parameters, strict=True)
+        ]
+        return {"state": {place: named for place, named in enumerate(states) if named}, "param_groups": groups}
+
+
+def names_of(optimizer: RuleOptimizer) -> list[str]:
+    """The parameters' paths with `/` for `.`, or their places."""
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        named = len(group.get("param_names", ())) == len(group["params"])
+        places = range(len(names), len(names) + len(group["params"]))
+        names += [name.replace(".", "/") for name in group["param_names"]] if named else map(str, places)
+    return names
+
+
+def stored(tensor: Tensor) -> Stored:
+    """A tensor's bytes."""
+    here = tensor.detach().cpu().contiguous()
+    bits = here.view(torch.uint16) if here.dtype is torch.bfloat16 else here
+    return Stored.of(bits.numpy(), dtype_name(here.dtype))
+
+
+def tensor_of(array: Stored) -> Tensor:
+    """A tensor over the bytes of a file."""
+    return torch.from_numpy(array.data).view(DTYPES[array.dtype]).reshape(array.shape)
+
+
+def _states(group_rule: GroupRule, route: Route, saved: Parameter) -> dict[str, Tensor]:
+    """A parameter's states under torch's names."""
+    entry = group_rule.entry
+    states = {entry.outside(name, route.routed): tensor_of(array) for name, array in saved.states.items()}
+    if (entry.counted or route.routed) and saved.begun:
+        states["step"] = torch.tensor(float(saved.steps), dtype=torch.float64)
+    return states
+
+
+def _numbers(loaded: Loaded, group: int) -> Mapping[str, float]:
+    """The numbers and counts of a group, those of the model included."""
+    counts = {COUNTS["group"]: loaded.group_steps, COUNTS["model"]: loaded.model_steps}
+    kept = {**loaded.numbers, **{name: steps for name, steps in counts.items() if steps}}
+    return {name: values[group if len(values) > 1 else 0] for name, values in kept.items()}

@@ -9,8 +9,7 @@ from rulec.errors import HyperError
 from rulec.runtime.engine import Engine
 from rulec.runtime.joins import Processes
 from rulec.torch.entries import GroupRule
-from rulec.torch.group_rules import live_values, seed_of, table_of
-from rulec.torch.group_values import Groups
+from rulec.torch.group_rules import Groups, live_values, seed_of, table_of
 from rulec.torch.interface import Interface
 from rulec.torch.options import Options
 from rulec.torch.residence import Residence

@@ -21,7 +21,7 @@ from rulec.language.rule import Rule
 from rulec.torch.across import reaches_across
 from rulec.torch.entries import Entry, Place, draws, reads_tags, shared_states
 from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
-from rulec.torch.lean import without_compiler
+from rulec.torch.memory import without_compiler
 
 
 @functools.cache

@@ -21,12 +21,10 @@ from rulec.errors import RulecError
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
-from rulec.torch.buffers import Buffers
 from rulec.torch.engine import add_parameters, engines_of
 from rulec.torch.entries import shared_states
-from rulec.torch.group_rules import group_rules_of
+from rulec.torch.group_rules import Groups, group_rules_of
 from rulec.torch.group_states import GroupStates, check_complete
-from rulec.torch.group_values import Groups
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.memory import plain_arithmetic, plain_memory
@@ -36,7 +34,7 @@ from rulec.torch.plans import Plans, StepPlan, copy_all, launches_of, part_launc
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
 from rulec.torch.routes import routes_of
 from rulec.torch.snapshot import Change, Snapshot
-from rulec.torch.states import Store
+from rulec.torch.states import Buffers, Store
 from rulec.torch.tensors import OtherDtype, is_dense, real_view
 from rulec.torch.writer import Writer
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -22,3 +26,27 @@ def plain_arithmetic(types: Iterable[str]) -> ExitStack:
     for kind in types:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+frame_callback: Callable[[], Any]
+try:
+    #: What watches the functions that run in this thread: None outside of what torch compiles.
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback as frame_callback
+except ImportError:  # an older torch, whose compiler looks inside a step and finds nothing it can use
+
+    def frame_callback() -> None: ...
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def without_compiler(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The method as it is where torch's compiler is loaded, else as it was before it was marked."""
+    plain = inspect.unwrap(method)
+
+    @functools.wraps(plain)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return (method if "torch._dynamo" in sys.modules else plain)(*args, **kwargs)
+
+    return call

@@ -22,8 +22,8 @@ from rulec.torch.across import Across
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
-from rulec.torch.lean import frame_callback, without_compiler
 from rulec.torch.machine import Machine
+from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.states import Store

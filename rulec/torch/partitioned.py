@@ -17,7 +17,7 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.classes import optimizer
 from rulec.torch.inputs import by_parameter
-from rulec.torch.lean import without_compiler
+from rulec.torch.memory import without_compiler
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partition import Named, check_keywords, group_of, keywords_of, named_pairs, parts_taken
 from rulec.torch.routes import Routes

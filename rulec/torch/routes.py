@@ -12,10 +12,9 @@ from rulec.compiler.routing import Router, applies
 from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
 from rulec.torch.entries import GroupRule, sees_shapes
-from rulec.torch.group_values import Groups
-from rulec.torch.interface import Interface
+from rulec.torch.group_rules import Groups
+from rulec.torch.interface import Interface, torch_words
 from rulec.torch.placed import check_flat, check_placed
-from rulec.torch.words import torch_words
 
 
 class ComplexParameter(TensorError, RuntimeError):

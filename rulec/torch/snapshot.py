@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.torch.entries import GroupRule
-from rulec.torch.group_rules import group_rules_of, words_of
-from rulec.torch.group_values import Groups, GroupValues
+from rulec.torch.group_rules import Groups, GroupValues, group_rules_of, words_of
 from rulec.torch.interface import Interface
 from rulec.torch.options import Options
 from rulec.torch.placed import address_of, part_of

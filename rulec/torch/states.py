@@ -7,10 +7,21 @@ Gaussian splatting do: it edits `optimizer.state[p]`. This is noticed, and the v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from rulec.errors import StateMismatch
+from rulec.runtime.counts import is_count
+from rulec.torch.engine import Home, TorchEngine
+from rulec.torch.fake import has_no_memory, is_fake, real_memory
+from rulec.torch.memory import plain_memory
+from rulec.torch.placed import as_placed, fill
+from rulec.torch.routes import Route
+from rulec.torch.tensors import dtype_name
 
 
 class Edits:
@@ -102,3 +113,103 @@ class Store(defaultdict[Any, Any]):
 for _name in _WRITERS:
     setattr(ParamState, _name, _noting(getattr(dict, _name)))
     setattr(Store, _name, _noting(getattr(dict, _name)))
+
+
+class Buffers:
+    """The buffers of the parameters on some routes, by their homes; `store` shows them to users."""
+
+    def __init__(
+        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[Home], store: Store
+    ) -> None:
+        self._engines, self._routes, self._homes, self.store = engines, routes, homes, store
+
+    def prepare(self, saved: Mapping[Any, Any], full: bool, strict: bool) -> dict[int, Mapping[str, Any]]:
+        """Allocates the buffers of every parameter that has a saved state, or of all where `full`.
+
+        The saved values by place; they are checked, and nothing is written. Where `strict`, a saved state must have
+        everything its rule needs.
+        """
+        held = [_values(saved.get(route.param, {})) for route in self._routes]
+        chosen = [place for place, values in enumerate(held) if values or full]
+        for engine in self._engines:
+            places = [place for place in chosen if self._homes[place][0] is engine]
+            dtypes = [_grad_dtype(self._routes[place].param) for place in places]
+            engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
+        for place in chosen:
+            _check_saved(self._of(place), held[place], self._routes[place].name, strict)
+        return {place: held[place] for place in chosen}
+
+    def fill(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
+        """Copies saved values, by place, into the buffers."""
+        with plain_memory(), real_memory():
+            for place, values in saved.items():
+                self._fill(place, values)
+
+    def _fill(self, place: int, saved: Mapping[str, Any]) -> None:
+        known = {key: buffer for key, buffer in self._of(place).items() if key in saved and not is_fake(buffer)}
+        for key, buffer in known.items():
+            fill(buffer, torch.as_tensor(saved[key], device=_device_of(saved[key])), self._routes[place].name)
+        if known and not self._counted(place):
+            # torch keeps no count here, and asks no more than whether there was a step before.
+            self.written(place)["step"].fill_(1)
+
+    def show(self) -> None:
+        """Puts every buffer into the store; other values there stay."""
+        for engine in self._engines:
+            engine.published = engine.extensions
+        for place, route in enumerate(self._routes):
+            buffers = self._of(place)
+            if buffers:
+                self.store.entry(route.param).take(buffers)
+        self.store.edits.changed = False
+
+    def written(self, place: int) -> dict[str, Tensor]:
+        """A parameter's states by the rule's names, and its count as `step`; empty before its first step."""
+        engine, tensor_id = self._homes[place]
+        return engine.state(tensor_id)
+
+    def _of(self, place: int) -> dict[str, Tensor]:
+        """A parameter's buffers under torch's names, complex for a complex parameter; empty before its first step."""
+        route, entry = self._routes[place], self._homes[place][0].group_rule.entry
+        buffers = {}
+        for name, value in self.written(place).items():
+            if name != "step" or self._counted(place):
+                paired = route.param.is_complex() and value.dim() > route.param.dim()
+                buffer = torch.view_as_complex(value) if paired else value
+                buffers[entry.outside(name, route.routed)] = as_placed(buffer, route.param)
+        return buffers
+
+    def _counted(self, place: int) -> bool:
+        """Whether torch's layout has a step count of the parameter."""
+        return self._homes[place][0].group_rule.entry.counted or self._routes[place].routed
+
+
+def _values(saved: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in saved.items() if value is not None}
+
+
+def _device_of(value: Any) -> torch.device:
+    """The device of a saved value; the CPU for a number, whatever torch's default device."""
+    return value.device if isinstance(value, Tensor) else torch.device("cpu")
+
+
+def _grad_dtype(param: Tensor) -> str:
+    """Our name for the dtype of a parameter's gradient; the parameter's own without a gradient."""
+    return dtype_name(param.dtype if param.grad is None else param.grad.dtype)
+
+
+def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
+    """StateMismatch where a saved state does not fit the buffers of a parameter."""
+    if not saved:
+        return
+    for key, buffer in buffers.items():
+        if key not in saved:
+            if strict:
+                known = ", ".join(sorted(saved))
+                raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
+            continue
+        shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
+        if shape != wanted and not (wanted == () and shape == (1,)):
+            raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")
+        if strict and key == "step" and not (has_no_memory(saved[key]) or is_count(saved[key])):
+            raise StateMismatch(f"step of {name} was saved as {saved[key]!r:.80}, which is no count of updates")

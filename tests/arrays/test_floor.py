@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rulec.arrays.arithmetic import arithmetic, meeting
-from rulec.arrays.functions import Functions
+from rulec.arrays.functions import Functions, arithmetic, meeting
 from rulec.arrays.library import ArrayLibrary, Library
 from rulec.arrays.matrix import matrix_functions
 from rulec.arrays.numpy import NUMPY_MATRIX, NumpyLibrary

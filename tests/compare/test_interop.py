@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import rulec
-from rulec.compare.interop import entry_for, translate
+from rulec.compare.target import entry_for, translate
 from rulec.runtime.engine import default_hyper
 
 

@@ -12,13 +12,12 @@ import pytest
 import rulec
 from rulec import RuleError
 from rulec.compiler.fold import fold_node
-from rulec.compiler.ir import Program, Stage, Store
+from rulec.compiler.ir import Program, Stage, Store, verify
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.show import program_text
-from rulec.compiler.verify import verify
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.expression import parse_expression

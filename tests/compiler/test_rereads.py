@@ -13,12 +13,11 @@ import rulec
 from rulec.array import Optimizer
 from rulec.compiler import layout as layout_module
 from rulec.compiler import rereads
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, verify
 from rulec.compiler.layout import ITEM_SIZE, Layout, kernel_for, layout_for, scheduled, traffic
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.rereads import _apply, _choices, choose_rereads, moved
-from rulec.compiler.verify import verify
 from rulec.errors import InternalError
 from rulec.language.node import Op, walk
 from rulec.runtime import bucket as bucket_module

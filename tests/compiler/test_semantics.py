@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import rulec
 from rulec.compiler.interpreter import arithmetic
+from rulec.compiler.ir import verify
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import passes
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.compiler.verify import verify
 from rulec.language.check import check_rule
 from rulec.language.node import Op, const, name, node, walk
 from rulec.language.rule import Assign, Rule

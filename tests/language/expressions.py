@@ -7,9 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
 from rulec.language.functions import FUNCTIONS
-from rulec.language.known import ConstantError, constant, number_known
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
 
 #: Names that the expressions may mention.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rulec
-from rulec.compare.interop import entry_for, translate
+from rulec.compare.target import entry_for, translate
 from tests.rules.interop import Entry, entries
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Trial, largest_difference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rulec
+from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import WRITTEN, written
-from rulec.standalone.refusal import CannotBuild
 
 TEXT = """
 name: Some

@@ -21,8 +21,8 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import needs_matrix
+from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
-from rulec.standalone.refusal import CannotBuild
 from rulec_backends.c.standalone import CFile
 from tests.library import by_kind
 from tests.standalone.c_library import CRule, CRun, address, drawn

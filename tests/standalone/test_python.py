@@ -16,8 +16,8 @@ import torch
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
+from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
-from rulec.standalone.refusal import CannotBuild
 from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
 from tests.standalone.one_file import Array, Case, ran

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rulec.array.checks import flatten
 from rulec.array.engine import arrays_for
 from rulec.array.es.draws import ArrayDraws, namespace
 from rulec.array.es.fused import fused_step
 from rulec.array.optimizer import Optimizer
-from rulec.array.tree import flatten
 from rulec.backend import registry
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.arithmetic import Family, family, is_plain

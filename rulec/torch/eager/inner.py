@@ -17,7 +17,7 @@ from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.eager.scope import Scope, check_declared, check_rules
-from rulec.torch.group_values import Groups
+from rulec.torch.group_rules import Groups
 from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
