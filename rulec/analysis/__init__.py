@@ -11,6 +11,7 @@ from rulec.analysis.flow import Flow, flow_of
 from rulec.analysis.linear import LinearForms
 from rulec.analysis.report import Analysis
 from rulec.analysis.scale import changing_scale, constant_scale
+from rulec.analysis.storage import StateStorage, storage_of
 from rulec.analysis.structure import (
     bytes_text,
     cost_of,
@@ -25,7 +26,12 @@ from rulec.analysis.witness import Witness
 from rulec.analysis.zero import AtZero, Rest, at_zero
 from rulec.language.rule import Rule
 
-__all__ = ["Accumulation", "Analysis", "AtZero", "Fact", "Line", "Rest", "analyse"]
+__all__ = ["Accumulation", "Analysis", "AtZero", "Fact", "Line", "Rest", "StateStorage", "analyse", "storage"]
+
+
+def storage(rule: Rule) -> dict[str, StateStorage]:
+    """State -> how it may be stored, for every state of the rule; errors as of `analyse`."""
+    return storage_of(flow_of(rule))
 
 
 def analyse(rule: Rule) -> Analysis:
@@ -44,7 +50,7 @@ def analyse(rule: Rule) -> Analysis:
         assigns_parameter=rule.assigns_parameter, reads_step=reads_step(flow), random=is_random(flow),
         inputs=tuple(rule.inputs), routes=rule.applies_to is not None, evaluates=rule.evaluate is not None,
         skips=rule.skip is not None, state_bytes=state_bytes(flow.rule), state_text=bytes_text(flow.rule),
-        cost=cost_of(rule),
+        cost=cost_of(rule), storage=storage_of(flow),
     )  # fmt: skip
 
 

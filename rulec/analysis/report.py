@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rulec.analysis.accumulate import Accumulation
 from rulec.analysis.fact import Fact
+from rulec.analysis.storage import StateStorage
 from rulec.analysis.structure import Cost, StateBytes
 from rulec.analysis.zero import AtZero, Rest
 
@@ -19,7 +20,7 @@ class Analysis:
     of every state whether its new value is linear in `g`, with all else held fixed. `accumulates` says whether such
     states can accumulate gradients exactly. `constant_scale` and `changing_scale` say whether `p` moves the same when
     gradients are multiplied by a positive number, one for all steps or another for each. `at_zero` has the effects of a
-    zero gradient. `state_bytes` and `cost` are at float32.
+    zero gradient. `state_bytes` and `cost` are at float32. `storage` says of every state how it may be stored.
 
     The claims are about tensors the rule applies to; with `routes`, other tensors go to another rule. Inputs besides
     the gradient are held fixed.
@@ -44,6 +45,7 @@ class Analysis:
     state_bytes: Mapping[str, StateBytes]
     state_text: str
     cost: Cost
+    storage: Mapping[str, StateStorage]
 
     def __str__(self) -> str:
         stages = f"{self.cost.stages} stage{'' if self.cost.stages == 1 else 's'}"
@@ -57,6 +59,7 @@ class Analysis:
             ("g = 0, later", _rests(self.at_zero.later)),
             ("has", ", ".join(self.traits) or "nothing else"),
             ("state bytes", self.state_text),
+            *((f"{key} stored", str(storage)) for key, storage in self.storage.items()),
             ("moves", f"{self.cost.read} + {self.cost.written} bytes per parameter and step, in {stages}"),
         ]
         width = max(len(head) for head, _ in lines)

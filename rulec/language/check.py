@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rulec.errors import HyperError
 from rulec.language.hyper import resolve_hyper
@@ -16,6 +17,9 @@ MAX_LINES = 1000
 
 #: Longest name of a rule.
 MAX_TITLE = 100
+
+#: The words for the storage of a state: `exact` is float32, whatever format is chosen for the others.
+STORAGE = ("exact",)
 
 
 def check_rule(rule: Rule) -> Rule:
@@ -121,6 +125,24 @@ def level_problem(key: str, per: str) -> str:
     """Why the state cannot be kept per this level, as a sentence; empty where it can."""
     near = did_you_mean(per, LEVELS) or f": the levels are {', '.join(LEVELS)}"
     return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
+
+
+def storage_problem(rule: Rule, key: str, word: object) -> str:
+    """Why a state of the rule cannot be stored as the word says, as a sentence; empty where it can."""
+    if key not in rule.state:
+        near = did_you_mean(key, rule.state) or _states_of(rule)
+        return f"storage names {short(key)}, which is no state of {rule.name}{near}"
+    said = short(word) if isinstance(word, str) else repr(word)
+    return "" if word in STORAGE else f"storage of {key} is {said}: the only word is {STORAGE[0]}"
+
+
+def _states_of(rule: Rule) -> str:
+    return f": its states are {', '.join(rule.state)}" if rule.state else ": it has none"
+
+
+def with_storage(rule: Rule, key: str, word: str) -> Rule:
+    """The rule with one state stored as the word says."""
+    return replace(rule, state={**rule.state, key: replace(rule.state[key], storage=word)})
 
 
 def check_defaults(rule: Rule) -> None:

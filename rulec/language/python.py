@@ -18,7 +18,14 @@ from typing import Any, cast, overload
 
 from rulec.errors import RuleError
 from rulec.language.author import foreign_error
-from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
+from rulec.language.check import (
+    check_direction_free_of_lr,
+    check_elementwise,
+    check_names,
+    check_rule,
+    storage_problem,
+    with_storage,
+)
 from rulec.language.expression import parse_expression
 from rulec.language.lines import Lines
 from rulec.language.located import Text
@@ -32,7 +39,7 @@ from rulec.language.value import Value, as_traced, current, operation, record
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "hyper", "name", "assigns", "wraps", "paper")
+_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "paper")
 _PAPER = ("title", "authors", "year", "url")
 
 
@@ -40,8 +47,9 @@ _PAPER = ("title", "authors", "year", "url")
 def rule(function: Callable[..., Any], /) -> Rule: ...
 @overload
 def rule(
-    *, state: Mapping[str, Any] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", wraps: str = "", paper: Mapping[str, Any] | None = None,
+    *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
+    hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
+    wraps: str = "", paper: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -51,8 +59,9 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init` and `per`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name,
-    by default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
+    or a dict with `init` and `per`. `storage` names the states that stay float32: `storage=dict(x0="exact")`. `hyper`
+    gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by default the function's in camel case;
+    `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
     `inner(g, t=t)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
@@ -89,14 +98,14 @@ def definition(function: FunctionType) -> Span:
 
 
 def _trace_rule(
-    function: FunctionType, *, state: Mapping[str, Any] | None = None,
+    function: FunctionType, *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
     wraps: str = "", paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
-    for option, value in (("state", state), ("hyper", hyper), ("paper", paper)):
+    for option, value in (("state", state), ("storage", storage), ("hyper", hyper), ("paper", paper)):
         if value is not None and not isinstance(value, Mapping):
             raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
     if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
@@ -126,7 +135,16 @@ def _trace_rule(
         path=Path(function.__code__.co_filename),
         function=function,
     )
-    return check_direction_free_of_lr(check_rule(traced))
+    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {})
+
+
+def _stored(rule: Rule, words: Mapping[str, str]) -> Rule:
+    """The rule with the states in `words` marked."""
+    for key, word in words.items():
+        if problem := storage_problem(rule, str(key), word):
+            raise RuleError(problem)
+        rule = with_storage(rule, key, word)
+    return rule
 
 
 def _result(result: Any, rule_name: str, assigns: str) -> Node:

@@ -30,13 +30,15 @@ class State:
 
     `init`, its first value, is an expression of hyper-parameters and `p`. `per` is a level: one value is kept for each
     element, row, tensor and so on. `shape` is rows and columns in place of the parameter's shape. `condition` is an
-    expression of shape facts; tensors for which it is false have no such state.
+    expression of shape facts; tensors for which it is false have no such state. `storage` is `exact` for a state that
+    stays float32, whatever format is chosen for the others.
     """
 
     init: Node
     per: str = "element"
     shape: tuple[Node, ...] | None = None
     condition: Node | None = None
+    storage: str = ""
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

@@ -90,6 +90,7 @@ class RuleFile(_Strict):
     paper: PaperEntry | None = None
     hyper: dict[str, Number | Expression | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
+    storage: dict[str, Literal["exact"]] = Field(default_factory=dict, description="States that stay float32: exact")
     inputs: dict[str, Literal["scalar", "like p"]] = Field(
         default_factory=dict, description="Inputs of a step besides the gradient"
     )
@@ -140,6 +141,8 @@ WANTED: dict[tuple[str, ...], str] = {
     ("state", "*", "shape"): "a list of two extents, rows and columns",
     ("state", "*", "shape", "*"): "a number or an expression",
     ("state", "*", "if"): "an expression",
+    ("storage",): "a mapping of states to exact",
+    ("storage", "*"): "exact, the only word for the storage of a state",
     ("inputs",): "a mapping of names to scalar or like p",
     ("inputs", "*"): "scalar or like p",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
@@ -188,7 +191,7 @@ def json_schema() -> dict[str, Any]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
             _tidy(value, null=(name, key) == ("HyperEntry", "default"))
-    for key in ("hyper", "state", "inputs"):
+    for key in ("hyper", "state", "storage", "inputs"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}

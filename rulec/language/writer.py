@@ -75,6 +75,7 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
         data["wraps"] = {rule.wraps: {"shape": [_plain(x) for x in shape]}} if shape else rule.wraps
     data["hyper"] = {key: _hyper_entry(key, h) for key, h in rule.hyper.items()}
     data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
+    data["storage"] = {key: s.storage for key, s in rule.state.items() if s.storage}
     data["inputs"] = dict(rule.inputs)
     data["step"] = step_text(rule.step) + "\n"
     for key in ("evaluate", "skip", "applies_to"):

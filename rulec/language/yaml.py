@@ -18,7 +18,9 @@ from rulec.language.check import (
     check_names,
     check_rule,
     level_problem,
+    storage_problem,
     title_problem,
+    with_storage,
 )
 from rulec.language.composition import compose_text, is_composition
 from rulec.language.document import Document, read_document
@@ -65,6 +67,7 @@ class _RuleReader:
         body = self._step_rule() if file.step is not None else self._composed_rule()
         attributes = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **attributes, **self._expressions(body))
+        rule = self._stored(rule)
         rule = self._placed(lambda: compose.with_inputs_of_rest(rule), self.document.span(("otherwise",)))
         return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
 
@@ -247,7 +250,15 @@ class _RuleReader:
         condition = None
         if entry.condition is not None:
             condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
-        return State(init, entry.per, shape, condition, span)
+        return State(init, entry.per, shape, condition, span=span)
+
+    def _stored(self, rule: Rule) -> Rule:
+        """The rule with the states under `storage` marked."""
+        for key, word in self.file.storage.items():
+            if problem := storage_problem(rule, key, word):
+                raise rule_error(problem, self.document.span(("storage", key), key=True))
+            rule = with_storage(rule, key, word)
+        return rule
 
     def _static(self) -> list[str]:
         return [key for key, entry in self.file.hyper.items() if isinstance(entry, HyperEntry) and entry.static]

@@ -1,0 +1,190 @@
+"""Bounds of values: the least and the greatest number that an expression may be, whatever the gradients are.
+
+A bound holds for every result that is a number: NaN is outside of it, and infinities are inside. So a bound needs no
+proof that a divisor is not zero, unlike the regions of `rulec.analysis.regions`. A divisor at least 0 is never -0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+from rulec.analysis.products import Factor, factors, signed_step, toward, whole_power
+from rulec.language.hyper import Hyper
+from rulec.language.node import Kind, Node, Op, walk
+
+#: The least and the greatest number.
+Bound = tuple[float, float]
+
+INFINITE = math.inf
+ANY, POSITIVE, UNIT, SIGNS = (-INFINITE, INFINITE), (0.0, INFINITE), (0.0, 1.0), (-1.0, 1.0)
+
+_FACTS: Mapping[str, Bound] = {
+    "t": (1.0, INFINITE), "rows": (1.0, INFINITE), "cols": (1.0, INFINITE), "numel": (1.0, INFINITE),
+    "ndim": POSITIVE, "machine_eps": UNIT,
+}  # fmt: skip
+
+
+def names_bounds(hyper: Mapping[str, Hyper]) -> dict[str, Bound]:
+    """The bounds of hyper-parameters, by their ranges, of `t` and of shape facts. Other names may be any number."""
+    ranges = {key: (max(h.min, h.above), min(h.max, h.below)) for key, h in hyper.items()}
+    return {**_FACTS, **ranges}
+
+
+class Bounds:
+    """Computes the bounds of values from those of names, each value once."""
+
+    def __init__(self, names: Mapping[str, Bound]) -> None:
+        self.names = names
+        self.known: dict[Node, Bound] = {}
+
+    def of(self, value: Node) -> Bound:
+        """The bound of `value`."""
+        for part in walk([value], self.known):
+            self.known[part] = self._bound(part)
+        return self.known[value]
+
+    def not_negative(self, value: Node) -> bool:
+        """Whether the value is never below 0."""
+        return self.of(value)[0] >= 0
+
+    def not_positive(self, value: Node) -> bool:
+        """Whether the value is never above 0."""
+        return self.of(value)[1] <= 0
+
+    def is_fraction(self, part: Iterable[Factor]) -> bool:
+        """Whether the product of some factors is always from 0 to 1."""
+        low, high = self._product(part)
+        return low >= 0 and high <= 1
+
+    def _bound(self, value: Node) -> Bound:
+        op, args = value.op, [self.known[a] for a in value.args]
+        if op is Op.CONST:
+            number = cast(float, value.arg)
+            return (number, number) if number == number else ANY
+        if not args:
+            return UNIT if op is Op.UNIFORM else self.names.get(str(value.arg), ANY)
+        if op.kind in (Kind.COMPARE, Kind.LOGIC) or op is Op.ISFINITE:
+            return UNIT
+        if op in (Op.MUL, Op.DIV) or (op is Op.POW and whole_power(value) in (2, 4, 6, 8)):
+            return self._product(factors(value).elements())
+        if op in (Op.ADD, Op.SUB):
+            return self._sum(value, args)
+        if op.kind is Kind.REDUCE:
+            return _reduced(op, args[0])
+        return _FUNCTIONS[op](*args) if op in _FUNCTIONS else ANY
+
+    def _product(self, parts: Iterable[Factor]) -> Bound:
+        result: Bound = (1.0, 1.0)
+        for (part, below), count in Counter(parts).items():
+            bound = self.of(part)
+            if below:
+                bound = _inverse(bound)
+            for _ in range(count // 2):
+                result = _times(result, _squared(bound))
+            result = _times(result, bound) if count % 2 else result
+        return result
+
+    def _sum(self, value: Node, args: list[Bound]) -> Bound:
+        step = toward(value)
+        if step is not None and self.is_fraction(step.weights):
+            return _hull(self.of(step.base), self.of(step.target))
+        plain = _plus(args[0], args[1] if value.op is Op.ADD else _negative(args[1]))
+        return (max(plain[0], 0.0), plain[1]) if self._signed_step_stays(value) else plain
+
+    def _signed_step_stays(self, value: Node) -> bool:
+        """Whether a step by a sign never leads below 0: down it goes no further than the base is above the target."""
+        step = signed_step(value)
+        if step is None or step.rest is None or not self.is_fraction(step.rest):
+            return False
+        return self.not_negative(step.base) and self.not_negative(step.target)
+
+
+def _finite(value: float, instead: float) -> float:
+    return instead if value != value else value
+
+
+def _plus(a: Bound, b: Bound) -> Bound:
+    return _finite(a[0] + b[0], -INFINITE), _finite(a[1] + b[1], INFINITE)
+
+
+def _negative(a: Bound) -> Bound:
+    return -a[1], -a[0]
+
+
+def _hull(a: Bound, b: Bound) -> Bound:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def _times(a: Bound, b: Bound) -> Bound:
+    # Zero times infinity is NaN, which is outside of bounds, and between them lie numbers of any size from zero on.
+    corners = [_finite(x * y, 0.0) for x in a for y in b]
+    return min(corners), max(corners)
+
+
+def _squared(a: Bound) -> Bound:
+    sizes = _size(a)
+    return sizes[0] * sizes[0], sizes[1] * sizes[1]
+
+
+def _size(a: Bound) -> Bound:
+    inside = a[0] <= 0 <= a[1]
+    return (0.0 if inside else min(map(abs, a)), max(map(abs, a)))
+
+
+def _inverse(a: Bound) -> Bound:
+    if a[0] >= 0:
+        return (0.0 if a[1] == INFINITE else 1 / a[1] if a[1] else INFINITE), 1 / a[0] if a[0] else INFINITE
+    return (-INFINITE, 0.0) if a[1] < 0 else ANY
+
+
+def _reduced(op: Op, a: Bound) -> Bound:
+    if op in (Op.NORM, Op.RMS, Op.COUNT_NONZERO):
+        return POSITIVE
+    if op is Op.SUM:
+        return (0.0 if a[0] >= 0 else -INFINITE), (0.0 if a[1] <= 0 else INFINITE)
+    return a
+
+
+def _raised(a: Bound, b: Bound) -> Bound:
+    if a[0] < 0:
+        return ANY
+    falls = (a[1] <= 1 and b[0] >= 0) or (a[0] >= 1 and b[1] <= 0)
+    return UNIT if falls else (1.0, INFINITE) if a[0] >= 1 and b[0] >= 0 else POSITIVE
+
+
+def _rooted(a: Bound) -> Bound:
+    return math.sqrt(max(a[0], 0.0)), math.sqrt(max(a[1], 0.0))
+
+
+def _signed(a: Bound) -> Bound:
+    return (0.0 if a[0] >= 0 else -1.0), (0.0 if a[1] <= 0 else 1.0)
+
+
+def _exponential(a: Bound) -> Bound:
+    return (1.0 if a[0] >= 0 else 0.0), (1.0 if a[1] <= 0 else INFINITE)
+
+
+def _logarithm(a: Bound) -> Bound:
+    return (0.0 if a[0] >= 1 else -INFINITE), (0.0 if a[1] <= 1 else INFINITE)
+
+
+def _floor(x: float) -> float:
+    return x if math.isinf(x) else float(math.floor(x))
+
+
+def _monotone(function: Callable[[float], float]) -> Callable[[Bound], Bound]:
+    return lambda a: (function(a[0]), function(a[1]))
+
+
+_FUNCTIONS: Mapping[Op, Callable[..., Bound]] = {
+    Op.NEG: _negative, Op.POW: _raised, Op.WHERE: lambda _, a, b: _hull(a, b), Op.ABS: _size, Op.SQRT: _rooted,
+    Op.CBRT: _monotone(math.cbrt), Op.RSQRT: lambda _: POSITIVE, Op.SIGN: _signed, Op.EXP: _exponential,
+    Op.LOG: _logarithm, Op.TANH: _signed, Op.ERF: _signed, Op.SIGMOID: lambda _: UNIT, Op.FLOOR: _monotone(_floor),
+    Op.MINIMUM: lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    Op.MAXIMUM: lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    Op.MOD: lambda _, b: POSITIVE if b[0] >= 0 else ANY, Op.TRANSPOSE: lambda a: a,
+    Op.FLOORDIV: lambda a, b: POSITIVE if a[0] >= 0 and b[0] >= 0 else ANY, Op.UNIFORM: lambda *_: UNIT,
+}  # fmt: skip

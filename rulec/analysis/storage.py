@@ -1,0 +1,235 @@
+"""How each state of a rule may be stored: with or without a sign, in which formats, and what is lost in them.
+
+Everything is proved from the expressions of a step. A state is stored without a sign where it is at least 0 at first
+and every step keeps it so, for all gradients and all hyper-parameters in their ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rulec.analysis.bounds import POSITIVE, Bounds, names_bounds
+from rulec.analysis.fact import Line
+from rulec.analysis.fold import Fold
+from rulec.analysis.reach import DECOMPOSED, DIFFERENCE, INVERSE, NEGATIVE, SIGN, Way, ways
+from rulec.analysis.slow import LATE, SPACING, Pace, pace, weight
+from rulec.language.hyper import Hyper, resolve_hyper
+from rulec.language.known import number_known
+from rulec.language.node import Kind, Node, Op, const, name, rewrite, walk
+
+#: Formats with equal distances between their codes, for a state that may be negative.
+LINEAR = ("int8",)
+
+#: Formats of four bits.
+FOUR_BITS = ("dynamic4",)
+
+#: The format that keeps the mean of small changes.
+UNBIASED = "bfloat16_sr"
+
+_EPSILON = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A sentence about a state, and the formats that it is true of. `loss` names it in short."""
+
+    loss: str
+    formats: tuple[str, ...]
+    sentence: str
+
+    def __str__(self) -> str:
+        others = [key for key in SPACING if key not in self.formats]
+        few = len(self.formats) <= len(others)
+        many = f"all but {', '.join(others)}" if others else "all formats"
+        return f"{self.loss} lost in {', '.join(self.formats) if few else many}"
+
+
+@dataclass(frozen=True)
+class StateStorage:
+    """How one state may be stored.
+
+    Where `allowed` is false the state stays float32, for the `reason`, a sentence. `unsigned`: the state is never
+    below 0, for all inputs. `floor`: a denominator reads the state, so a value other than 0 must not get code zero.
+    `refused` are formats that it cannot have besides. `proof` says in a sentence how the sign was proved.
+    """
+
+    name: str
+    allowed: bool
+    unsigned: bool
+    floor: bool
+    refused: tuple[str, ...] = ()
+    warned: tuple[Warned, ...] = ()
+    reason: str = ""
+    proof: str = ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is lost in some formats, each a sentence that names them."""
+        return tuple(warned.sentence for warned in self.warned)
+
+    def warnings_of(self, format_name: str) -> tuple[str, ...]:
+        """The sentences that are true of one format."""
+        return tuple(warned.sentence for warned in self.warned if format_name in warned.formats)
+
+    def __str__(self) -> str:
+        if not self.allowed:
+            return f"float32: {self.reason}"
+        parts = ["unsigned" if self.unsigned else "signed"]
+        parts += ["with a floor"] if self.floor else []
+        parts += [f"not in {', '.join(self.refused)}"] if self.refused else []
+        return "; ".join([", ".join(parts), *map(str, self.warned)])
+
+
+class _State(Protocol):
+    @property
+    def init(self) -> Node: ...
+    @property
+    def per(self) -> str: ...
+    @property
+    def shape(self) -> tuple[Node, ...] | None: ...
+    @property
+    def storage(self) -> str: ...
+
+
+class _Rule(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def hyper(self) -> Mapping[str, Hyper]: ...
+    @property
+    def state(self) -> Mapping[str, _State]: ...
+    @property
+    def evaluate(self) -> Node | None: ...
+    @property
+    def skip(self) -> Node | None: ...
+
+
+class _Flow(Protocol):
+    @property
+    def rule(self) -> _Rule: ...
+    @property
+    def taken(self) -> Mapping[str, Node]: ...
+    @property
+    def assigned(self) -> Mapping[str, Line]: ...
+
+
+def storage_of(flow: _Flow) -> dict[str, StateStorage]:
+    """The storage of every state of a flow, in the order of the rule's states."""
+    rule = flow.rule
+    unsigned, bounds = not_negative(flow)
+    reached = ways(flow, [x for x in (rule.evaluate, rule.skip) if x is not None], bounds)
+    hyper = resolve_hyper(rule.hyper, {}, _EPSILON, rule.name)
+    return {key: _judged(flow, key, key in unsigned, reached[key], hyper) for key in rule.state}
+
+
+def not_negative(flow: _Flow) -> tuple[set[str], Bounds]:
+    """The states that are at least 0 in every step, by induction, and the bounds of values over them.
+
+    All states with such a first value are assumed at least 0. Those for which a step gives less are taken out, until
+    none is.
+    """
+    names = names_bounds(flow.rule.hyper)
+    first = Bounds(names)
+    states = {key for key, state in flow.rule.state.items() if first.not_negative(state.init)}
+    while True:
+        bounds = Bounds({**names, **dict.fromkeys(states, POSITIVE)})
+        kept = {key for key in states if bounds.not_negative(flow.taken[key])}
+        if kept == states:
+            return states, bounds
+        states = kept
+
+
+def _judged(
+    flow: _Flow, key: str, unsigned: bool, reached: set[Way], hyper: Mapping[str, float]
+) -> StateStorage:  # fmt: skip
+    floor = any(INVERSE in way and SIGN not in way for way in reached)
+    reason = _exact(flow, key, hyper) or _read_exactly(key, reached)
+    warned = () if reason else tuple(_warned(key, unsigned, reached, pace(key, flow.taken[key], hyper)))
+    refused = LINEAR if floor and not unsigned else ()
+    return StateStorage(key, not reason, unsigned, floor, refused, warned, reason, _proof(flow, key, unsigned))
+
+
+def _proof(flow: _Flow, key: str, unsigned: bool) -> str:
+    if not unsigned:
+        return f"{key} was not proved at least 0"
+    line = flow.assigned.get(key)
+    return f"{key} is at least 0 at first, and {line} keeps it so" if line else f"{key} stays as it is at first"
+
+
+def _exact(flow: _Flow, key: str, hyper: Mapping[str, float]) -> str:
+    """Why a state is kept exactly whatever reads it, as a sentence; empty where it need not be."""
+    state = flow.rule.state[key]
+    if state.storage:
+        return f"the rule says storage: {{{key}: {state.storage}}}"
+    if state.shape is not None:
+        return f"{key} has a shape of its own, not the parameter's"
+    if state.per != "element":
+        return f"{key} is one number for {'the whole model' if state.per == 'model' else f'each {state.per}'}"
+    if _follows_parameter(flow, key, hyper):
+        return f"{key} is a copy or a mean of the parameter, and small steps of it would be lost"
+    return f"{key} counts in whole numbers" if _is_count(flow, key) else ""
+
+
+def _read_exactly(key: str, reached: set[Way]) -> str:
+    """Why a state must be exact for the values computed from it, as a sentence; empty where it need not be."""
+    words = frozenset().union(*reached)
+    if DECOMPOSED in words:
+        return f"{key} goes into a matrix decomposition, where a small error becomes a large one"
+    if NEGATIVE in words:
+        return f"{key} is under a root of a value that was not proved at least 0"
+    if DIFFERENCE in words:
+        return f"{key} is in a difference in a denominator, and rounded it may make the difference 0"
+    return ""
+
+
+def _follows_parameter(flow: _Flow, key: str, hyper: Mapping[str, float]) -> bool:
+    """Whether a state begins as the parameter, has it as a term, or is a mean of it: so it stays where both agree."""
+    p = name("p")
+    if p in walk([flow.rule.state[key].init]):
+        return True
+    value = rewrite([flow.taken[key]], lambda part: part, {flow.taken["p"]: p, p: p})[0]
+    if weight(value, "p") is const(1) or Fold({key: p}, {}, flow.rule.hyper).fold(value) is p:
+        return True
+    parts = [weight(value, part) for part in ("p", key)]
+    of_parameter, of_state = (None if part is None else number_known(part, {**hyper, "t": LATE}) for part in parts)
+    if of_parameter is None or of_state is None or of_parameter == 0:
+        return False
+    return math.isclose(of_parameter + of_state, 1)
+
+
+_WHOLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MINIMUM, Op.MAXIMUM)
+
+
+def _is_count(flow: _Flow, key: str) -> bool:
+    """Whether a state begins as a whole number and every step makes a whole number of it."""
+    old, new, init = name(key), flow.taken[key], flow.rule.state[key].init
+    return new is not old and old in walk([new]) and _is_whole(init, old) and _is_whole(new, old)
+
+
+def _is_whole(value: Node, old: Node) -> bool:
+    whole: dict[Node, bool] = {}
+    for part in walk([value]):
+        args = [whole[a] for a in part.args]
+        if part.op is Op.CONST:
+            whole[part] = isinstance(part.arg, float) and part.arg.is_integer()
+        elif part.op is Op.WHERE:
+            whole[part] = args[1] and args[2]
+        else:
+            steady = part.op in (Op.SIGN, Op.FLOOR, Op.COUNT_NONZERO) or part.op.kind in (Kind.COMPARE, Kind.LOGIC)
+            whole[part] = part in (old, name("t")) or steady or (part.op in _WHOLE and all(args))
+    return whole[value]
+
+
+def _warned(key: str, unsigned: bool, reached: set[Way], moves: Pace | None) -> Iterable[Warned]:
+    slow = moves.too_slow(unsigned) if moves else ()
+    if moves and slow:
+        what = "adds without decay" if moves.kept == 1 else f"moves by {1 - moves.kept:.2g} of the way at a step"
+        yield Warned("small changes", slow, f"{key} {what}, and a change below half of the spacing of codes is lost in "
+                           f"{', '.join(slow)}: take {UNBIASED}")  # fmt: skip
+    if reached and all(SIGN in way for way in reached):
+        yield Warned(
+            "sign", FOUR_BITS, f"only the sign of {key} is used, and small values lose it in {', '.join(FOUR_BITS)}"
+        )
