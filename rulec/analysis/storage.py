@@ -16,8 +16,8 @@ from rulec.analysis.fact import Line
 from rulec.analysis.fold import Fold
 from rulec.analysis.reach import DECOMPOSED, DIFFERENCE, INVERSE, NEGATIVE, SIGN, Way, ways
 from rulec.analysis.slow import LATE, SPACING, Pace, pace, weight
+from rulec.language.arithmetic import number_known
 from rulec.language.hyper import Hyper, resolve_hyper
-from rulec.language.known import number_known
 from rulec.language.node import Kind, Node, Op, const, name, rewrite, walk
 
 #: Formats with equal distances between their codes, for a state that may be negative.
