@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from rulec.errors import TensorError
 from rulec.formats import Format, decode, encode, parse, reach, table, thresholds, zero
-from tests.formats.kinds import DYNAMIC, FORMATS
+from tests.formats.kinds import DYNAMIC, FORMATS, one_by_one
 
 LARGEST = np.finfo(np.float32).max
 
@@ -43,12 +43,6 @@ def small(key: str) -> Format:
 
 def scale_of_each(format: Format, scales: np.ndarray, count: int) -> np.ndarray:
     return np.repeat(scales.astype(np.float64), format.block)[:count]
-
-
-def one_by_one(format: Format, codes: np.ndarray) -> np.ndarray:
-    """uint8: each code by itself."""
-    bits = codes.reshape(-1).view(np.uint8)
-    return bits if format.bits == 8 else np.stack([bits >> 4, bits & 15], -1).reshape(-1)
 
 
 def again(format: Format, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

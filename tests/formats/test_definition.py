@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rulec.formats import Format, decode, encode, table
-from tests.formats.kinds import FORMATS
+from tests.formats.kinds import FORMATS, edges, one_by_one
 
 FLOAT8 = {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
 
@@ -65,11 +65,13 @@ def value_of(format: Format, code: int, scale: float) -> float:
 
 
 def blocks(format: Format) -> np.ndarray:
-    """Blocks of eight of every magnitude, some of them sparse, alike or with values near one another."""
+    """Blocks of eight of every magnitude, some sparse, some with values where the code changes."""
     rng = np.random.default_rng(11)
     x = rng.standard_normal((64, 8)) * np.exp(rng.uniform(0, 6, (64, 1)) * rng.standard_normal((64, 8)))
     x = x * 10.0 ** rng.uniform(-44, 30, (64, 1)) * (rng.random(x.shape) > 0.1)
-    return (x if format.signed else np.abs(x)).astype(np.float32)
+    x = (x if format.signed else np.abs(x)).astype(np.float32)
+    scales = np.exp(rng.uniform(-70, 70, 200)).astype(np.float32)
+    return np.concatenate([x, edges(format, scales, rng)])
 
 
 @pytest.mark.parametrize("key", FORMATS)
@@ -78,7 +80,7 @@ def test_bits_are_those_of_the_formulas_in_their_order(key: str) -> None:
     x = blocks(format)
     codes, scales = encode(format, x)
     decoded = decode(format, codes, scales, x.shape)
-    bits = codes.view(np.uint8) if format.bits == 8 else np.stack([codes >> 4, codes & 15], -1).reshape(x.shape)
+    bits = one_by_one(format, codes).reshape(x.shape)
     zero = next((code for code in range(2**format.bits) if table(format)[code] == 0), None)
     for row, values in enumerate(x.tolist()):
         scale = scale_of(format, values)
