@@ -40,7 +40,7 @@ def nearest(y: NDArray[np.float32], kind: Float8) -> NDArray[np.uint8]:
     """The bits of the number nearest to y, ties to even, for y no farther from zero than the largest number is.
 
     A normal number keeps its upper mantissa bits, after an addition that carries from the lower ones. A smaller number
-    is added to a power of two whose last place is the smallest subnormal, so that the addition rounds it.
+    is rounded by its addition to a power of two: the last place of the sum is the smallest subnormal.
     """
     bits = y.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)

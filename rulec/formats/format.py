@@ -1,4 +1,4 @@
-"""A format by name, block and traits; the text that users write, and the key that files keep."""
+"""A format by name, block and traits; its text for users, and its key for files."""
 
 from __future__ import annotations
 
