@@ -228,7 +228,7 @@ class Strategy(StrategySteps):
         array = self._perturbed[name]
         with self._arrays.here():
             noise = self._noise(name)
-            estimate = noise.estimate(noise.xp.asarray(self._values(name, weighed), noise.draws.dtype), array)
+            estimate = noise.estimate(self._values(name, weighed), array)
             order = "C" if array.flags.c_contiguous else "F"
             return noise.xp.asarray(estimate.astype(array.dtype), order=order)
 

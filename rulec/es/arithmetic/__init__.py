@@ -13,7 +13,7 @@ from typing import Any
 
 from rulec.es.arithmetic.draws import Draws
 from rulec.es.arithmetic.dropout import Dropout
-from rulec.es.arithmetic.family import Family
+from rulec.es.arithmetic.family import Family, SharedNoise
 from rulec.es.arithmetic.independent import Independent
 from rulec.es.arithmetic.lowrank import LowRank
 from rulec.es.arithmetic.permuted import Permuted
@@ -21,7 +21,10 @@ from rulec.es.arithmetic.signflip import SignFlip
 from rulec.es.arithmetic.sparse import Sparse
 from rulec.es.perturbation import Perturbation
 
-__all__ = ["Family", "family", "is_plain"]
+__all__ = [
+    "Draws", "Dropout", "Family", "Independent", "LowRank", "Permuted", "SharedNoise", "SignFlip", "Sparse",
+    "family", "is_plain",
+]  # fmt: skip
 
 _FAMILIES: dict[str, type[Family]] = {
     "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": SignFlip,

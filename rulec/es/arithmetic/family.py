@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rulec.es.arithmetic.draws import Draws
 from rulec.es.perturbation import Perturbation
-from rulec.es.streams import NOISE
+from rulec.es.streams import NOISE, ROWS, SHARED
 
 #: A linear map of rows (n, ..., inputs) by a kernel (*window, inputs, outputs), such as a product or a convolution.
 Apply = Callable[[Any, Any], Any]
 
 
 class Family(ABC):
-    """The noise of a weight of `shape` (*window, inputs, outputs), drawn from `draws`; its rows are outputs."""
+    """The noise of a weight of `shape`, drawn from `draws`; its rows are outputs.
 
-    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
-        self.perturbation, self.shape, self.draws, self.xp = perturbation, shape, draws, draws.xp
+    `product`, `taken` and `vectors` are for weights that lie as (*window, inputs, outputs).
+    """
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Any) -> None:
+        self.perturbation, self.shape, self.xp = perturbation, shape, draws.xp
+        self.draws: Draws = draws
         #: What noise is multiplied by.
         self.size: Any = perturbation.size
-        *window, self.columns, self.rows = (1,) * (2 - len(shape)) + shape
-        self.window = tuple(window)
-
-    @property
-    def directions(self) -> Any:
-        """The numbers of all directions."""
-        return self.xp.arange(self.perturbation.directions)
+        self.rows, self.columns, self.window = draws.sides(shape)
+        #: How many rows and columns of noise a direction has.
+        self.high, self.wide = perturbation.lines_of(self.rows, self.columns)
+        #: The numbers of all directions.
+        self.directions = range(perturbation.directions)
 
     @abstractmethod
     def dense(self, direction: Any) -> Any:
-        """The noise of a direction, in the weight's shape."""
+        """The noise of a direction, in the weight's shape, before sigma."""
 
     @abstractmethod
     def product(self, x: Any, weight: Any, apply: Apply) -> Any:
         """Rows (repeats, directions, ..., inputs) times the perturbed weights of their members: (..., outputs)."""
 
-    @abstractmethod
     def estimate(self, weights: Any, weight: Any) -> Any:
-        """The sum over directions of weights times noise, in the weight's shape."""
+        """The sum over directions of weights times noise, in the weight's shape and the dtype of noise."""
+        return self.summed(self.draws.weights(weights), weight)
+
+    @abstractmethod
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """The same, of weights as `draws` has them."""
 
     def change(self, noise: Any, weight: Any) -> Any:
         """What noise adds to weights under the positive sign."""
@@ -54,13 +60,14 @@ class Family(ABC):
 
     def vectors(self, weight: Any, repeats: int) -> Any:
         """A vector as the member of each row has it, in its dtype: (repeats, directions, elements)."""
-        noise = self.draws.batched(self.dense, self.directions)[None]
+        noise = self.draws.values(self.directions, NOISE, self.shape)[None]
         step = self.by_sign(repeats, noise) * self.size * noise
         return (weight + step).astype(weight.dtype)
 
     def each(self, function: Callable[..., Any], x: Any) -> Any:
         """`function(direction, its rows)` of rows (repeats, directions, ...), with the memory of one at a time."""
-        return self.xp.moveaxis(self.draws.one_by_one(function, self.directions, self.xp.moveaxis(x, 1, 0)), 0, 1)
+        rows = self.xp.moveaxis(x, 1, 0)
+        return self.xp.moveaxis(self.draws.one_by_one(function, self.directions, rows), 0, 1)
 
     def by_sign(self, repeats: int, like: Any) -> Any:
         """The sign of each repeat, to be multiplied with an array of as many dimensions as `like`."""
@@ -68,20 +75,17 @@ class Family(ABC):
         return self.xp.where(positive, 1.0, -1.0).reshape(-1, *(1,) * (like.ndim - 1))
 
     def drawn(self, direction: Any, rows: int, columns: int) -> Any:
-        """Noise of (rows, columns, *window) as a kernel."""
-        return self.as_kernel(self.draws.values(direction, NOISE, (rows, columns, *self.window)))
+        """Noise of so many lines, (rows, columns, *window), scaled for a variance of 1 over all lines."""
+        noise = self.draws.values([direction], NOISE, (rows, columns, *self.window))[0]
+        return noise * self.perturbation.scale_of(self.rows, self.columns)
 
-    def as_kernel(self, array: Any) -> Any:
-        """An array (rows, columns, *window) as (*window, columns, rows)."""
-        return self.xp.transpose(array, (*range(2, 2 + len(self.window)), 1, 0))
+    def lines(self, of: str, directions: Sequence[Any], purpose: int) -> Any:
+        """The `signs` or `orders` of rows or columns for some directions: (directions, lines)."""
+        return getattr(self.draws, of)(directions, purpose, self.rows if purpose == ROWS else self.columns)
 
-    def lines(self, of: Callable[..., Any], purpose: int, count: int) -> Any:
-        """Signs or orders of lines for every direction: (directions, count)."""
-        return self.draws.batched(lambda direction: of(direction, purpose, count), self.directions)
-
-    def zeros(self, shape: tuple[int, ...]) -> Any:
-        """Zeros of the noise's dtype."""
-        return self.xp.zeros(shape, self.draws.dtype)
+    def spread(self, lines: Any) -> Any:
+        """Lines (rows or 1, columns or 1) as they meet noise (rows, columns, *window)."""
+        return lines.reshape(*lines.shape, *(1,) * len(self.window))
 
 
 class SecondProduct(Family):
@@ -109,8 +113,12 @@ def along(lines: Any, x: Any) -> Any:
 
 
 class SharedNoise(SecondProduct):
-    """One noise for all directions, with differences in the outputs (`by_rows`), the inputs (`by_columns`) or both."""
+    """One noise for all directions, with differences in the rows (`by_rows`), the columns (`by_columns`) or both."""
 
-    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Draws) -> None:
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Any) -> None:
         super().__init__(perturbation, shape, draws)
         self.by_rows, self.by_columns = perturbation.sides_of(self.rows, self.columns)
+
+    def shared(self) -> Any:
+        """The noise of all directions, of the lines that it has: (high, wide, *window)."""
+        return self.drawn(SHARED, self.high, self.wide)

@@ -9,10 +9,11 @@ from rulec.es.streams import NOISE
 
 
 class Independent(Family):
-    """A number of its own for each element and direction: made for one direction at a time."""
+    """A number of its own for each element and direction, numbered as the weight lies: one direction at a time."""
 
     def dense(self, direction: Any) -> Any:
-        return self.draws.values(direction, NOISE, self.shape)
+        """One draw."""
+        return self.draws.values([direction], NOISE, self.shape)[0]
 
     def product(self, x: Any, weight: Any, apply: Apply) -> Any:
         def both(direction: Any, rows: Any) -> Any:
@@ -23,4 +24,9 @@ class Independent(Family):
         return self.each(both, x)
 
     def estimate(self, weights: Any, weight: Any) -> Any:
+        """With weights as the kernels of noise round them."""
+        return self.summed(weights, weight)
+
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """One draw of the sum."""
         return self.draws.summed(weights, self.shape)

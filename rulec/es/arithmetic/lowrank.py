@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rulec.es.arithmetic.family import Apply, SecondProduct
@@ -10,29 +11,40 @@ from rulec.es.streams import COLUMNS, ROWS
 
 
 class LowRank(SecondProduct):
-    """A product of two factors of each direction's own."""
+    """The sum over r of A_r B_r, over the root of the rank: `left` (directions, rank, rows), `right` (..., columns)."""
 
-    def _right(self, direction: Any) -> Any:
-        """The factor of inputs, as a kernel of `rank` outputs."""
-        rank = self.perturbation.rank
-        return self.as_kernel(self.draws.values(direction, COLUMNS, (rank, self.columns, *self.window)))
+    def left(self, directions: Sequence[Any]) -> Any:
+        """The factors of outputs, (directions, rank, rows)."""
+        return self.factor(directions, ROWS, (self.rows,))
 
-    def _left(self, direction: Any) -> Any:
-        """The factor of outputs, (rank, outputs), scaled for both."""
+    def right(self, directions: Sequence[Any]) -> Any:
+        """The factors of inputs, (directions, rank, columns, *window)."""
+        return self.factor(directions, COLUMNS, (self.columns, *self.window))
+
+    def factor(self, directions: Sequence[Any], purpose: int, shape: tuple[int, ...]) -> Any:
+        """Each with the fourth root of the rank in it, so that their product is over its root."""
         rank = self.perturbation.rank
-        return self.draws.values(direction, ROWS, (rank, self.rows)) / math.sqrt(rank)
+        return self.draws.values(directions, purpose, (rank, *shape)) / math.sqrt(math.sqrt(rank))
 
     def dense(self, direction: Any) -> Any:
-        return self.draws.product(self._right(direction), self._left(direction))
+        """One product of the factors."""
+        return self._product(self.left([direction]), self.right([direction]))
 
     def moved(self, x: Any, apply: Apply) -> Any:
-        def one(direction: Any, rows: Any) -> Any:
-            return apply(rows, self._right(direction)) @ self._left(direction)
+        def one(rows: Any, right: Any, left: Any) -> Any:
+            return apply(rows, self.draws.laid(right)) @ left
 
-        return self.xp.moveaxis(self.draws.batched(one, self.directions, self.xp.moveaxis(x, 1, 0)), 0, 1)
+        factors = self.right(self.directions), self.left(self.directions)
+        return self.xp.moveaxis(self.draws.batched(one, self.xp.moveaxis(x, 1, 0), *factors), 0, 1)
 
-    def estimate(self, weights: Any, weight: Any) -> Any:
-        right = self.draws.batched(self._right, self.directions)
-        left = self.draws.batched(self._left, self.directions) * weights[:, None, None]
-        right = self.xp.moveaxis(right, 0, -2).reshape(*self.window, self.columns, -1)
-        return self.draws.product(right, left.reshape(-1, self.rows))
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """One product of all factors; both signs of a direction are one term of it."""
+        return self._product(*self.factors(weights))
+
+    def factors(self, weights: Any) -> tuple[Any, Any]:
+        """The factors of the sum over directions."""
+        return self.left(self.directions) * weights[:, None, None], self.right(self.directions)
+
+    def _product(self, left: Any, right: Any) -> Any:
+        product = self.draws.product(left.reshape(-1, self.rows).T, right.reshape(left.shape[0] * left.shape[1], -1))
+        return self.draws.laid(product.reshape(self.rows, self.columns, *self.window))

@@ -1,45 +1,38 @@
-"""One noise for all directions, which differ by the signs of its inputs and outputs."""
+"""One noise for all directions, which differ by the signs of its rows and columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rulec.es.arithmetic.family import Apply, SharedNoise, along
-from rulec.es.streams import COLUMNS, ROWS, SHARED
+from rulec.es.streams import COLUMNS, ROWS
 
 
 class SignFlip(SharedNoise):
-    """One kernel of noise, with signs of inputs and outputs of each direction's own."""
-
-    @property
-    def shared(self) -> Any:
-        """The noise of all directions."""
-        return self.drawn(SHARED, self.rows, self.columns)
+    """r_d E c_d: the product by E is one of all rows, and signs are flipped before and after it."""
 
     def dense(self, direction: Any) -> Any:
-        noise = self.shared
-        if self.by_rows:
-            noise = noise * self.draws.signs(direction, ROWS, self.rows)
-        if self.by_columns:
-            noise = noise * self.draws.signs(direction, COLUMNS, self.columns)[:, None]
-        return noise
+        """The one noise, with signs."""
+        return self.draws.laid(self.shared() * self.signs([direction], self.draws.weights(np.ones(1))))
 
     def moved(self, x: Any, apply: Apply) -> Any:
-        x = x * along(self.lines(self.draws.signs, COLUMNS, self.columns), x) if self.by_columns else x
-        moved = self.together(x, self.shared, apply)
-        if not self.by_rows:
-            return moved
-        return moved * along(self.lines(self.draws.signs, ROWS, self.rows), moved)
+        x = x * along(self.lines("signs", self.directions, COLUMNS), x) if self.by_columns else x
+        moved = self.together(x, self.draws.laid(self.shared()), apply)
+        return moved * along(self.lines("signs", self.directions, ROWS), moved) if self.by_rows else moved
 
-    def estimate(self, weights: Any, weight: Any) -> Any:
-        return self._factor(weights) * self.shared
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """The one noise times the weighted sum of signs: a vector, or where both sides differ a matrix."""
+        return self.draws.laid(self.shared() * self.signs(self.directions, weights))
 
-    def _factor(self, weights: Any) -> Any:
-        """The weighted sum of signs: by inputs and outputs, or the one or the other."""
-        weighted = weights[None]
+    def signs(self, directions: Sequence[Any], weights: Any) -> Any:
+        """The weighted sum of signs, as it meets the noise."""
+        rows = self.lines("signs", directions, ROWS) if self.by_rows else None
         if not self.by_columns:
-            return self.draws.product(weighted, self.lines(self.draws.signs, ROWS, self.rows))
-        columns = self.lines(self.draws.signs, COLUMNS, self.columns)
-        if not self.by_rows:
-            return self.draws.product(weighted, columns).T
-        return self.draws.product((weighted * columns.T), self.lines(self.draws.signs, ROWS, self.rows))
+            return self.spread(self.draws.product(weights, rows)[:, None])
+        columns = self.lines("signs", directions, COLUMNS)
+        if rows is None:
+            return self.spread(self.draws.product(weights, columns)[None])
+        return self.spread(self.draws.product((rows * weights[:, None]).T, columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rulec.es.arithmetic.family import Apply, SecondProduct
@@ -9,28 +10,34 @@ from rulec.es.streams import COLUMNS
 
 
 class Sparse(SecondProduct):
-    """A number of its own for each element of a few inputs, others for each direction."""
+    """Noise of some columns of each direction; the others have none."""
+
+    def chosen(self, directions: Sequence[Any]) -> Any:
+        """The columns of each direction, (directions, wide)."""
+        return self.lines("orders", directions, COLUMNS)[:, : self.wide]
 
     def _parts(self, direction: Any) -> tuple[Any, Any]:
-        """The inputs, and the kernel of their noise."""
-        _, count = self.perturbation.lines_of(self.rows, self.columns)
-        chosen = self.draws.order(direction, COLUMNS, self.columns)[:count]
-        noise = self.drawn(direction, self.rows, count) * self.perturbation.scale_of(self.rows, self.columns)
-        return chosen, noise
+        """The columns, and their noise (rows, wide, *window)."""
+        return self.chosen([direction])[0], self.drawn(direction, self.rows, self.wide)
 
     def dense(self, direction: Any) -> Any:
-        return self.draws.added_at(self.zeros(self.shape), *self._parts(direction))
+        """Zero but for the chosen columns."""
+        zeros = self.draws.zeros((self.rows, self.columns, *self.window))
+        return self.draws.laid(self.draws.added_at(zeros, *self._parts(direction)))
 
     def moved(self, x: Any, apply: Apply) -> Any:
         def one(direction: Any, rows: Any) -> Any:
             chosen, noise = self._parts(direction)
-            return apply(self.xp.take(rows, chosen, axis=-1), noise)
+            return apply(self.xp.take(rows, chosen, axis=-1), self.draws.laid(noise))
 
         return self.each(one, x)
 
-    def estimate(self, weights: Any, weight: Any) -> Any:
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """Direction by direction."""
+
         def add(total: Any, direction: Any, a: Any) -> Any:
             chosen, noise = self._parts(direction)
             return self.draws.added_at(total, chosen, a * noise)
 
-        return self.draws.fold(add, self.zeros(self.shape), self.directions, weights)
+        start = self.draws.zeros((self.rows, self.columns, *self.window))
+        return self.draws.laid(self.draws.fold(add, start, self.directions, weights))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rulec.es.arithmetic.draws import Draws
 from rulec.es.streams import NOISE, shortened
 from rulec.jax.es import philox
 
@@ -18,7 +19,7 @@ CHUNK = 2**16
 
 
 @dataclass(frozen=True)
-class JaxDraws:
+class JaxDraws(Draws):
     """What `rulec.es.arithmetic` draws from. Seed, step and directions may be traced."""
 
     kind: str
@@ -29,17 +30,25 @@ class JaxDraws:
     dtype: Any = jnp.float32
     xp: Any = jnp
 
-    def values(self, direction: Any, purpose: int, shape: tuple[int, ...]) -> Any:
+    def values(self, directions: Sequence[Any], purpose: int, shape: tuple[int, ...]) -> Any:
         """Noise of mean 0 and variance 1."""
-        return philox.values(self.kind, shape, **self._stream(direction, purpose), dtype=self.dtype)
 
-    def signs(self, direction: Any, purpose: int, count: int) -> Any:
-        """1 or -1 for each line."""
-        return philox.whole("rademacher", (count,), **self._stream(direction, purpose)).astype(self.dtype)
+        def one(direction: Any) -> Any:
+            return philox.values(self.kind, shape, **self._stream(direction, purpose), dtype=self.dtype)
 
-    def order(self, direction: Any, purpose: int, count: int) -> Any:
-        """The order that sorts the lines' words."""
-        return jnp.argsort(philox.words(self.seed, self.layer, purpose, direction, self.step, count), stable=True)
+        return self._of(directions, one)
+
+    def orders(self, directions: Sequence[Any], purpose: int, count: int) -> Any:
+        """The orders that sort the lines' words."""
+
+        def one(direction: Any) -> Any:
+            return jnp.argsort(philox.words(self.seed, self.layer, purpose, direction, self.step, count), stable=True)
+
+        return self._of(directions, one)
+
+    def _of(self, directions: Sequence[Any], draw: Callable[[Any], Any]) -> Any:
+        """A draw of each direction; the number of one may be larger than JAX's integers."""
+        return draw(directions[0])[None] if len(directions) == 1 else jax.vmap(draw)(self.numbers(directions))
 
     def _stream(self, direction: Any, purpose: int) -> dict[str, Any]:
         return {"seed": self.seed, "layer": self.layer, "step": self.step, "pair": direction, "purpose": purpose}
@@ -50,15 +59,16 @@ class JaxDraws:
 
     def one_by_one(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """`lax.map`."""
-        return jax.lax.map(lambda each: function(*each), arrays)
+        return jax.lax.map(lambda each: function(*each), tuple(map(self.numbers, arrays)))
 
     def fold(self, function: Callable[..., Any], start: Any, *arrays: Any) -> Any:
         """`lax.scan`, of which the end is kept."""
-        return jax.lax.scan(lambda so_far, each: (function(so_far, *each), None), start, arrays)[0]
+        each = tuple(map(self.numbers, arrays))
+        return jax.lax.scan(lambda so_far, one: (function(so_far, *one), None), start, each)[0]
 
-    def added_at(self, array: Any, place: Any, values: Any) -> Any:
-        """The array with values added at places of its last dimension but one."""
-        return array.at[..., place, :].add(values)
+    def added_at(self, array: Any, columns: Any, values: Any) -> Any:
+        """A new array."""
+        return array.at[:, columns].add(values)
 
     def summed_at(self, size: int, place: Any, values: Any) -> Any:
         """A vector with values summed at places."""
@@ -84,7 +94,7 @@ class JaxDraws:
         def add(total: Any, direction: Any, weight: Any) -> Any:
             return total + weight * self._unscaled(direction, begin, count)
 
-        return self.fold(add, jnp.zeros(count, self.dtype), jnp.arange(self.directions), short)
+        return self.fold(add, self.zeros((count,)), range(self.directions), short)
 
     def _unscaled(self, direction: Any, begin: Any, count: int) -> Any:
         """Noise as it is multiplied with short weights, which have its scale."""

@@ -35,4 +35,4 @@ def gradient(leaf: Any, layer: Layer | None, state: State, perturbation: Perturb
     if layer is None:
         return jnp.zeros_like(leaf)
     noise = noise_of(perturbation, state, layer)
-    return noise.estimate(weighed.astype(noise.draws.dtype), leaf).astype(leaf.dtype)
+    return noise.estimate(weighed, leaf).astype(leaf.dtype)

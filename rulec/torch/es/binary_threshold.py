@@ -62,8 +62,8 @@ class Thresholds(nn.Module):
 
     def noise(self, draw: Draw) -> Tensor:
         """The noise on thresholds, float64 (directions, features)."""
-        draws = Draws(draw.seed, draw.layers["bias"], draw.step, "normal", self._bias().device)
-        return draws.by_torch(NOISE, range(draw.directions), self.features, torch.float64)
+        draws = Draws(draw.seed, draw.layers["bias"], draw.step, "normal", self._bias().device, torch.float64)
+        return draws.by_torch(range(draw.directions), NOISE, self.features)
 
     def estimate_bias(self, draw: Draw, weights: Weights) -> Tensor:
         """The gradient of thresholds: the sum of weight times sign times noise, over sigma."""

@@ -9,8 +9,8 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from rulec.es.fitness import Floats
-from rulec.es.streams import DROPPED, SHARED
+from rulec.es import arithmetic
+from rulec.es.arithmetic.dropout import window_start
 from rulec.torch.es.layer import LayerNoise
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, blocks
@@ -42,25 +42,29 @@ class Run:
         return f"{self.stop - self.first} {self.offsets}"
 
 
-class Dropout(LayerNoise):
-    """Inputs in a window of the ring, scaled so that their mean stays; the other sign has the rest."""
+class Dropout(LayerNoise, arithmetic.Dropout):
+    """Products by windows of the ring alone."""
 
-    @property
-    def kept_inputs(self) -> int:
-        """How many inputs each member sees."""
-        return self.perturbation.kept_of(self.columns)
-
-    def _ring(self) -> Tensor:
+    def _twice(self) -> Tensor:
         """The inputs in this step's order, twice over: every window is a run of it."""
+        make = super().ring
         # Numbers of 32 bits, by which torch selects several times as fast.
-        return self.kept("ring", lambda: self.draws.orders(DROPPED, [SHARED], self.columns)[0].int().repeat(2))
+        return self.kept("ring", lambda: make().int().repeat(2))
+
+    def ring(self) -> Tensor:
+        """The same, kept."""
+        return self._twice()[: self.columns]
+
+    def place(self) -> Tensor:
+        """The same, kept."""
+        return self.kept("place", super().place)
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """Products by runs of the weight in the ring's order, each of some neighbours' rows."""
         once = who.signs == 2 and who.directions % 2 == 0 and x.shape[0] == x.shape[2] == 1
         rows = max(1, x[0, :, 0].numel() // x.shape[way.axis])
         calls = _calls(who.directions, 1 if once else who.signs, self.columns, self.kept_inputs, rows)
-        turned = weight.index_select(1, self._ring()[: max(run.stop for runs in calls for run in runs)])
+        turned = weight.index_select(1, self._twice()[: max(run.stop for runs in calls for run in runs)])
         out = way.outputs(x, weight, who.lead)
         for runs in calls:
             first, last = runs[0], runs[-1]
@@ -75,7 +79,7 @@ class Dropout(LayerNoise):
 
     def _seen(self, x: Tensor, runs: Sequence[Run], way: Map) -> Tensor:
         """The inputs in runs of the ring, as members see them: (runs, repeats, neighbours, ...)."""
-        indices = [way.inputs_of(self._ring()[run.first : run.stop], self.columns) for run in runs]
+        indices = [way.inputs_of(self._twice()[run.first : run.stop], self.columns) for run in runs]
         chosen = [way.chosen(_of(x, run.sign, run.some), index) for run, index in zip(runs, indices, strict=True)]
         gains = way.spread(way.of_columns(self._gains(runs[0]).to(x.dtype)), chosen[0])
         seen = x.new_empty(len(runs), x.shape[1], len(runs[0].some), *chosen[0].shape[3:])
@@ -92,52 +96,14 @@ class Dropout(LayerNoise):
         places = torch.arange(run.stop - run.first, device=device)
         places = places - torch.tensor(run.offsets, device=device).unsqueeze(1)
         seen = (places >= 0) & (places < self.kept_inputs)
-        return seen.to(self.dtype) * (self.columns / self.kept_inputs)
-
-    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
-        """Nothing is added: see `apply`."""
-        raise NotImplementedError
-
-    def lookup(self, index: Tensor) -> Tensor:
-        """An embedding has no inputs to drop."""
-        raise NotImplementedError
-
-    def dense(self, direction: int) -> Tensor:
-        """The gains of inputs, less 1."""
-        start, ring = _start(direction, len(self.directions), self.columns), self._ring()
-        gains = torch.full((self.columns,), -1.0, dtype=self.dtype, device=self.draws.device)
-        gains[ring[start : start + self.kept_inputs]] += self.columns / self.kept_inputs
-        return gains.view(1, -1, *(1,) * len(self.kernel)).expand(self.shape)
-
-    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
-        """The gradient's part along the gains of inputs: dropout sees no other part of it."""
-        return weight.detach().to(self.dtype) * self._scales(weights, weight)
-
-    def _scales(self, weights: Floats, weight: Tensor) -> Tensor:
-        """The factors of the weight in its estimate, in a shape that broadcasts with it."""
-        short = self.short(weights)
-        count = len(self.directions)
-        starts = torch.tensor([_start(d, count, self.columns) for d in self.directions], device=weight.device)
-        places = starts.unsqueeze(1) + torch.arange(self.kept_inputs, device=weight.device)
-        sums = torch.zeros(self.columns, dtype=self.dtype, device=weight.device)
-        sums.index_add_(0, self._ring()[places.flatten()], short.repeat_interleave(self.kept_inputs))
-        total = sums * (self.columns / self.kept_inputs) - short.sum()
-        others = [axis for axis in range(weight.dim()) if axis != 1]
-        squares = weight.detach().to(self.dtype).square().sum(others)
-        variance = self.columns / self.kept_inputs - 1.0
-        scale = torch.where(squares > 0, total / (variance * squares), 0.0)
-        return scale.view(1, -1, *(1,) * len(self.kernel))
+        gains: Tensor = seen.to(self.dtype) * (self.columns / self.kept_inputs)
+        return gains
 
 
 def _of(x: Tensor, sign: int, some: range) -> Tensor:
     """The rows of some directions of one sign, where members have rows of their own."""
     one = x[sign : sign + 1] if x.shape[0] > 1 else x
     return one[:, :, some.start : some.stop] if one.shape[2] > 1 else one
-
-
-def _start(direction: int, directions: int, columns: int) -> int:
-    """Where a direction's window begins in the ring, in its first sign."""
-    return direction * columns // directions
 
 
 @cache
@@ -161,7 +127,7 @@ def _calls(directions: int, signs: int, columns: int, kept: int, rows: int) -> t
 
 
 def _run(sign: int, some: range, directions: int, columns: int, kept: int) -> Run:
-    starts = [_start(d, directions, columns) + sign * kept for d in some]
+    starts = [window_start(d, directions, columns) + sign * kept for d in some]
     offsets = tuple(start - starts[0] for start in starts)
     first = starts[0] % columns
     return Run(sign, some, first, first + offsets[-1] + kept, offsets)

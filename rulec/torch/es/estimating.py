@@ -121,7 +121,7 @@ class Estimating:
         if not self._noises.used(param):
             return None
         noise = self._noises.of(entry)
-        gradient = noise.estimate(self._weights.of(noise.perturbation), param)
+        gradient: Tensor = noise.estimate(self._weights.of(noise.perturbation), param)
         if entry.fixed is not None:
             gradient[entry.fixed] = 0.0
         return gradient.to(param.dtype)

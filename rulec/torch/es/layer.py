@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rulec.backend.noise import Noise
 from rulec.backend.product import GradientRows, Product
+from rulec.es import arithmetic
+from rulec.es.arithmetic import Family
 from rulec.es.fitness import Floats
 from rulec.es.perturbation import Perturbation
-from rulec.es.streams import SHARED, short_weights
 from rulec.torch.es.draws import Draws
 from rulec.torch.es.maps import Map
 from rulec.torch.es.population import Population, combined, whole
@@ -24,46 +24,23 @@ from rulec.torch.es.population import Population, combined, whole
 Source = Noise | Product | GradientRows
 
 
-class LayerNoise(ABC):
-    """Noise of a weight of `shape` (rows, columns, *kernel); `dtype` is what it is made in, float32 or float64.
+class LayerNoise(Family):
+    """Noise of a weight of `shape` (rows, columns, *window), and the outputs of a layer that it gives members.
 
-    Noise that all directions share is made once and kept until the step's update, and so are small arrays of each.
+    The sums of noise are those of `rulec.es.arithmetic`; products are other ones. Noise that all directions share is
+    made once and kept until the step's update, and so are small arrays of each.
     """
 
-    def __init__(self, perturbation: Perturbation, draws: Draws, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.perturbation, self.draws, self.shape, self.dtype = perturbation, draws, shape, dtype
-        self.rows, self.columns, self.kernel = shape[0], shape[1] if len(shape) > 1 else 1, shape[2:]
-        self.directions = range(perturbation.directions)
+    draws: Draws
+
+    def __init__(self, perturbation: Perturbation, shape: torch.Size, draws: Draws) -> None:
+        super().__init__(perturbation, shape, draws)
+        self.dtype = draws.dtype
         self._kept: dict[str, Tensor] = {}
 
+    @abstractmethod
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """The layer's outputs for all members; `bias` is one that all share."""
-        return self.add(way.product(x, weight, bias), x, way, who)
-
-    @abstractmethod
-    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
-        """`base` plus the product of `x` with the noise, for all members."""
-
-    def add_one_by_one(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
-        """The same by the noise of one direction after the other as a whole."""
-        out = whole(base, who)
-        for d in self.directions:
-            lines = x[:, :, d : d + 1] if x.shape[2] > 1 else x
-            part, one = out[:, :, d : d + 1], replace(who, directions=1)
-            combined(part, way.product(lines, self.dense(d).to(x.dtype)), one)
-        return out
-
-    @abstractmethod
-    def lookup(self, index: Tensor) -> Tensor:
-        """The noise of an embedding's lines, before sigma: `index` (..., directions, *rest) -> (*index, columns)."""
-
-    @abstractmethod
-    def dense(self, direction: int) -> Tensor:
-        """The noise of one direction as a whole, before sigma."""
-
-    @abstractmethod
-    def estimate(self, weights: Floats, weight: Tensor) -> Tensor:
-        """The sum over directions of weight times noise, in `dtype`; of dropout the gradient's part along the gains."""
 
     def source(self, weights: Floats) -> Source | None:
         """The source of the estimate for a kernel that makes it inside the update; None where no kernel can."""
@@ -85,39 +62,64 @@ class LayerNoise(ABC):
             self._kept[key] = make() if dtype is None else make().to(dtype)
         return self._kept[key]
 
-    def last(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """The same in this noise's dtype, and no longer kept: it may be written to."""
-        tensor = self.kept(name, make)
-        del self._kept[name]
-        return tensor
+    def every(
+        self, name: str, make: Callable[[Sequence[int]], Tensor], directions: Sequence[int], dtype: torch.dtype | None
+    ) -> Tensor:
+        """The lines of a run of directions of the tensor that `make` returns for all of them, which is kept."""
+        kept = self.kept(name, lambda: make(self.directions), dtype)
+        return kept if len(directions) == len(kept) else kept[directions[0] : directions[-1] + 1]
 
-    def short(self, weights: Floats) -> Tensor:
-        """The weights of directions as all backends round them, on the device."""
-        return torch.from_numpy(short_weights(weights, "rademacher")).to(self.draws.device, self.dtype)
+    def lines(self, of: str, directions: Sequence[int], purpose: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The same, kept."""
+        make = super().lines
+        return self.every(f"{of} {purpose}", lambda every: make(of, every, purpose), directions, dtype)
+
+    def pairs(self, index: Tensor) -> Tensor:
+        """The number of each direction, to meet an embedding's `index` (..., directions, *rest)."""
+        return torch.arange(len(self.directions), device=index.device).view(-1, *(1,) * (index.dim() - 3))
+
+    def across(self, lines: Tensor, index: Tensor) -> Tensor:
+        """Lines of each direction (directions, ...), to meet the lines that are looked up at `index`."""
+        return lines.view(len(lines), *(1,) * (index.dim() - 3), *lines.shape[1:])
 
 
-class SharedNoise(LayerNoise):
-    """One noise for all directions, which differ in the order or the signs of its rows, its columns or both."""
+class AddedNoise(LayerNoise):
+    """Noise whose products are added to those of the weight."""
 
-    @property
-    def sides(self) -> tuple[bool, bool]:
-        """Whether the rows, and whether the columns differ."""
-        return self.perturbation.sides_of(self.rows, self.columns)
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
+        """The sum of both."""
+        return self.add(way.product(x, weight, bias), x, way, who)
 
-    @property
-    def lines(self) -> tuple[int, int]:
-        """How many rows and columns of noise there are."""
-        return self.perturbation.lines_of(self.rows, self.columns)
+    @abstractmethod
+    def add(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """`base` plus the product of `x` with the noise, for all members."""
+
+    def add_one_by_one(self, base: Tensor, x: Tensor, way: Map, who: Population) -> Tensor:
+        """The same by the noise of one direction after the other as a whole."""
+        out = whole(base, who)
+        for d in self.directions:
+            lines = x[:, :, d : d + 1] if x.shape[2] > 1 else x
+            part, one = out[:, :, d : d + 1], replace(who, directions=1)
+            combined(part, way.product(lines, self.dense(d).to(x.dtype)), one)
+        return out
+
+    @abstractmethod
+    def lookup(self, index: Tensor) -> Tensor:
+        """The noise of an embedding's lines, before sigma: `index` (..., directions, *rest) -> (*index, columns)."""
+
+
+class SharedNoise(AddedNoise, arithmetic.SharedNoise):
+    """One noise for all directions, kept."""
 
     def shared(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The noise, of the lines that it has."""
-        return self.kept("noise", self.draw_shared, dtype)
+        """The same, kept."""
+        return self.kept("noise", super().shared, dtype)
 
-    def draw_shared(self) -> Tensor:
-        """The noise in new memory."""
-        shape = (*self.lines, *self.kernel)
-        noise = self.draws.values(0, [SHARED], int(np.prod(shape)), self.dtype)[0].view(shape)
-        return noise * self.perturbation.scale_of(self.rows, self.columns)
+    def last_shared(self) -> Tensor:
+        """The same, no longer kept: it may be written to."""
+        noise = self.shared()
+        del self._kept["noise"]
+        return noise
 
 
 @dataclass(frozen=True)

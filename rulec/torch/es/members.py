@@ -19,6 +19,7 @@ from rulec.errors import RulecError, TensorError
 from rulec.torch.es.census import Perturbed
 from rulec.torch.es.convolution import Convolution
 from rulec.torch.es.independent import Independent
+from rulec.torch.es.layer import AddedNoise
 from rulec.torch.es.linear import Linear
 from rulec.torch.es.maps import Map
 from rulec.torch.es.noises import Noises
@@ -97,7 +98,7 @@ class Members(TorchFunctionMode):
         """Every member's bias, (signs, 1, directions, outputs)."""
         noise = self._noises.of(entry)
         assert isinstance(noise, Independent)
-        vectors, scales = noise.vectors().to(bias.dtype), self._who.under(noise.perturbation).scales
+        vectors, scales = noise.of_bias().to(bias.dtype), self._who.under(noise.perturbation).scales
         return torch.stack([torch.add(bias, vectors, alpha=scale) for scale in scales]).unsqueeze(1)
 
     def embedding(self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> Tensor:
@@ -110,6 +111,7 @@ class Members(TorchFunctionMode):
         index = self._lines(input, self._name(entry))
         each = index.expand(*index.shape[:2], self._who.directions, *index.shape[3:])
         noise = self._noises.of(entry)
+        assert isinstance(noise, AddedNoise)
         lines = noise.lookup(each).to(weight.dtype)
         if entry.padding is not None:
             lines = lines.masked_fill_((each == entry.padding).unsqueeze(-1), 0.0)

@@ -44,10 +44,10 @@ class Noises:
 
     def _make(self, entry: Perturbed) -> LayerNoise:
         p, param = self._perturbations[entry.pattern], entry.param
-        draws = Draws(p.seed_or_0, entry.number, self.step, p.values, param.device)
         dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
+        draws = Draws(p.seed_or_0, entry.number, self.step, p.values, param.device, dtype)
         kind = _FAMILIES[p.family] if param.dim() > 1 else Independent
-        return kind(p, draws, param.shape, dtype)
+        return kind(p, param.shape, draws)
 
     def used(self, param: Tensor) -> bool:
         """Whether a parameter's noise was asked for in this step."""
