@@ -8,6 +8,7 @@ gradient is each layer's (see `rulec.torch.es.self_estimator`). The plain networ
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class BinaryThreshold(Thresholds):
         """Nothing is kept."""
 
 
-class _BinaryWeights(Thresholds):
+class _BinaryWeights(Thresholds, ABC):
     """Layers with binary weights; `weight` (outputs, *kernel, inputs) has the logits of their bits, before scaling.
 
     A bit is 1 with probability sigmoid(sharpness*weight/mean|weight|), or sigmoid(weight) where `sharpness` is None.
@@ -83,17 +84,17 @@ class _BinaryWeights(Thresholds):
         """The weights, and the thresholds where there are any."""
         return ("weight", *super().own_parameters())
 
+    @abstractmethod
     def numbers(self, batch: Tensor, words: Any, weights: Any) -> Tensor:
         """Products of inputs (members, rows..., words) and weights (members, outputs, ..., words), features last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lines(self, bits: Tensor) -> Tensor:
         """Bits with their features in the last axis."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outward(self, features: Tensor, batch: Tensor) -> Tensor:
         """Outputs (rows..., features) with the features where `batch` has its own."""
-        raise NotImplementedError
 
     def forward(self, bits: Tensor) -> Tensor:
         """The plain network's outputs."""
