@@ -35,7 +35,7 @@ class Staged:
     @property
     def bytes_per_element(self) -> int:
         """The bytes that all stages together read and write for an element."""
-        return sum(traffic(self.program, self.layout))
+        return round(sum(traffic(self.program, self.layout)))
 
 
 def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:

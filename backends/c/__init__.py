@@ -13,6 +13,7 @@ from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.kernel.coded import is_flat
 
 from ..noise import NoiseKernel, fill
 from .compile import library, missing
@@ -41,6 +42,10 @@ class CBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CKernel(program, layout, library(program.name, source))
+
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""
+        return is_flat(program, layout)
 
     def binary(self) -> BinaryKernels:
         """The kernels of binary layers, for NumPy arrays."""

@@ -7,12 +7,14 @@ import textwrap
 from collections.abc import Sequence
 
 from rulec.compiler.ir import Program
-from rulec.compiler.layout import Layout
-from rulec.kernel.nest import written
-from rulec.kernel.place import address_lines
+from rulec.compiler.layout import Layout, scale_name
+from rulec.kernel.coded import CodedBuffer, coded_buffers, coded_lines, part_length
+from rulec.kernel.nest import Level, written
+from rulec.kernel.place import ELEMENT
 
 from ..comment import about
 from ..cstyle.dialect import Dialect
+from ..cstyle.format_words import CodedNames, format_functions, function_name
 from ..cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
 from ..cstyle.text import WIDTH, block, comment, indented
 
@@ -62,7 +64,8 @@ def file_text(program: Program, layout: Layout, title: str, stages: Sequence[Sta
     """A file of these stages, under a title."""
     code = "\n".join(stage.text() for stage in stages)
     head = comment([f"{title} Printed by rulec.", "", *about(program)])
-    types = [_SPAN, chunk_type(program, layout), _bucket(program, stages)]
+    types = [_SPAN, chunk_type(program, layout), _bucket(program, layout, stages)]
+    code = "\n".join([*format_functions([form for _, form in layout.formats], C99), code])
     parts = ["\n".join(head) + "\n", _includes(code), _INLINE, *types, *helpers(code, C99), code]
     return "\n".join(parts)
 
@@ -77,10 +80,9 @@ def _includes(code: str) -> str:
     return "".join(f"#include <{name}.h>\n" for name in names)
 
 
-def _bucket(program: Program, stages: Sequence[StageSource]) -> str:
+def _bucket(program: Program, layout: Layout, stages: Sequence[StageSource]) -> str:
     """The type of a stage's argument."""
-    names = stages[0].write.names if stages else {}
-    lines = ", ".join(f"*const\0*{names.get(line, line)}" for line in address_lines(program))
+    lines = ", ".join(f"*const\0*{stages[0].field(line) if stages else line}" for line in coded_lines(program, layout))
     wrapped = textwrap.fill(lines, WIDTH - 9, subsequent_indent=" " * 9).replace("\0", " ")
     return _BUCKET.replace("<columns>", str(len(program.columns))).replace("*const <lines>", wrapped)
 
@@ -92,6 +94,9 @@ class StageSource(ChunkLoops):
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         super().__init__(program, layout, index, stage_name(program, index))
+        self.coded = coded_buffers(layout, self.write.printer.loads(), self.nest.stored)
+        #: The variables of codes and scales of each state in codes.
+        self.codes = CodedNames(layout, self.write.taken)
 
     def text(self) -> str:
         """The function of an element, of a chunk and of a bucket."""
@@ -125,15 +130,61 @@ class StageSource(ChunkLoops):
         return ["const Chunk *at = &bucket->chunk[chunk];", *self._addresses(), *self.scalar_lines(row)]
 
     def _addresses(self) -> list[str]:
-        kinds = {name: self.pointer(name) for name in address_lines(self.program)}
-        return [f"{self._variable(name, kind)} = {self._address(name)};" for name, kind in kinds.items() if kind]
+        """The addresses of arrays; with states in codes, those of elements are variables of each part."""
+        parted = {*self.nest.buffers, *self.nest.stage.reads} if self.coded else set()
+        return [self._declared(name) for name in self.write.at if self.pointer(name) and name not in parted]
+
+    def _declared(self, name: str, start: str = "") -> str:
+        """The declaration of an address, of the array's element `start`."""
+        return f"{self._variable(name, self.pointer(name))} = {self._address(name, start)};"
 
     def _variable(self, name: str, kind: str) -> str:
-        """The declaration of an address."""
+        """The declaration of an address, without its value."""
         return f"{kind}{self.write.at[name]}"
 
-    def _address(self, name: str) -> str:
+    def _address(self, name: str, start: str) -> str:
         """The address of a tensor's array, or of a chunk's first total."""
-        text = f"bucket->{self.write.names[name]}[at->tensor]"
+        text = f"bucket->{self.field(name)}[at->tensor]"
         slots = self.slots_of(name)
-        return f"(double *){text} + at->{slots}" if slots else text
+        if slots:
+            return f"(double *){text} + at->{slots}"
+        return f"({self.pointer(name).rstrip()}){text} + {start}" if start else text
+
+    def field(self, line: str) -> str:
+        """The field of a bucket for a line of the table of addresses."""
+        return self.write.names.get(line) or self.codes.scales[line]
+
+    # States in codes
+
+    def loop(self, level: Level, body: list[str]) -> list[str]:
+        """As of all loops; a loop over elements with states in codes goes part by part."""
+        if level.place != ELEMENT or not self.coded:
+            return super().loop(level, body)
+        length = part_length(self.layout)
+        names = {buffer.name for buffer in self.coded}
+        arrays = [name for name in self.write.at if name in {*self.nest.buffers, *self.nest.stage.reads} - names]
+        return block(f"for (int64_t part = at->first; part < at->last; part += {length})", [
+            f"const int64_t count = at->last - part < {length} ? at->last - part : {length};",
+            *(self._declared(name, "part") for name in arrays),
+            *(line for buffer in self.coded for line in self._decoded(buffer, length)),
+            *self._loop("0", "count", body),
+            *(line for buffer in self.coded if buffer.stored for line in self._moved("encode", buffer)),
+        ])  # fmt: skip
+
+    def _decoded(self, buffer: CodedBuffer, length: int) -> list[str]:
+        """The variables of a state in codes, in a part: its codes and scales, and its values."""
+        form, const = buffer.format, "" if buffer.stored else "const "
+        codes, scales = self.codes.codes[buffer.name], self.codes.scales[scale_name(buffer.name)]
+        return [
+            f"{const}{form.code_dtype}_t *{codes} = ({const}{form.code_dtype}_t *)"
+            f"bucket->{self.field(buffer.name)}[at->tensor] + part{' / 2' * (form.bits == 4)};",
+            f"{const}float *{scales} = ({const}float *)bucket->{scales}[at->tensor] + part / {form.block};",
+            f"float {self.write.at[buffer.name]}[{length}];",
+            *(self._moved("decode", buffer) if buffer.loaded else []),
+        ]
+
+    def _moved(self, way: str, buffer: CodedBuffer) -> list[str]:
+        """The call that decodes or encodes a part of a state."""
+        codes, scales = self.codes.codes[buffer.name], self.codes.scales[scale_name(buffer.name)]
+        values = self.write.at[buffer.name]
+        return [f"{way}_{function_name(buffer.format)}({codes}, {scales}, count, {values});"]

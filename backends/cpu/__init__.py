@@ -153,7 +153,7 @@ class CpuKernel:
         another one, or an array of a call.
         """
         if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
-            return ElementwiseCall(self.machine, self.program, params, states)
+            return ElementwiseCall(self.machine, self.program, self.layout, params, states)
         # Imported only here: most programs are elementwise, and a process should start fast.
         from .staged import StagedCall
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.kernel.bucket.address import address_of, array_address, element_count
 from rulec.kernel.bucket.chunks import flat_chunks
-from rulec.kernel.place import address_lines, bound_arrays
+from rulec.kernel.coded import coded_arrays, coded_lines
 
 from . import threads as cpu_threads
 from .machine import Machine
@@ -22,14 +23,15 @@ class ElementwiseCall:
     """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
 
     def __init__(
-        self, machine: Machine, program: Program, params: Sequence[Any], states: Sequence[dict[str, Any]]
-    ) -> None:
+        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        states: Sequence[dict[str, Any]],
+    ) -> None:  # fmt: skip
         self._machine = machine
         self._written = Written(params, states)
         self._address = address_of(params)
-        lines = address_lines(program)
+        lines = coded_lines(program, layout)
         self._pointers = np.zeros((len(lines), len(params)), np.int64)
-        for name, arrays in bound_arrays(program, params, states).items():
+        for name, arrays in coded_arrays(program, layout, params, states).items():
             self._pointers[lines.index(name)] = [*map(self._address, arrays)]
         self._gradients = self._pointers[lines.index("g")]
         self._chunks = flat_chunks([element_count(p) for p in params], POLICY)

@@ -105,6 +105,8 @@ class ElementWriter:
         lines = address_lines(program)
         self.names = {line: unique_name(line, taken) for line in lines}
         self.at = {line: unique_name(f"{self.names[line]}_at", taken) for line in lines}
+        #: The names that no other variable may have.
+        self.taken = taken
         self.printer = ElementPrinter(
             dialect.backend, program, stage, {}, self.constant, self.names.__getitem__, frozenset(taken),
             self.names.__getitem__,

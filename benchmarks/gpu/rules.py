@@ -136,7 +136,7 @@ def bytes_moved(name: str, shape: Shape, dtype: str = "float32") -> int:
     """The bytes that the stages of a rule read and write for a tensor of this shape, all arrays in this dtype."""
     rule, view = rule_of(name), matrix_view(shape, rule_of(name).view)
     program = rulec.compile(rule, {**view.facts, "machine_eps": EPS[dtype]})
-    return sum(traffic(*kernel_for(program, dtype))) * prod(shape)
+    return round(sum(traffic(*kernel_for(program, dtype))) * prod(shape))
 
 
 def parameter(bench: Bench, shape: Shape, dtype: str = "float32") -> Any:

@@ -162,7 +162,7 @@ class NumpyArrays:
             (index, spec), param = by_name[slot.name], params[slot.tensor]
             flat = arena[slot.offset : slot.offset + slot.size].view(numpy_dtype(spec.dtype))
             shape = shapes[slot.tensor][index]
-            turned = spec.axes.elementwise and not param.flags.c_contiguous
+            turned = spec.like_parameter and not param.flags.c_contiguous
             state = flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
             self._initialise(state, spec, param, hyper[slot.tensor], facts[slot.tensor])
             states[slot.tensor][spec.name] = state

@@ -13,6 +13,8 @@ from rulec import checkpoint
 from rulec.array.checks import checked_hyper
 from rulec.array.optimizer import Optimizer
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Shared, Stored
+from rulec.checkpoint.codes import settled
+from rulec.compiler.layout import scale_name
 from rulec.errors import RulecError
 
 
@@ -81,7 +83,11 @@ class _ArrayRun:
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates, and the states by name; none before the first update."""
         states = self.saved["state"].get(self.optimizer.names[place], {})
-        return int(states.get("step", 0)), {k: Stored.of(array) for k, array in states.items() if k != "step"}
+        keys = self.saved["formats"]
+        named = {k: (array, keys.get(k, "") if scale_name(k) in states else "") for k, array in states.items()}
+        return int(states.get("step", 0)), {
+            k: Stored.of(array, format=key) for k, (array, key) in named.items() if k != "step"
+        }
 
     def value(self, place: int) -> Stored:
         """The parameter itself."""
@@ -96,13 +102,14 @@ class _ArrayRun:
     def take(self, loaded: Loaded) -> None:
         """Goes on from the content of a file; StateMismatch, before anything is written, where it does not fit."""
         optimizer = self.optimizer
-        named = dict(zip(optimizer.names, loaded.parameters, strict=True))
+        parameters, keys = settled(loaded.parameters)
+        named = dict(zip(optimizer.names, parameters, strict=True))
         states = {
             name: {"step": np.float64(p.steps), **{k: array.values for k, array in p.states.items()}}
             for name, p in named.items()
             if p.begun
         }
-        saved = {"rule": optimizer.rule.name, "hyper": self.hyper, "state": states}
+        saved = {"rule": optimizer.rule.name, "hyper": self.hyper, "state": states, "formats": keys}
         if loaded.begun:
             steps = [*loaded.group_steps, *loaded.model_steps, 0]
             saved["shared"] = {name: np.array(values) for name, values in loaded.numbers.items()}

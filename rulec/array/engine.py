@@ -108,3 +108,7 @@ class ArrayEngine(Engine):
     def states(self, name: str) -> dict[str, Any]:
         """The states of one array, as `state` has them."""
         return self.state(self.ids[name])
+
+    def format_keys(self) -> dict[str, str]:
+        """State -> the key of its format, for the states in codes."""
+        return {state: form.key for i in self.ids.values() for state, form in self.formats(i).items()}

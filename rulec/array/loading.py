@@ -13,6 +13,7 @@ from rulec.errors import StateMismatch
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.runtime.hyper import default_hyper
+from rulec.runtime.recode import formats_of, recoded
 from rulec.runtime.rows import Numbers
 
 
@@ -36,6 +37,7 @@ def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[A
     with engine.arrays.here():
         engine.copies_for(table)
         _prepare(engine, before, saved["state"], table)
+        saved = {**saved, "state": _recoded(engine, saved)}
         _check_fits(engine, saved)
         _fill(engine, saved)
     return engine, hyper
@@ -48,6 +50,15 @@ def _prepare(engine: ArrayEngine, before: ArrayEngine, names: Mapping[str, Any],
     arrays = [engine.tensors[i].array for i in ids]
     dtypes = [b.layout.dtype("g") if b else engine.arrays.dtype(x) for b, x in zip(buckets, arrays, strict=True)]
     engine.prepare(ids, dtypes, table)
+
+
+def _recoded(engine: ArrayEngine, saved: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The saved states in the formats of the engine's."""
+    keys, states = saved.get("formats", {}), {}
+    for name, values in saved["state"].items():
+        before, after = formats_of(keys, values, name), engine.formats(engine.ids[name])
+        states[name] = recoded(values, before, after, engine.params[name].shape, name) if before != after else values
+    return states
 
 
 def _check_fits(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:

@@ -260,6 +260,14 @@ class Optimizer(Turns):
         """The states of one array by name, and its `step`: live buffers, not copies. Empty before its first update."""
         return self._engine.states(name)
 
+    def storage(self) -> dict[str, dict[str, str]]:
+        """Array -> state -> its dtype, or its format with the block, as `{"w": {"m": "int8/32"}}`.
+
+        States that are not there before the first update are not listed. A state that a format is not safe for, and
+        every state of an array of fewer than 4,096 elements, has a dtype of floats.
+        """
+        return {name: self._engine.storage(self._engine.ids[name]) for name in self.names}
+
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
@@ -274,6 +282,7 @@ class Optimizer(Turns):
             "counts": {"group": copied(shared.group_t), "model": float(shared.model_t[0])},
             "seed": self._engine.seed,
             "training": self._training,
+            "formats": self._engine.format_keys(),
         }
 
     @in_turn

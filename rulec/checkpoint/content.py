@@ -2,7 +2,8 @@
 
 | in the file | content |
 | --- | --- |
-| `state/<parameter>/<state>` | a state of a parameter, an array or one number |
+| `state/<parameter>/<state>` | a state of a parameter, an array or one number, or its codes (int8 or uint8) |
+| `state/<parameter>/<state>::scale` | the scales of codes, float32; the metadata's `parameters` name the formats |
 | `step` | how often each parameter was updated, int64, in the order of the metadata's `parameters` |
 | `group/<state>`, `group_step` | a number of each group, float64; the steps of each group |
 | `model/<state>`, `model_step` | a number of the whole model, float64; the steps of the model |
@@ -113,7 +114,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     parameters = [
         {
             "name": p.name, "shape": list(p.shape), "dtype": p.dtype, "rule": rules.index((p.rule, p.meaning)),
-            "number": p.number, "group": p.group,
+            "number": p.number, "group": p.group, **_formats(p),
         }
         for p in checkpoint.parameters
     ]  # fmt: skip
@@ -125,3 +126,9 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     }
     header = {"format": FORMAT, "version": str(VERSION), "rulec": rulec.__version__}
     return header | {key: json.dumps(value) for key, value in content.items() if value is not None}
+
+
+def _formats(parameter: Parameter) -> dict[str, dict[str, str]]:
+    """The keys of the formats of a parameter's states in codes, where it has any."""
+    keys = {name: state.format for name, state in parameter.states.items() if state.format}
+    return {"formats": keys} if keys else {}

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rulec.checkpoint.codes import decoded
 from rulec.checkpoint.content import Checkpoint, Parameter, check_apart
 from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.run import Leaf, Run, levels
 from rulec.checkpoint.tensors import Stored
+from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide
 from rulec.compiler.view import matrix_view
 from rulec.errors import StateMismatch
@@ -116,13 +118,16 @@ def _check_random(
 def _narrowed(file: str | Path, saved: Parameter, leaf: Leaf) -> Parameter:
     """The parameter with the states of the leaf's rule; StateMismatch where it was updated and lacks one."""
     facts = matrix_view(leaf.shape, leaf.rule.view).facts
-    kept = {name: s.condition for name, s in leaf.rule.state.items() if s.per not in ("group", "model")}
-    names = [name for name, condition in kept.items() if condition is None or decide(condition, facts) is not False]
+    conditions = {name: s.condition for name, s in leaf.rule.state.items() if s.per not in ("group", "model")}
+    names = [
+        name for name, condition in conditions.items() if condition is None or decide(condition, facts) is not False
+    ]
     for name in names:
         if saved.begun and name not in saved.states:
             known = ", ".join(saved.states) or "none"
             raise StateMismatch(f"{file} has no {name} of {saved.name} (it has {known}): it is of another rule")
-    return replace(saved, states={name: saved.states[name] for name in names if name in saved.states})
+    kept = [n for name in names for n in (name, scale_name(name)) if n in saved.states]
+    return replace(saved, states={name: saved.states[name] for name in kept})
 
 
 def _check_numbers(
@@ -232,6 +237,7 @@ def _turn(saved: Parameter, order: Sequence[int]) -> Parameter:
             f"axes= gives {tuple(order)} for {saved.name} of shape {saved.shape}: give each of its axes once, counted "
             f"from 0"
         )
+    saved = decoded(saved)
     states = {k: v.turned(order) if v.shape == saved.shape else v for k, v in saved.states.items()}
     value = None if saved.value is None else saved.value.turned(order)
     return replace(saved, shape=tuple(saved.shape[axis] for axis in order), states=states, value=value)

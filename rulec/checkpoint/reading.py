@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rulec.checkpoint.codes import faults
 from rulec.checkpoint.content import FORMAT, VERSION, Checkpoint, Parameter
 from rulec.checkpoint.tensors import Stored, checksum, read_file
 from rulec.errors import StateMismatch
@@ -141,11 +143,15 @@ def _parameter(
     if value is not None:
         alike = (value.shape, value.dtype) == (tuple(shape), dtype)
         _expect(alike, f"the value of {name:.80} is {value.dtype} {[*value.shape]}, described as {dtype} {shape}")
-    made_by = rules[rule]
-    return Parameter(
-        name, tuple(shape), dtype, made_by["name"], made_by["meaning"], number, group, steps, states.pop(name, {}),
-        value,
+    made_by, formats = rules[rule], said.get("formats", {})
+    _expect(isinstance(formats, dict) and all(isinstance(x, str) for x in formats.values()), "formats that are none")
+    coded = {k: replace(v, format=formats.get(k, "")) for k, v in states.pop(name, {}).items()}
+    parameter = Parameter(
+        name, tuple(shape), dtype, made_by["name"], made_by["meaning"], number, group, steps, coded, value
     )  # fmt: skip
+    for fault in faults(parameter):
+        raise _Unfit(fault)
+    return parameter
 
 
 def _numbers(level: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -20,7 +20,15 @@ from rulec.errors import RulecError, StateMismatch
 from rulec.files import written_whole
 
 #: Our names of dtypes with those of the format, and NumPy's: of bfloat16, which it does not have, its bits.
-_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "U8",
+}
 _NAMES = {code: name for name, code in _CODES.items()}
 _NUMPY = {name: np.dtype("<u2" if name == "bfloat16" else name).newbyteorder("<") for name in _CODES}
 
@@ -32,20 +40,24 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """An array as it lies in a file: our name of its dtype, its shape, and its bytes in C order, little-endian."""
+    """An array as it lies in a file: our name of its dtype, its shape, and its bytes in C order, little-endian.
+
+    Codes of a state have the key of their `format`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: Bytes
+    format: str = ""
 
     @staticmethod
-    def of(array: Any, dtype: str = "") -> Stored:
+    def of(array: Any, dtype: str = "", format: str = "") -> Stored:
         """A NumPy array, without copying it where it is contiguous; for bfloat16 `array` may have the bits in uint16.
 
         `dtype` is that of the array, unless another is given.
         """
         bits = np.ascontiguousarray(array).reshape(-1)
-        return Stored(dtype or bits.dtype.name, np.shape(array), bits.view(np.uint8))
+        return Stored(dtype or bits.dtype.name, np.shape(array), bits.view(np.uint8), format)
 
     @property
     def bits(self) -> np.ndarray[Any, Any]:

@@ -115,3 +115,17 @@ def check_dtype(dtype: str) -> str:
     if dtype not in ITEM_SIZE:
         raise RulecError(f"there is no dtype {dtype!r}{did_you_mean(dtype, ITEM_SIZE)}: use {', '.join(ITEM_SIZE)}")
     return dtype
+
+
+def check_state_dtype(word: str) -> str:
+    """The same dtype or format of states; RulecError for neither."""
+    from rulec.compiler.layout import ITEM_SIZE
+    from rulec.formats import NAMES, parse
+    from rulec.language.source import did_you_mean
+
+    if word.partition("/")[0] in NAMES:
+        return parse(word).text if "/" in word else word
+    if word not in ITEM_SIZE:
+        known = [*ITEM_SIZE, *NAMES]
+        raise RulecError(f"there is no state dtype {word!r}{did_you_mean(word, known)}: use {', '.join(known)}")
+    return word

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import RULE_HELP, DtypeOption, HyperOption, JsonFlag, check_dtype, find_rule, numbers
+from rulec.cli.arguments import (
+    RULE_HELP,
+    DtypeOption,
+    HyperOption,
+    JsonFlag,
+    check_dtype,
+    check_state_dtype,
+    find_rule,
+    numbers,
+)
 from rulec.cli.console import print_json, print_table, progress
 from rulec.errors import RulecError
 
@@ -37,7 +46,7 @@ def memory(
         bool, typer.Option("--epilogue", help="Eager, and in the products that gradients of linear layers are.")
     ] = False,
     dtype: DtypeOption = "float32",
-    state_dtype: Annotated[str | None, typer.Option(help="The dtype of states, where it is another.")] = None,
+    state_dtype: Annotated[str | None, typer.Option(help="The dtype or format of states, where it is another.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 1,
     length: Annotated[
         int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
@@ -61,7 +70,7 @@ def memory(
     known = make.func.__name__ != "Weights"
     if epilogue and not known:
         raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
-    states = None if state_dtype is None else check_dtype(state_dtype)
+    states = None if state_dtype is None else check_state_dtype(state_dtype)
     training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states)
     way: Way = "epilogue" if epilogue else "eager" if eager else "deferred"
     with progress() as shown:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from rulec.cli.arguments import BackendOption, DtypeOption, JsonFlag, RuleArgument, check_dtype, find_rule
+from rulec.cli.arguments import (
+    BackendOption,
+    DtypeOption,
+    JsonFlag,
+    RuleArgument,
+    check_dtype,
+    check_state_dtype,
+    find_rule,
+)
 from rulec.cli.console import print_json, print_source
 from rulec.errors import RulecError
 
@@ -23,7 +31,7 @@ def show(
     rule: RuleArgument,
     backend: BackendOption = "cpu",
     dtype: DtypeOption = "float32",
-    state_dtype: Annotated[str, typer.Option(help="The dtype of states, where it is another.")] = "",
+    state_dtype: Annotated[str, typer.Option(help="The dtype or format of states, where it is another.")] = "",
     epilogue: Annotated[
         bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
     ] = False,
@@ -69,9 +77,13 @@ def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
     from rulec.compiler.layout import scheduled
     from rulec.compiler.pipeline import compile
+    from rulec.runtime.coded import decodes
 
     program = compile(rule)
-    return registry.get(backend).emit(*scheduled(program, _layout(program, dtype, state_dtype)))
+    printer, kernel = registry.get(backend), scheduled(program, _layout(program, dtype, state_dtype))
+    if kernel.layout.formats and not decodes(printer, *kernel):
+        raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")
+    return printer.emit(*kernel)
 
 
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
@@ -82,7 +94,7 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     if not hasattr(printer, "emit_epilogue"):
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
     program = compile(rule)
-    text: str = printer.emit_epilogue(program, _layout(program, dtype, state_dtype), dtype)
+    text: str = printer.emit_epilogue(program, _floats(program, dtype, state_dtype), dtype)
     return text
 
 
@@ -99,15 +111,25 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
     if not hasattr(printer, "emit_estimate"):
         raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
     program = compile(rule)
-    text: str = printer.emit_estimate(program, _layout(program, dtype, state_dtype), values)
+    text: str = printer.emit_estimate(program, _floats(program, dtype, state_dtype), values)
     return text
 
 
 def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
     from rulec.compiler.layout import layout_for
+    from rulec.runtime.storage import FEWEST_CODED, Storage
 
-    states = dict.fromkeys((b.name for b in program.states), check_dtype(state_dtype)) if state_dtype else {}
-    return layout_for(program, dtype, states=states)
+    storage = Storage({"": check_state_dtype(state_dtype)} if state_dtype else {})
+    states, formats = storage.of(program, dtype, FEWEST_CODED)
+    return layout_for(program, dtype, states=states, formats=formats)
+
+
+def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
+    """A layout without codes; RulecError for a format."""
+    layout = _layout(program, dtype, state_dtype)
+    if layout.formats:
+        raise RulecError(f"no such kernel takes states in codes, as {state_dtype} is: leave out --state-dtype")
+    return layout
 
 
 def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:

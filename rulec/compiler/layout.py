@@ -8,27 +8,49 @@ from typing import NamedTuple
 
 from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
+from rulec.formats import Format
 from rulec.language.node import Op, walk
 
 #: Storage dtype of parameters, gradients and states, by our name -> its size in bytes.
 ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
+def scale_name(state: str) -> str:
+    """The name of the scales of a state in codes, beside the name of its codes, the state's own."""
+    return f"{state}::scale"
+
+
 @dataclass(frozen=True)
 class Layout:
     """The storage dtype of each buffer, in the program's order of buffers.
 
-    With `maximize`, gradients point uphill and are negated as they are loaded. With `transposed`, the rows of the
+    A state in `formats` is stored in codes: a kernel decodes it to its dtype, float32, and encodes the new value. With
+    `maximize`, gradients point uphill and are negated as they are loaded. With `transposed`, the rows of the
     rule's matrices are the columns in memory.
     """
 
     dtypes: tuple[tuple[str, str], ...]
     maximize: bool = False
     transposed: bool = False
+    formats: tuple[tuple[str, Format], ...] = ()
 
     def dtype(self, buffer: str) -> str:
         """The storage dtype of a buffer."""
         return dict(self.dtypes)[buffer]
+
+    def format(self, buffer: str) -> Format | None:
+        """The format of a state stored in codes; None for any other buffer."""
+        return dict(self.formats).get(buffer)
+
+    def size(self, buffer: str) -> float:
+        """The bytes of an element of a buffer in memory; for a state in codes with its share of the scale."""
+        form = self.format(buffer)
+        return ITEM_SIZE[self.dtype(buffer)] if form is None else form.bits / 8 + ITEM_SIZE["float32"] / form.block
+
+    @property
+    def decoded(self) -> Layout:
+        """The same layout with all states decoded."""
+        return replace(self, formats=())
 
     @property
     def compute(self) -> str:
@@ -44,7 +66,7 @@ class Layout:
     def text(self) -> str:
         """The layout in one line, for messages and file names."""
         short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
-        words = [f"{b}:{short[d]}" for b, d in self.dtypes]
+        words = [f"{b}:{form.key if (form := self.format(b)) else short[d]}" for b, d in self.dtypes]
         return " ".join(words + ["maximize"] * self.maximize + ["transposed"] * self.transposed)
 
 
@@ -55,14 +77,19 @@ def layout_for(
     states: Mapping[str, str] | None = None,
     maximize: bool = False,
     transposed: bool = False,
+    formats: Mapping[str, Format] | None = None,
 ) -> Layout:
-    """The layout for parameters of dtype `param`: gradients, states and inputs have the same unless said otherwise."""
-    chosen = {"p": param, "g": grad or param, **(states or {})}
+    """The layout for parameters of dtype `param`: gradients, states and inputs have the same unless said otherwise.
+
+    States in `formats` are stored in codes.
+    """
+    formats = formats or {}
+    chosen = {"p": param, "g": grad or param, **(states or {}), **dict.fromkeys(formats, "float32")}
     stored = [b for b in array_buffers(program) if b.role != "scratch"]
     dtypes = [(b.name, chosen.get(b.name, param)) for b in stored]
     compute = Layout(tuple(dtypes)).compute
     dtypes += [(b.name, compute) for b in kernel_buffers(program) if b.role == "scratch"]
-    return Layout(tuple(dtypes), maximize, transposed)
+    return Layout(tuple(dtypes), maximize, transposed, tuple(formats.items()))
 
 
 class Kernel(NamedTuple):
@@ -74,7 +101,7 @@ class Kernel(NamedTuple):
 
 def scheduled(program: Program, layout: Layout) -> Kernel:
     """The program after the pass `choose_rereads`, the one pass that depends on the layout."""
-    sizes = {buffer: ITEM_SIZE[dtype] for buffer, dtype in layout.dtypes}
+    sizes = {buffer: layout.size(buffer) for buffer, _ in layout.dtypes}
     best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute]), "choose_rereads")
     return Kernel(best, layout.of(best))
 
@@ -91,15 +118,16 @@ def kernel_for(
     return scheduled(program, layout_for(program, param, grad, states, maximize, transposed))
 
 
-def traffic(program: Program, layout: Layout) -> tuple[int, int]:
+def traffic(program: Program, layout: Layout) -> tuple[float, float]:
     """The bytes read and written for each element over all stages: the measure of a kernel's speed."""
-    read = written = 0
+    read: float = 0
+    written: float = 0
     pointers = {b.name for b in kernel_buffers(program)}
     for stage in program.stages:
         loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
-        read += sum(ITEM_SIZE[layout.dtype(b)] for b in loads & pointers)
+        read += sum(layout.size(b) for b in loads & pointers)
         read += sum(ITEM_SIZE[layout.compute] for name in stage.reads if program.result(name).axes.elementwise)
-        written += sum(ITEM_SIZE[layout.dtype(s.buffer)] for s in stage.stores)
+        written += sum(layout.size(s.buffer) for s in stage.stores)
     return read, written
 
 

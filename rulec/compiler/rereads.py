@@ -20,7 +20,7 @@ from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
 _MOST = 6
 
 #: The size of an element of a buffer, in bytes.
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def choose_rereads(program: Program, sizes: Sizes, compute: int) -> Program:
     return replace(best, decisions=(_reason(program, chosen, before, least, sizes, compute),))
 
 
-def moved(program: Program, sizes: Sizes, compute: int) -> int:
+def moved(program: Program, sizes: Sizes, compute: int) -> float:
     """The bytes read and written by all stages for each element."""
-    total = 0
+    total: float = 0
     for stage in program.stages:
         loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
         total += sum(sizes.get(b, compute) for b in loads | {s.buffer for s in stage.stores})
@@ -168,7 +168,7 @@ def _with_roots(stage: Stage, memo: Mapping[Node, Node], labels: dict[Node, str]
     return replace(stage, stores=stores, reduces=reduces)
 
 
-def _reason(program: Program, choice: _Choice, before: int, after: int, sizes: Sizes, compute: int) -> str:
+def _reason(program: Program, choice: _Choice, before: float, after: float, sizes: Sizes, compute: int) -> str:
     last = len(program.stages) - 1
     words = []
     if choice.early:
@@ -178,8 +178,8 @@ def _reason(program: Program, choice: _Choice, before: int, after: int, sizes: S
         value, at = choice.spill
         words.append(f"stage {at} spills {program.labels.get(value) or 'a value'} for stage {last}")
     if words:
-        return f"{' and '.join(words)}: {after} bytes an element, {before} where all is computed again"
+        return f"{' and '.join(words)}: {after:g} bytes an element, {before:g} where all is computed again"
     shared = set().union(*(_computed(s) for s in program.stages[:-1])) & _computed(program.stages[-1])
     if not any(n.op.kind is not Kind.LEAF for n in shared):
-        return f"no stage computes what another has: {before} bytes an element"
-    return f"stage {last} computes again what earlier ones did: {before} bytes an element, and no way moves fewer"
+        return f"no stage computes what another has: {before:g} bytes an element"
+    return f"stage {last} computes again what earlier ones did: {before:g} bytes an element, and no way moves fewer"

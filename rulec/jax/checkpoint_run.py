@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
+from rulec.checkpoint.codes import decoded
 from rulec.errors import RulecError, StateMismatch
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, call, machine
@@ -173,7 +174,7 @@ class Filling:
     @cached_property
     def _saved(self) -> dict[int, Parameter]:
         """The saved parameters by their places in the tree."""
-        return dict(zip(self.run.places, self.loaded.parameters, strict=True))
+        return dict(zip(self.run.places, map(decoded, self.loaded.parameters), strict=True))
 
     def _count(self, first: Any) -> Any:
         steps = [*(p.steps for p in self.loaded.parameters), *self.loaded.group_steps, *self.loaded.model_steps]

@@ -17,6 +17,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
+from rulec.runtime.coded import Decoded, kernel_of
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
@@ -63,8 +64,8 @@ class Version:
 class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` computes the values between its stages. Where `resident`, counts and scalars are on the device, and a
-    branch on them has both arms in the kernel.
+    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `resident`,
+    counts and scalars are on the device, and a branch on them has both arms in the kernel.
     """
 
     program: Program
@@ -73,6 +74,7 @@ class Bucket:
     backend: Backend
     static: Mapping[str, float]
     library: Library
+    decoded: Decoded
     resident: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
@@ -93,10 +95,9 @@ class Bucket:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed)
             program, layout = scheduled(program, self.layout.of(program))
-            source = self.backend.emit(program, layout)
+            source, kernel = kernel_of(self.backend, program, layout, self.decoded)
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
-            kernel = self.backend.build(program, layout, source)
             version = self.versions[decided] = Version(program, layout, kernel, Plan(program))
         return version
 

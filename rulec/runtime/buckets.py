@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from rulec.runtime.hyper import EPS
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers
 from rulec.runtime.state import state_specs
+from rulec.runtime.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,10 @@ class Buckets:
     """
 
     def __init__(
-        self, router: Router, common: Common, backend: str | Backend | None, state_dtype: Mapping[str, str],
-        resident: bool,
+        self, router: Router, common: Common, backend: str | Backend | None, storage: Storage, resident: bool,
     ) -> None:  # fmt: skip
         self.common, self._router = common, router
-        self._backend, self.state_dtype, self._resident = backend, state_dtype, resident
+        self._backend, self.storage, self._resident = backend, storage, resident
         self.tensors: list[Tensor] = []
         self.by_key: dict[Any, Bucket] = {}
         self.extensions = 0
@@ -179,7 +180,8 @@ class Buckets:
         # Whether a step is skipped is known on the device alone, and so is then how often there was one.
         resident = there and (self._resident or program.skip is not None)
         library = self.common.arrays.library(device, there)
-        bucket = Bucket(program, layout, device, backend, dict(static), library, resident)
+        decoded = partial(self.common.decoded, device)
+        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, resident)
         if resident or not program.predicates:
             bucket.compiled()
         return bucket
@@ -195,10 +197,11 @@ class Buckets:
         program, static = self._program(tensor, table)
         check_counts(program, {**self.facts(tensor), **static})
         self._check_fits(program, tensor)
-        every = self.state_dtype.get("", dtype)
-        states = {b.name: self.state_dtype.get(b.name, every) for b in program.states}
+        # Blocks are of neighbours in the order of the shape, for kernels and for files.
+        coded = tensor.numel if self.common.arrays.plain(tensor.array) else 0
+        states, formats = self.storage.of(program, dtype, coded)
         turned = tensor.view.transposed and is_shaped(program)
-        layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned)
+        layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)
         return program, layout, self.common.arrays.device(tensor.array), tuple(sorted(static.items()))
 
     def _check_fits(self, program: Program, tensor: Tensor) -> None:

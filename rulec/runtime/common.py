@@ -70,3 +70,8 @@ class Common:
         if memory is None:
             memory = self._scratch[key] = self.arrays.scratch(like, dtype)
         return memory
+
+    def decoded(self, device: str, state: str, like: Any) -> Any:
+        """Memory for a state in float32 during one kernel, in the shape and memory order of a parameter."""
+        order = like.stride() if callable(getattr(like, "stride", None)) else like.strides
+        return self.scratch(("decoded", device, state, order), like, "float32")

@@ -9,18 +9,18 @@ the hyper-parameters of a step. `Launcher` makes launches; `Common` holds the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rulec.backend.protocol import Backend
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import array_buffers
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
-from rulec.errors import RuleError, TensorError
+from rulec.errors import RuleError
+from rulec.formats import Format
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
-from rulec.language.source import did_you_mean
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket
 from rulec.runtime.buckets import Buckets
@@ -33,6 +33,7 @@ from rulec.runtime.launching import Launcher
 from rulec.runtime.part import Part, Partitions
 from rulec.runtime.rows import Numbers
 from rulec.runtime.step import run
+from rulec.runtime.storage import Storage
 
 __all__ = ["EPS", "Engine", "Launch", "default_hyper", "run"]
 
@@ -57,11 +58,12 @@ class Engine:
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
         self.state_dtype = dict(state_dtype or {})
         router = Router(self.rule)
-        _check_state_dtypes(self.rule.name, self.state_dtype, router.states)
+        storage = Storage(self.state_dtype)
+        storage.check(router.rules)
         _check_shared(router.rules)
         self._values = HyperValues(self.rule)
         self._common = Common(arrays, self._values, processes or Processes(), self.seed)
-        self._homes = Buckets(router, self._common, backend, self.state_dtype, resident)
+        self._homes = Buckets(router, self._common, backend, storage, resident)
         self._partitions = Partitions(self._homes.tensors, arrays)
         self._launcher = Launcher(self.rule, self._common)
         self.hyper, self.hyper_names = self._values.known, self._values.names
@@ -141,6 +143,20 @@ class Engine:
             return {}
         states = {"step": tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
         return states | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
+
+    def formats(self, tensor_id: int) -> dict[str, Format]:
+        """The formats of a tensor's states in codes, by name; empty before its first gradient."""
+        bucket = self.tensors[tensor_id].bucket
+        return {} if bucket is None else dict(bucket.layout.formats)
+
+    def storage(self, tensor_id: int) -> dict[str, str]:
+        """State -> its dtype or format as users write it, for a tensor's arrays; empty before its first gradient."""
+        bucket = self.tensors[tensor_id].bucket
+        if bucket is None:
+            return {}
+        formats = {name: form.text for name, form in bucket.layout.formats}
+        arrays = [b.name for b in array_buffers(bucket.program) if b.role == "state"]
+        return {name: formats.get(name, bucket.layout.dtype(name)) for name in arrays}
 
     # Hyper-parameters
 
@@ -252,14 +268,6 @@ class Engine:
             chosen = replace(part, bucket=self._within[key], pick=None)
             launches += self._launcher.launches(chosen, grads if part.pick is None else part.pick(grads), {})
         return launches
-
-
-def _check_state_dtypes(rule: str, dtypes: Mapping[str, str], known: Collection[str]) -> None:
-    for state, dtype in dtypes.items():
-        if state and state not in known:
-            raise TensorError(f"{rule} has no state {state!r}{did_you_mean(state, known)}")
-        if dtype not in ITEM_SIZE:
-            raise TensorError(f"state dtype {dtype!r} is none of {', '.join(ITEM_SIZE)}")
 
 
 def _check_shared(rules: Sequence[Rule]) -> None:

@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from rulec.backend.noise import Noise
-from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported
-from rulec.runtime.bucket import Version
+from rulec.runtime.bucket import Bucket, Version
 from rulec.runtime.launch import Launch
 
 #: The number of remembered calls.
 _REMEMBERED = 64
 
 
-def takes_parts(program: Program) -> bool:
-    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip` and inputs."""
-    return program.elementwise and program.skip is None and not program.rule.inputs
+def takes_parts(version: Version | Bucket) -> bool:
+    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip`, inputs and codes."""
+    program = version.program
+    plain = program.elementwise and program.skip is None and not version.layout.formats
+    return plain and not program.rule.inputs
 
 
 class OtherCalls:
@@ -55,7 +56,7 @@ class EstimateCalls:
         """
         kinds = {noise.values for noise in noises}
         backend: Any = launch.part.bucket.backend
-        if len(kinds) != 1 or not takes_parts(launch.version.program) or not hasattr(backend, "build_estimate"):
+        if len(kinds) != 1 or not takes_parts(launch.version) or not hasattr(backend, "build_estimate"):
             return False
         (values,) = kinds
         try:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from rulec import checkpoint
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
+from rulec.checkpoint.codes import settled
 from rulec.compiler.routing import Router
 from rulec.errors import RulecError, TensorError
 from rulec.torch.entries import GroupRule
@@ -24,7 +25,8 @@ from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.placed import check_whole
 from rulec.torch.routes import Route, Routes
-from rulec.torch.tensors import DTYPES, dtype_name
+from rulec.torch.states import FORMATS
+from rulec.torch.tensors import STATE_DTYPES, dtype_name
 
 
 def save(optimizer: RuleOptimizer, file: str | Path, *, parameters: bool = False) -> None:
@@ -122,8 +124,9 @@ class TorchRun:
 
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates and the states by the rule's own names; none before the first update."""
-        states = self.buffers(place)
-        return int(states.pop("step", 0)), {name: stored(tensor) for name, tensor in states.items()}
+        states, formats = self.buffers(place), self.machine.buffers.formats_here(place)
+        keys = {name: form.key for name, form in formats.items()}
+        return int(states.pop("step", 0)), {name: stored(x, keys.get(name, "")) for name, x in states.items()}
 
     def buffers(self, place: int) -> dict[str, Tensor]:
         """The live states of a parameter, and their `step`."""
@@ -159,14 +162,19 @@ class TorchRun:
     def _state_dict(self, loaded: Loaded) -> dict[str, Any]:
         """The content of a file as torch lays it out, for this optimizer's own groups."""
         # Numbers that groups have now go: where the file has none, nothing was updated when it was saved.
-        shared = {*self.optimizer.interface.shared, *COUNTS.values()}
+        dropped = {*self.optimizer.interface.shared, *COUNTS.values(), FORMATS}
+        parameters, keys = settled(loaded.parameters)
         groups = [
-            {**{k: v for k, v in group.items() if k not in shared}, **_numbers(loaded, place)}
+            {**{k: v for k, v in group.items() if k not in dropped}, **_numbers(loaded, place)}
             for place, group in enumerate(self.optimizer.state_dict()["param_groups"])
         ]
+        for route in self.routes if keys else ():
+            entry = self.group_rules[route.group].entry
+            outside = {entry.outside(name, route.routed): key for name, key in keys.items()}
+            groups[route.group][FORMATS] = groups[route.group].get(FORMATS, {}) | outside
         states = [
             _states(self.group_rules[route.group], route, saved)
-            for route, saved in zip(self.routes, loaded.parameters, strict=True)
+            for route, saved in zip(self.routes, parameters, strict=True)
         ]
         return {"state": {place: named for place, named in enumerate(states) if named}, "param_groups": groups}
 
@@ -181,16 +189,16 @@ def names_of(optimizer: RuleOptimizer) -> list[str]:
     return names
 
 
-def stored(tensor: Tensor) -> Stored:
-    """A tensor's bytes."""
+def stored(tensor: Tensor, format: str = "") -> Stored:
+    """A tensor's bytes; those of codes with the key of their format."""
     here = tensor.detach().cpu().contiguous()
     bits = here.view(torch.uint16) if here.dtype is torch.bfloat16 else here
-    return Stored.of(bits.numpy(), dtype_name(here.dtype))
+    return Stored.of(bits.numpy(), str(here.dtype).removeprefix("torch."), format)
 
 
 def tensor_of(array: Stored) -> Tensor:
     """A tensor over the bytes of a file."""
-    return torch.from_numpy(array.data).view(DTYPES[array.dtype]).reshape(array.shape)
+    return torch.from_numpy(array.data).view(STATE_DTYPES[array.dtype]).reshape(array.shape)
 
 
 def _states(group_rule: GroupRule, route: Route, saved: Parameter) -> dict[str, Tensor]:

@@ -28,10 +28,9 @@ class TorchEngine(Engine):
     def __init__(
         self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: Residence
     ) -> None:
-        names = {state: _rule_state(group_rule, state) for state in options.state_dtypes}
-        dtypes = {name: options.state_dtypes[state] for state, name in names.items() if name is not None}
         super().__init__(
-            group_rule.rule, TorchArrays(), options.backend, dtypes, seed=seed_of(groups), resident=residence.asked,
+            group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
+            seed=seed_of(groups), resident=residence.asked,
             processes=Processes(options.across, indices, len(groups)),
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
@@ -74,6 +73,12 @@ def add_parameters(
         array, maximize = real_view(route.param), group_rules[route.group].maximize
         homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize)))
     return homes
+
+
+def state_dtypes_of(group_rule: GroupRule, options: Options) -> dict[str, str]:
+    """The dtypes and formats asked for, by the rule's names of its states, `""` for all."""
+    names = {state: _rule_state(group_rule, state) for state in options.state_dtypes}
+    return {name: options.state_dtypes[state] for state, name in names.items() if name is not None}
 
 
 def _rule_state(group_rule: GroupRule, name: str) -> str | None:

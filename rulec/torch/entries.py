@@ -150,7 +150,8 @@ class Entry:
 
     def outside(self, state: str, routed: bool = False) -> str:
         """torch's name of a state; where the tensor is `routed` to another rule, that rule's own name."""
-        return state if routed else self.states.get(state, state)
+        name, *scale = state.partition("::")
+        return state if routed else "".join([self.states.get(name, name), *scale])
 
     @functools.cached_property
     def _composed(self) -> dict[Any, tuple[Rule, Mapping[str, Hyper]]]:

@@ -62,6 +62,10 @@ class ShapesBackend:
         """A kernel of no code."""
         return ShapesKernel(program)
 
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        """True: states in codes need no other memory."""
+        return True
+
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
         """Nothing: a kernel writes noise in place."""
 

@@ -13,12 +13,15 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from rulec.compiler.routing import Router
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
+from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.across import Across
+from rulec.torch.engine import state_dtypes_of
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
@@ -94,6 +97,8 @@ class RuleOptimizer(Optimizer, Turns):
         tag_all(self.param_groups)
         group_rules = group_rules_of(self.interface, self.param_groups)
         seed_of(self.param_groups)
+        for group_rule in dict.fromkeys(group_rules):
+            Storage(state_dtypes_of(group_rule, self._options)).check(Router(group_rule.rule).rules)
         check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
         routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
 
@@ -102,6 +107,16 @@ class RuleOptimizer(Optimizer, Turns):
         """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
         group_rules = group_rules_of(self.interface, self.param_groups)
         return routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
+
+    @in_turn
+    def storage(self) -> dict[str, dict[str, str]]:
+        """Parameter -> state -> its dtype, or its format with the block, as `{"0.weight": {"exp_avg": "int8/32"}}`.
+
+        States that are not there before the first step are not listed. A state that a format is not safe for, and every
+        state of a tensor of fewer than 4,096 elements, has a dtype of floats.
+        """
+        machine = self._current()
+        return {name: machine.buffers.storage(place) for place, name in enumerate(machine.names)}
 
     # Steps
 

@@ -10,16 +10,21 @@ from torch import Tensor
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.errors import TensorError
+from rulec.formats import NAMES
 from rulec.language.source import did_you_mean
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.placed import is_flat, is_split
 from rulec.torch.tensors import DTYPES
+
+#: torch's names of formats -> ours.
+_TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What belongs to the whole optimizer: storage dtypes of states by name (`""`: all), and the backend asked for.
+    """What belongs to the whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
     over which values of groups and the model are taken.
@@ -41,6 +46,17 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
     return replace(options, backend=ShapesBackend())
 
 
+def check_whole(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
+    """TensorError where states are to be in codes and a parameter is a part of a tensor: blocks may reach over it."""
+    coded = [word for word in options.state_dtypes.values() if word not in DTYPES]
+    for param, name in zip(params, names, strict=True):
+        if coded and (is_split(param) or is_flat(param)):
+            raise TensorError(
+                f"{name} is a part of a tensor, and state_dtype={coded[0]!r} is for whole tensors alone: give "
+                f"state_dtype one of {', '.join(DTYPES)}"
+            )
+
+
 def options_of(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
     """The options that an optimizer's keywords say; TensorError for an unknown state or dtype."""
     requested = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
@@ -50,8 +66,9 @@ def options_of(interface: Interface, state_dtype: StateDtype, backend: str | Non
         if state and state not in known:
             raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
         name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-        if name not in DTYPES:
-            raise TensorError(f"state dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        name = _TORCH_NAMES.get(name, name)
+        if name not in DTYPES and name.partition("/")[0] not in NAMES:
+            raise TensorError(f"state dtype {dtype!r} is none of {', '.join([*DTYPES, *NAMES])}")
         dtypes[state] = name
     if backend is not None:
         registry.usable(backend)

@@ -14,14 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
+from rulec.formats import Format
 from rulec.runtime.counts import is_count
+from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
+from rulec.torch.group_values import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.placed import as_placed, fill
 from rulec.torch.routes import Route
-from rulec.torch.tensors import dtype_name
+from rulec.torch.tensors import dtype_name, real_view
+
+#: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
+FORMATS = "formats"
 
 
 class Edits:
@@ -116,12 +123,19 @@ for _name in _WRITERS:
 
 
 class Buffers:
-    """The buffers of the parameters on some routes, by their homes; `store` shows them to users."""
+    """The buffers of the parameters on some routes, by their homes; `store` shows them to users.
+
+    The groups say in which formats saved states are, and get the formats of the buffers.
+    """
 
     def __init__(
-        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[Home], store: Store
-    ) -> None:
+        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[Home], store: Store,
+        groups: Groups,
+    ) -> None:  # fmt: skip
         self._engines, self._routes, self._homes, self.store = engines, routes, homes, store
+        self._groups: Sequence[Any] = groups
+        #: For each group the keys of formats of its saved states in codes.
+        self._formats: list[Mapping[str, str]] = [group.get(FORMATS, {}) for group in groups]
 
     def prepare(self, saved: Mapping[Any, Any], full: bool, strict: bool) -> dict[int, Mapping[str, Any]]:
         """Allocates the buffers of every parameter that has a saved state, or of all where `full`.
@@ -129,15 +143,45 @@ class Buffers:
         The saved values by place; they are checked, and nothing is written. Where `strict`, a saved state must have
         everything its rule needs.
         """
-        held = [_values(saved.get(route.param, {})) for route in self._routes]
-        chosen = [place for place, values in enumerate(held) if values or full]
+        held: dict[int, Mapping[str, Any]] = {
+            place: _values(saved.get(route.param, {})) for place, route in enumerate(self._routes)
+        }
+        chosen = [place for place, values in held.items() if values or full]
         for engine in self._engines:
             places = [place for place in chosen if self._homes[place][0] is engine]
             dtypes = [_grad_dtype(self._routes[place].param) for place in places]
             engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
-        for place in chosen:
-            _check_saved(self._of(place), held[place], self._routes[place].name, strict)
-        return {place: held[place] for place in chosen}
+        held = {place: self._recoded(place, held[place]) for place in chosen}
+        for place, values in held.items():
+            _check_saved(self._of(place), values, self._routes[place].name, strict)
+        return held
+
+    def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A parameter's saved values in the formats of its buffers."""
+        route = self._routes[place]
+        before, after = formats_of(self._formats[route.group], saved, route.name), self.formats(place)
+        if before == after:
+            return saved
+        names = {*before, *after, *map(scale_name, before)} & saved.keys()
+        coded = {name: _numpy(saved[name]) for name in names}
+        arrays = recoded(coded, before, after, tuple(real_view(route.param).shape), route.name)
+        return {k: v for k, v in saved.items() if k not in names} | {k: torch.as_tensor(v) for k, v in arrays.items()}
+
+    def formats(self, place: int) -> dict[str, Format]:
+        """The formats of a parameter's states in codes, under torch's names; empty before its first step."""
+        entry, routed = self._homes[place][0].group_rule.entry, self._routes[place].routed
+        return {entry.outside(name, routed): form for name, form in self.formats_here(place).items()}
+
+    def storage(self, place: int) -> dict[str, str]:
+        """The dtype or format of each of a parameter's states, under torch's names; empty before its first step."""
+        engine, tensor_id = self._homes[place]
+        entry, routed = engine.group_rule.entry, self._routes[place].routed
+        return {entry.outside(name, routed): word for name, word in engine.storage(tensor_id).items()}
+
+    def formats_here(self, place: int) -> dict[str, Format]:
+        """The same under the rule's names."""
+        engine, tensor_id = self._homes[place]
+        return engine.formats(tensor_id)
 
     def fill(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Copies saved values, by place, into the buffers."""
@@ -160,8 +204,24 @@ class Buffers:
         for place, route in enumerate(self._routes):
             buffers = self._of(place)
             if buffers:
-                self.store.entry(route.param).take(buffers)
+                entry = self.store.entry(route.param)
+                for name in [name for name in entry if name.endswith(scale_name("")) and name not in buffers]:
+                    del entry[name]
+                entry.take(buffers)
+        self._show_formats()
         self.store.edits.changed = False
+
+    def _show_formats(self) -> None:
+        """Puts the formats of the states in codes into the groups; groups without such states have none."""
+        keys: dict[int, dict[str, str]] = {}
+        for place, route in enumerate(self._routes):
+            of_group = keys.setdefault(route.group, {})
+            of_group |= {name: form.key for name, form in self.formats(place).items()}
+        for group, formats in keys.items():
+            if formats:
+                self._groups[group][FORMATS] = formats
+            else:
+                self._groups[group].pop(FORMATS, None)
 
     def written(self, place: int) -> dict[str, Tensor]:
         """A parameter's states by the rule's names, and its count as `step`; empty before its first step."""
@@ -174,7 +234,7 @@ class Buffers:
         buffers = {}
         for name, value in self.written(place).items():
             if name != "step" or self._counted(place):
-                paired = route.param.is_complex() and value.dim() > route.param.dim()
+                paired = route.param.is_complex() and value.is_floating_point() and value.dim() > route.param.dim()
                 buffer = torch.view_as_complex(value) if paired else value
                 buffers[entry.outside(name, route.routed)] = as_placed(buffer, route.param)
         return buffers
@@ -182,6 +242,14 @@ class Buffers:
     def _counted(self, place: int) -> bool:
         """Whether torch's layout has a step count of the parameter."""
         return self._homes[place][0].group_rule.entry.counted or self._routes[place].routed
+
+
+def _numpy(value: Any) -> np.ndarray[Any, Any]:
+    """A saved value in main memory: codes as they are, all else in float32."""
+    tensor = torch.as_tensor(value).detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def _values(saved: Mapping[str, Any]) -> dict[str, Any]:

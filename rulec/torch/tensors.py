@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Vector
-from rulec.runtime.state import StateSpec
+from rulec.runtime.state import STATE_SIZE, StateSpec
 from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.guard import Guard, guard_for, never
 from rulec.torch.libraries import DeviceLibrary, HostLibrary
@@ -26,6 +25,9 @@ from rulec.torch.placed import part_of
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
+
+#: The dtypes of states: these, and those of codes.
+STATE_DTYPES: Mapping[str, torch.dtype] = {**DTYPES, "int8": torch.int8, "uint8": torch.uint8}
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -167,7 +169,7 @@ def _memory_for(
         yield
     except torch.cuda.OutOfMemoryError as error:
         wanted = sum(
-            math.prod(s) * ITEM_SIZE[spec.dtype]
+            math.prod(s) * STATE_SIZE[spec.dtype]
             for state_shapes in shapes
             for s, spec in zip(state_shapes, specs, strict=True)
         )
@@ -240,8 +242,8 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
 def _initial(
     spec: StateSpec, param: Tensor, shape: tuple[int, ...], hyper: Mapping[str, float], facts: Mapping[str, float]
 ) -> Tensor:
-    dtype = DTYPES[spec.dtype]
-    if spec.axes.elementwise:
+    dtype = STATE_DTYPES[spec.dtype]
+    if spec.like_parameter:
         state = torch.empty_like(param, dtype=dtype)
     else:
         state = param.new_empty(shape, dtype=dtype)

@@ -61,6 +61,5 @@ def _by_noise(opt: Optimizer, noises: Mapping[str, Noise], table: Any) -> list[L
     return [
         launch
         for launch in launches
-        if takes_parts(launch.version.program)
-        and calls.give(launch, [noises[tensor.name] for tensor in launch.part.tensors])
+        if takes_parts(launch.version) and calls.give(launch, [noises[tensor.name] for tensor in launch.part.tensors])
     ]

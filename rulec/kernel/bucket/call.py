@@ -14,7 +14,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.kernel.place import bound_arrays
+from rulec.kernel.coded import coded_arrays
 
 from .address import address_of, array_address, element_count
 from .chunks import Policy
@@ -108,7 +108,7 @@ class PlannedCall(AddressedCall[Work]):
         self._pointers = np.zeros((len(plan.lines), len(params)), np.int64)
         self._gradients = self._pointers[plan.lines.index("g")]
         self._address = address_of(params)
-        for name, arrays in bound_arrays(program, params, states).items():
+        for name, arrays in coded_arrays(program, layout, params, states).items():
             self._pointers[plan.lines.index(name)] = [*map(self._address, arrays)]
         for work in filter(None, self._works):
             for name, slots in work.slots.items():

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.kernel.coded import coded_lines
 from rulec.kernel.moving import Moving
-from rulec.kernel.place import COL, address_lines, is_shaped, place
+from rulec.kernel.place import COL, is_shaped, place
 
 from .chunks import Chunks, Policy
 from .cut import Cut, Whole
@@ -43,7 +44,7 @@ class Planner:
         policy: Policy, flat: bool = False,
     ) -> None:  # fmt: skip
         self._tensors = Tensors(backend, program, layout, sizes, views)
-        self.lines = address_lines(program)
+        self.lines = coded_lines(program, layout)
         self._policy, self._only_flat = policy, flat
         self._flat_columns = [*FLAT_COLUMNS, *[""] * (chunk_columns(program, layout) - len(FLAT_COLUMNS))]
         self._known: dict[str, tuple[Chunks, Cut]] = {}

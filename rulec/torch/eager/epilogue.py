@@ -98,7 +98,7 @@ def _keeps(owner: Owner, weight: Tensor) -> bool:
     engine, tensor_id = machine.homes[place]
     bucket = engine.tensors[tensor_id].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
-    return same and bucket is not None and takes_parts(bucket.program)
+    return same and bucket is not None and takes_parts(bucket)
 
 
 def _completed(window: Window | None, weight: Tensor) -> Firing | None:
@@ -124,7 +124,7 @@ def _launch(machine: Machine, place: int) -> Launch | None:
     # Of the gradient only shape and dtype are looked at.
     shape = torch.empty_like(machine.params[place], device="meta", requires_grad=False)
     (launch,) = engine.ready((tensor_id,), [shape], engine.table)
-    return launch if takes_parts(launch.version.program) else None
+    return launch if takes_parts(launch.version) else None
 
 
 def _is_distributed() -> bool:

@@ -162,7 +162,7 @@ def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:
     # Of gradients only shape and dtype are looked at.
     shapes = [torch.empty_like(machine.params[place], device="meta", requires_grad=False) for place in places]
     launches = launches_of(machine.plans.of(places, shapes), shapes, None)
-    return [launch for launch in launches if takes_parts(launch.version.program)]
+    return [launch for launch in launches if takes_parts(launch.version)]
 
 
 def _write(machine: Machine, places: Collection[int], launches: Sequence[Launch]) -> bool:

@@ -1,0 +1,214 @@
+"""States in codes, in languages of the C family: functions that decode and encode neighbouring blocks of one format.
+
+They equal `rulec.formats` bit for bit. Loops over a block have no branch, so they can be vectors: the largest magnitude
+is taken over bits, as magnitudes of floats grow with their bits, and whole numbers are rounded by a sum with 1.5*2**23.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rulec.backend.printer import unique_name
+from rulec.compiler.layout import Layout, scale_name
+from rulec.formats import Format, reach, steps, table, zero
+from rulec.formats.float8 import E4M3, E5M2
+
+from ..fragments import filled
+from .dialect import Dialect
+from .element import literal
+from .text import WIDTH
+
+_DECODE = """\
+/* The values of count elements, of whole blocks and perhaps a short last one. */
+FUNCTION void decode_NAME(const CODE_t *codes, const float *scales, int64_t count, float *values)
+{
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const int64_t last = count - first < BLOCK ? count : first + BLOCK;
+        const float unit = scales[first / BLOCK] * UNIT;
+LOOP
+    }
+}
+"""
+
+_VALUE = """\
+#pragma omp simd
+        for (int64_t i = first; i < last; i++)
+            values[i] = VALUE * unit;"""
+
+_VALUES_OF_BYTES = """\
+        for (int64_t i = first; i < last; i++)
+            values[i] = table_NAME[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * unit;"""
+
+_ENCODE = """\
+/* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
+FUNCTION void encode_NAME(CODE_t *codes, float *scales, int64_t count, const float *values)
+{
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const int64_t last = count - first < BLOCK ? count : first + BLOCK;
+        int32_t positive = 0, negative = 0;
+#pragma omp simd reduction(max : positive, negative)
+        for (int64_t i = first; i < last; i++) {
+            const int32_t above = (int32_t)bits_of(values[i]), below = (int32_t)bits_of(-values[i]);
+            positive = above > positive ? above : positive;
+            negative = below > negative ? below : negative;
+        }
+        const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
+        float scale = MOST;
+        scale = scale < SMALLEST ? SMALLEST : scale > 3.4028235e38f ? 3.4028235e38f : scale;
+        const float inverse = finite ? LARGEST / scale : 0;
+        scales[first / BLOCK] = finite ? scale : NAN;
+LOOP
+    }
+}
+"""
+
+_CODE = """\
+#pragma omp simd
+        for (int64_t i = first; i < last; i++)
+            codes[i] = (CODE_t)(finite ? code_NAME(values[i], inverse) : 0);"""
+
+_BYTES_OF_CODES = """\
+        for (int64_t i = first; i < last; i += 2) {
+            const uint32_t upper = code_NAME(values[i], inverse);
+            const uint32_t lower = i + 1 < last ? code_NAME(values[i + 1], inverse) : 0;
+            codes[i / 2] = (uint8_t)(finite ? upper << 4 | lower : 0);
+        }"""
+
+#: The code of x in a block with this inverse, as an integer of which the lower bits count.
+_NEAREST = """\
+FUNCTION uint32_t code_NAME(float x, float inverse)
+{
+    const float y = OPERAND * inverse;
+NEAREST
+}
+"""
+
+_RINT = "bits_of({} + 12582912.0f)"
+
+_FLOAT8 = """\
+    const uint32_t bits = bits_of(y), size = bits & 0x7fffffff;
+    const uint32_t normal = ((size + HALF + (size >> DROP & 1)) >> DROP) - BIAS;
+    const uint32_t small = bits_of(float_of(size) + POWER) - bits_of(POWER);
+    const uint32_t code = (size < LEAST ? small : normal) | (bits >> 24 & 0x80);"""
+
+_STEPS = """\
+    const int32_t size = (int32_t)(bits_of(y) >> SHIFT & UPPER);
+    const int32_t inside = size < LOW ? 0 : size > HIGH ? CELLS - 1 : size - LOW;
+    const int32_t cell = CELL;
+    const uint32_t code = (uint32_t)first_NAME[cell] + (y > threshold_NAME[cell]);"""
+
+
+class CodedNames:
+    """The variables of states in codes, by state: of their codes; and by `scale_name`: of their scales."""
+
+    def __init__(self, layout: Layout, taken: set[str]) -> None:
+        states = [name for name, _ in layout.formats]
+        self.codes = {name: unique_name(f"{name}_codes", taken) for name in states}
+        self.scales = {scale_name(name): unique_name(f"{name}_scale", taken) for name in states}
+
+
+def function_name(form: Format) -> str:
+    """The part of the names of functions and tables that is for a format."""
+    return re.sub(r"\W", "_", form.key)
+
+
+def format_functions(formats: Iterable[Format], dialect: Dialect) -> list[str]:
+    """The tables and functions of these formats, each once."""
+    return [text for form in dict.fromkeys(formats) for text in _functions(form, dialect)]
+
+
+def _functions(form: Format, dialect: Dialect) -> list[str]:
+    pairs = form.bits == 4
+    common = {
+        "FUNCTION": dialect.function, "NAME": function_name(form), "BLOCK": form.block, "CODE": form.code_dtype,
+    }  # fmt: skip
+    decode = filled(_DECODE, {
+        "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": _value(form),
+        "UNIT": _number(np.float32(1) / np.float32(form.largest)), **common,
+    })  # fmt: skip
+    nearest = filled(_NEAREST, {
+        "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)", **common,
+    })  # fmt: skip
+    encode = filled(_ENCODE, {
+        "LOOP": _BYTES_OF_CODES if pairs else _CODE, "MOST": _most(form),
+        "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
+    })  # fmt: skip
+    return [*_tables(form), decode, nearest, encode]
+
+
+def _value(form: Format) -> str:
+    """The value of element i where the unit is 1."""
+    return "(float)codes[i]" if form.code_dtype == "int8" and form.name == "int8" else "table_NAME[(uint8_t)codes[i]]"
+
+
+def _most(form: Format) -> str:
+    """The scale of a block before its bounds."""
+    if not form.signed:
+        return "float_of((uint32_t)positive)"
+    limit = float(reach(form))
+    if limit == 1:
+        return "float_of((uint32_t)(negative > positive ? negative : positive))"
+    return f"negative >= positive ? float_of((uint32_t)negative) / {literal(limit, 'f')} : float_of((uint32_t)positive)"
+
+
+def _nearest(form: Format) -> str:
+    """The statements that return the code of y."""
+    if form.name in ("dynamic8", "dynamic4"):
+        code = _steps(form)
+    elif form.name.startswith("float8"):
+        code = _float8(form)
+    elif not form.signed:
+        code = f"    const uint32_t code = {_RINT.format('sqrtf(y) * 255.0f')} & 0xff;"
+    elif form.name == "softsign8":
+        code = f"    const uint32_t code = {_RINT.format('(y + y) / (1.0f + fabsf(y)) * 127.0f')};"
+    else:
+        code = f"    const uint32_t code = {_RINT.format('y')};"
+    none = zero(form)
+    if form.floor and none is not None:
+        return f"{code}\n    return x > 0 && code == {none} ? {none + 1} : code;"
+    return f"{code}\n    return code;"
+
+
+def _float8(form: Format) -> str:
+    kind = E4M3 if form.name == "float8_e4m3" else E5M2
+    drop = 23 - kind.mantissa
+    return filled(_FLOAT8, {
+        "HALF": (1 << (drop - 1)) - 1, "DROP": drop, "BIAS": (127 - kind.bias) << kind.mantissa,
+        "POWER": literal(2.0 ** (24 - kind.bias - kind.mantissa), "f"),
+        "LEAST": np.float32(2.0 ** (1 - kind.bias)).view(np.uint32),
+    })  # fmt: skip
+
+
+def _steps(form: Format) -> str:
+    look = steps(form)
+    signed = look.first.size > look.cells
+    return filled(_STEPS, {
+        "SHIFT": look.shift, "UPPER": f"0x{0x7FFFFFFF >> look.shift:x}", "LOW": look.low,
+        "HIGH": look.low + look.cells - 1, "CELLS": look.cells,
+        "CELL": f"inside + (bits_of(y) >> 31 ? {look.cells} : 0)" if signed else "inside",
+    })  # fmt: skip
+
+
+def _tables(form: Format) -> list[str]:
+    """The tables that the functions of a format read."""
+    name, texts = function_name(form), []
+    if not (form.name == "int8" and form.signed):
+        texts.append(_table("float", f"table_{name}", [_number(x) for x in table(form)]))
+    if form.name in ("dynamic8", "dynamic4"):
+        look = steps(form)
+        texts.append(_table("int32_t", f"first_{name}", [str(x) for x in look.first]))
+        texts.append(_table("float", f"threshold_{name}", [_number(x) for x in look.threshold]))
+    return texts
+
+
+def _number(value: np.float32) -> str:
+    return literal(float(value), "f")
+
+
+def _table(kind: str, name: str, items: Sequence[str]) -> str:
+    body = textwrap.fill(", ".join(items), WIDTH - 4, initial_indent="    ", subsequent_indent="    ")
+    return f"static const {kind} {name}[{len(items)}] = {{\n{body}\n}};\n"

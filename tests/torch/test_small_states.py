@@ -1,0 +1,212 @@
+"""States in codes in torch's optimizers: storage, loading between formats, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rulec.torch as rt
+from rulec.errors import HyperError, StateMismatch, TensorError
+from rulec.formats import decode, of_key
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+INT8 = {"exp_avg": "int8", "exp_avg_sq": "dynamic8"}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 96))
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        x = torch.randn(32, 96, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (net(x) - x).square().mean().backward()
+        optimizer.step()
+
+
+def adamw(net: nn.Module, **keywords: Any) -> Any:
+    return rt.AdamW(net.named_parameters(), lr=1e-2, **keywords)
+
+
+def values(optimizer: Any, param: Tensor, state: str) -> Tensor:
+    """A state as floats, whatever its storage."""
+    held = optimizer.state[param]
+    if f"{state}::scale" not in held:
+        return held[state].clone()
+    key = optimizer.param_groups[0]["formats"][state]
+    codes, scales = held[state].numpy(), held[f"{state}::scale"].numpy()
+    return torch.from_numpy(decode(of_key(key), codes, scales, tuple(param.shape)))
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_large_tensors_have_codes_and_small_ones_floats() -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype=INT8)
+    assert optimizer.storage() == {f"{place}.{name}": {} for place in (0, 2) for name in ("weight", "bias")}
+    train(net, optimizer, range(1))
+    weight, bias = {"exp_avg": "int8/32", "exp_avg_sq": "dynamic8/256"}, dict.fromkeys(INT8, "float32")
+    assert optimizer.storage() == {"0.weight": weight, "0.bias": bias, "2.weight": weight, "2.bias": bias}
+    held = optimizer.state[net[0].weight]
+    assert held["exp_avg"].dtype is torch.int8
+    assert held["exp_avg"].shape == net[0].weight.shape
+    assert held["exp_avg_sq::scale"].shape == (96 * 64 // 256,)
+    assert optimizer.param_groups[0]["formats"] == {
+        "exp_avg": "int8/32-signed", "exp_avg_sq": "dynamic8/256-unsigned-floor",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["cpu", "c"])
+def test_a_run_that_is_saved_and_loaded_in_its_middle_has_the_same_bits(backend: str) -> None:
+    straight, broken = model(), model()
+    optimizer = adamw(straight, state_dtype=INT8, backend=backend)
+    train(straight, optimizer, range(6))
+    first = adamw(broken, state_dtype=INT8, backend=backend)
+    train(broken, first, range(3))
+    second = adamw(broken, state_dtype=INT8, backend=backend)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(broken, second, range(3, 6))
+    assert same(straight, broken)
+
+
+@pytest.mark.parametrize("after", [None, "softsign8", "dynamic4", "bfloat16"])
+@pytest.mark.parametrize("before", [None, "dynamic8", "int8/64"])
+def test_loading_changes_the_storage_and_keeps_the_values(before: str | None, after: str | None) -> None:
+    net = model()
+    saved = adamw(net, state_dtype=before)
+    train(net, saved, range(3))
+    loaded = adamw(net, state_dtype=after)
+    loaded.load_state_dict(saved.state_dict())
+    weight = net[0].weight
+    for state, tolerance in (("exp_avg", 0.2), ("exp_avg_sq", 0.2)):
+        wanted, got = values(saved, weight, state), values(loaded, weight, state).float()
+        assert (wanted - got).abs().max() <= tolerance * wanted.abs().max()
+    assert ("formats" in loaded.param_groups[0]) is (after in ("softsign8", "dynamic4"))
+    assert any("::" in name for name in loaded.state[weight]) is (after in ("softsign8", "dynamic4"))
+    train(net, loaded, range(3, 5))
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+def test_torchs_own_states_load_into_codes_and_go_back() -> None:
+    net = model()
+    theirs = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    train(net, theirs, range(3))
+    ours = rt.AdamW(net.parameters(), lr=1e-2, state_dtype="dynamic8")
+    ours.load_state_dict(theirs.state_dict())
+    plain = rt.AdamW(net.parameters(), lr=1e-2)
+    plain.load_state_dict(ours.state_dict())
+    back = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    back.load_state_dict(plain.state_dict())
+    for p in net.parameters():
+        wanted, got = theirs.state[p]["exp_avg"], back.state[p]["exp_avg"]
+        assert (wanted - got).abs().max() <= 0.01 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])  # noqa: S301
+def test_copies_go_on_alike(copied: Callable[[Any], Any]) -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype="dynamic8")
+    train(net, optimizer, range(2))
+    other_net, other = copied((net, optimizer))
+    train(net, optimizer, range(2, 4))
+    train(other_net, other, range(2, 4))
+    assert same(net, other_net)
+
+
+def test_a_checkpoint_for_every_framework_keeps_codes_and_loads_elsewhere(tmp_path: Path) -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype=INT8)
+    train(net, optimizer, range(3))
+    rt.save(optimizer, tmp_path / "run.safetensors", parameters=True)
+    again = model()
+    resumed = adamw(again, state_dtype=INT8)
+    rt.load(resumed, tmp_path / "run.safetensors", parameters=True)
+    for p, q in zip(net.parameters(), again.parameters(), strict=True):
+        assert all(torch.equal(optimizer.state[p][k], resumed.state[q][k]) for k in optimizer.state[p])
+    floats = adamw(model(), state_dtype=None)
+    rt.load(floats, tmp_path / "run.safetensors")
+    param = floats.param_groups[0]["params"][0]
+    assert torch.equal(floats.state[param]["exp_avg"], values(optimizer, net[0].weight, "exp_avg"))
+
+
+def test_updates_in_the_backward_pass_have_the_same_bits() -> None:
+    late, early = model(), model()
+    plain = adamw(late, state_dtype="dynamic8")
+    eager = rt.EagerUpdate(early, "adamw", lr=1e-2, state_dtype="dynamic8")
+    for step in range(3):
+        x = torch.randn(8, 96, generator=torch.Generator().manual_seed(step))
+        plain.zero_grad()
+        (late(x) - x).square().mean().backward()
+        plain.step()
+        eager.backward((early(x) - x).square().mean())
+        eager.step()
+    assert same(late, early)
+
+
+def test_complex_and_channels_last_parameters_stay_right() -> None:
+    weight = nn.Parameter(torch.randn(64, 64, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)))
+    image = nn.Parameter(torch.randn(16, 16, 8, 8).to(memory_format=torch.channels_last))
+    optimizer = rt.AdamW([weight, image], lr=1e-2, state_dtype="dynamic8")
+    exact = [weight.detach().clone().requires_grad_(), image.detach().clone().requires_grad_()]
+    plain = rt.AdamW(exact, lr=1e-2)
+    for _ in range(3):
+        for p in (weight, image, *exact):
+            p.grad = p.detach() * 0.5
+        optimizer.step()
+        plain.step()
+    assert (weight - exact[0]).abs().max() < 0.01
+    assert torch.equal(image, exact[1])
+    assert optimizer.storage()["parameter 1"] == {"exp_avg": "float32", "exp_avg_sq": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "words"),
+    [
+        ("int7", TensorError, "int7"),
+        ({"exp_avg": "int8/3"}, HyperError, "power of two"),
+        ({"exp_av": "int8"}, TensorError, "exp_avg"),
+    ],
+)
+def test_mistakes_are_named_when_the_optimizer_is_made(asked: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        rt.AdamW(model().parameters(), state_dtype=asked)
+
+
+def test_a_state_that_must_be_exact_is_refused_by_name() -> None:
+    with pytest.raises(HyperError, match="x0"):
+        rt.Prodigy(model().parameters(), state_dtype={"x0": "int8"})
+
+
+def test_codes_without_a_known_format_are_refused_and_nothing_changes() -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype=INT8)
+    train(net, optimizer, range(2))
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["formats"]
+    fresh = adamw(net)
+    with pytest.raises(StateMismatch, match="in which format"):
+        fresh.load_state_dict(saved)
+    assert not fresh.state
+
+
+def test_codes_of_another_shape_are_refused() -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype=INT8)
+    train(net, optimizer, range(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg::scale"] = saved["state"][0]["exp_avg::scale"][:-1]
+    for target in (adamw(net), adamw(net, state_dtype=INT8)):
+        with pytest.raises(StateMismatch, match="exp_avg"):
+            target.load_state_dict(saved)
