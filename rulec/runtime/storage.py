@@ -60,7 +60,8 @@ class Storage:
             word = buffer.name if buffer.name in self.words else ""
             form = self.formats.get(word)
             if form is None:
-                dtypes[buffer.name] = self.words.get(word, dtype)
+                kept = program.rule.state[buffer.name].storage == "exact" and not word
+                dtypes[buffer.name] = exact(dtype) if kept else self.words.get(word, dtype)
                 continue
             proof = program.rule.analysis.storage[buffer.name]
             if count < FEWEST_CODED or unsafe(proof, form):

@@ -21,7 +21,7 @@ from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
-from rulec.torch.group_values import Groups
+from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.placed import as_placed, fill
 from rulec.torch.routes import Route

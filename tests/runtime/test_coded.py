@@ -103,3 +103,23 @@ def test_a_first_value_that_is_no_zero_is_encoded() -> None:
     state = optimizer.state("p")
     assert np.all(decode(form, state[name], state[scale_name(name)], (5000,)) == np.float32(0.5))
     assert form == parse("dynamic8").for_state(signed=False, floor=True)
+
+
+def test_a_rule_keeps_a_state_exact_whatever_is_asked_for_all() -> None:
+    rule = rulec.parse("""
+name: Exact
+hyper: {lr: 0.1}
+state: {m: 0, n: 0}
+storage: {n: exact}
+step: |
+  m = 0.9*m + g
+  n = 0.9*n + g
+  direction = m + n
+""")
+    for word, other in (("int8", "int8"), ("bfloat16", "bfloat16")):
+        optimizer = Optimizer(rule, {"p": np.ones(5000, np.float32)}, state_dtype=word)
+        optimizer.step({"p": np.ones(5000, np.float32)})
+        assert optimizer.state("p")["n"].dtype == np.float32
+        assert optimizer.state("p")["m"].dtype.name == other
+    with pytest.raises(HyperError, match="n of Exact"):
+        Optimizer(rule, {"p": np.ones(5000, np.float32)}, state_dtype={"n": "int8"})
