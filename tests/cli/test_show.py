@@ -76,4 +76,4 @@ def test_json_says_what_it_is() -> None:
 def test_mistakes() -> None:
     assert "there is no backend 'cpuu'; did you mean 'cpu'?" in error("show", "adam", "--backend", "cpuu")
     assert "there is no dtype 'float31'" in error("show", "adam", "--dtype", "float31")
-    assert "there is no dtype 'half'" in error("show", "adam", "--state-dtype", "half")
+    assert "there is no state dtype 'half'" in error("show", "adam", "--state-dtype", "half")
