@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,11 @@ def weights(
     float32, for this perturbation or one of the `others` of the same members.
     """
     finite = np.isfinite(fitness)
-    whole = np.asarray(finite.all(axis=0))
-    counted = int(whole.sum())
+    counted = int(finite.all(axis=0).sum())
     dropped = int(finite.size - finite.sum())
     if counted < (1 if perturbation.antithetic else 2):
         return Weights(perturbation, np.zeros(perturbation.directions), 0, dropped)
-    shaped = shape_fitness(np.where(whole, fitness, np.nan), shaping)
-    score = _contrast(shaped, whole, perturbation.antithetic)
-    result = Weights(perturbation, np.where(whole, -score, 0.0), counted, dropped)
+    result = Weights(perturbation, worse(fitness, perturbation, shaping), counted, dropped)
     most = np.finfo(np.float32).max
     if not all((np.abs(result.of(each)) <= most).all() for each in (perturbation, *others)):
         title = "fitness" if shaping is None else f"what shaping={shaping!r} makes of it"
@@ -74,78 +71,71 @@ def weights(
     return result
 
 
-def _contrast(shaped: Floats, whole: np.ndarray[Any, np.dtype[np.bool_]], antithetic: bool) -> Floats:
-    """The advantage of each direction over its opposite, or over the mean of the others."""
-    if antithetic:
-        return np.asarray(shaped[0] / 2 - shaped[1] / 2)
-    count = int(whole.sum())
-    return np.asarray((shaped[0] - np.mean(shaped[0], where=whole)) * count / (count - 1))
+def worse(fitness: Any, perturbation: Perturbation, shaping: Any, xp: Any = np) -> Any:
+    """How much worse each direction did than its opposite, or than the mean of the others, after shaping.
+
+    (directions,) of a library `xp` of NumPy's names; 0 for a direction with a member whose fitness is not finite.
+    """
+    whole = xp.isfinite(fitness).all(axis=0)
+    shaped = shape_fitness(xp.where(whole, fitness, xp.nan), shaping, xp)
+    if perturbation.antithetic:
+        score = shaped[0] / 2 - shaped[1] / 2
+    else:
+        count = whole.sum()
+        score = (shaped[0] - xp.mean(shaped[0], where=whole)) * (count / (count - 1))
+    return xp.where(whole, -score, 0.0)
 
 
-def shape_fitness(fitness: Floats, shaping: Shaping) -> Floats:
+def shape_fitness(fitness: Any, shaping: Any, xp: Any = np) -> Any:
     """Fitness as `shaping` makes it, NaN where it is NaN; HyperError for a shaping that there is not."""
-    shaped: Floats = shaped_by(fitness, shaping, SHAPINGS, lambda numbers: np.asarray(numbers, np.float64))
-    return shaped
-
-
-def shaped_by(
-    fitness: Any, shaping: str | Callable[[Any], Any] | None, known: Mapping[str, Callable[[Any], Any]],
-    array: Callable[[Any], Any],
-) -> Any:  # fmt: skip
-    """The same in any library: `known` are its shapings by name, `array` makes an array of a function's result."""
     if shaping is None:
         return fitness
     if callable(shaping):
-        shaped = array(shaping(fitness.copy()))
+        shaped = xp.asarray(shaping(fitness.copy()), fitness.dtype)
         if shaped.shape != fitness.shape:
             raise TensorError(
                 f"shaping made {shaped.shape} of fitness of shape {fitness.shape}: it must keep the shape"
             )
         return shaped
-    if shaping not in known:
+    if shaping not in SHAPINGS:
         raise HyperError(
-            f"shaping={shaping!r} is none of {', '.join(known)}, a function or None{did_you_mean(str(shaping), known)}"
+            f"shaping={shaping!r} is none of {', '.join(SHAPINGS)}, a function or None"
+            f"{did_you_mean(str(shaping), SHAPINGS)}"
         )
-    return known[shaping](fitness)
+    return SHAPINGS[shaping](fitness, xp)
 
 
-def centered_rank(fitness: Floats) -> Floats:
+# No shape depends on the numbers: a library may trace them.
+
+
+def centered_rank(fitness: Any, xp: Any = np) -> Any:
     """Ranks from -1/2 to 1/2; equal ones share the mean of theirs (Salimans et al., arXiv 1703.03864)."""
     flat = fitness.reshape(-1)
-    there = ~np.isnan(flat)
-    ranks = np.full(flat.shape, np.nan)
-    _, inverse, counts = np.unique(flat[there], return_inverse=True, return_counts=True)
-    below = np.cumsum(counts) - counts
-    mean_rank = below + (counts - 1) / 2
-    ranks[there] = mean_rank[inverse] / max(1, int(there.sum()) - 1) - 0.5
-    return ranks.reshape(fitness.shape)
+    ordered = xp.sort(flat)
+    first, after = (xp.searchsorted(ordered, flat, side=side) for side in ("left", "right"))
+    last = xp.maximum(1, (~xp.isnan(flat)).sum() - 1)
+    ranks = (first + after - 1) / 2 / last - 0.5
+    return xp.where(xp.isnan(flat), xp.nan, ranks).reshape(fitness.shape)
 
 
-def zscore(fitness: Floats) -> Floats:
+def zscore(fitness: Any, xp: Any = np) -> Any:
     """Fitness less its mean, in standard deviations; all 0 where nothing differs."""
-    return _over(fitness - np.nanmean(fitness), float(np.nanstd(fitness)))
+    centred, spread = fitness - xp.nanmean(fitness), xp.nanstd(fitness)
+    return xp.where(spread > 0, centred / xp.where(spread > 0, spread, 1.0), centred * 0.0)
 
 
-def ars_top(fitness: Floats) -> Floats:
+def ars_top(fitness: Any, xp: Any = np) -> Any:
     """Fitness of the best directions, in its standard deviations, and nothing of the others.
 
     As Augmented Random Search has it (Mania et al., arXiv 1803.07055): directions are ordered by their better member,
     and `TOP` of them are kept. The others weigh nothing, and those kept as much as if there were no others.
     """
-    best = np.max(fitness, axis=0)
-    there = np.flatnonzero(~np.isnan(best))
-    kept = there[np.argsort(-best[there], kind="stable")[: max(1, round(TOP * there.size))]]
-    chosen = fitness[:, kept]
-    mean, spread = float(chosen.mean()), float(chosen.std())
-    scores = np.where(np.isnan(fitness), np.nan, 0.0)
-    scores[:, kept] = _over(chosen - mean, spread) * (there.size / kept.size)
-    return scores
+    best = xp.max(fitness, axis=0)
+    there = (~xp.isnan(best)).sum()
+    place = xp.argsort(xp.argsort(-best, stable=True), stable=True)
+    count = xp.maximum(1, xp.round(TOP * there))
+    scores = zscore(xp.where(place < count, fitness, xp.nan), xp) * (there / count)
+    return xp.where(xp.isnan(fitness), xp.nan, xp.where(place < count, scores, 0.0))
 
 
-def _over(numbers: Floats, spread: float) -> Floats:
-    return numbers / spread if spread > 0.0 else numbers * 0.0
-
-
-SHAPINGS: dict[str, Callable[[Floats], Floats]] = {
-    "centered_rank": centered_rank, "zscore": zscore, "ars_top": ars_top,
-}  # fmt: skip
+SHAPINGS: dict[str, Callable[[Any, Any], Any]] = {"centered_rank": centered_rank, "zscore": zscore, "ars_top": ars_top}
