@@ -49,7 +49,7 @@ def _of_gains(perturbation: Perturbation, weight: Floats, total: Floats) -> Floa
 
 def _plain(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
     count = int(np.prod(shape, dtype=np.int64))
-    return stream.of(direction).values(perturbation.values, count).reshape(shape)
+    return np.asarray(stream.of(direction).values(perturbation.values, count).reshape(shape))
 
 
 def _sparse(perturbation: Perturbation, stream: Stream, shape: tuple[int, ...], direction: int) -> Floats:
@@ -111,7 +111,7 @@ def window(perturbation: Perturbation, stream: Stream, columns: int, direction: 
     kept = perturbation.kept_of(columns)
     ring = stream.of(streams.SHARED, streams.DROPPED).permutation(columns)
     start = direction * columns // perturbation.directions
-    return ring[(start + np.arange(kept)) % columns]
+    return np.asarray(ring[(start + np.arange(kept)) % columns])
 
 
 _FAMILIES = {

@@ -14,7 +14,6 @@ import numpy as np
 
 from rulec.arrays.random import Words, philox, uniform
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 #: What a stream is for: elements of noise, rows, columns, bits of weights, the ring of a dropout, and the signs of
@@ -47,6 +46,9 @@ class Stream:
     pair: int = SHARED
     purpose: int = NOISE
 
+    #: A library of NumPy's names, its integers, and its numbers of noise.
+    xp, integer, number = np, np.int64, np.float64
+
     def of(self, pair: int, purpose: int | None = None) -> Stream:
         """The stream of another direction, and for another purpose."""
         return replace(self, pair=pair, purpose=self.purpose if purpose is None else purpose)
@@ -63,49 +65,52 @@ class Stream:
         counter = (block & np.uint64(0xFFFFFFFF), high, self.pair, self.step & 0xFFFFFFFF)
         return np.stack(philox(counter, self.key), axis=-1)
 
-    def words(self, count: int, offset: int = 0) -> Words:
+    def words(self, count: int, offset: Any = 0) -> Any:
         """One word for each of `count` elements from `offset` on."""
         return self._elements("raw", count, offset)
 
-    def whole(self, kind: str, count: int, offset: int = 0) -> Numbers:
+    def whole(self, kind: str, count: int, offset: Any = 0) -> Any:
         """The whole numbers of rademacher (1, -1) or popcount (-4 to 4) noise of elements from `offset` on."""
-        words = self._elements(kind, count, offset).astype(np.int64)
-        return 1 - 2 * words if kind == "rademacher" else np.bitwise_count(words).astype(np.int64) - 4
+        parts = self._elements(kind, count, offset).astype(self.integer)
+        return 1 - 2 * parts if kind == "rademacher" else self.xp.bitwise_count(parts).astype(self.integer) - 4
 
-    def values(self, kind: str, count: int, offset: int = 0) -> Floats:
+    def values(self, kind: str, count: int, offset: Any = 0) -> Any:
         """Noise of mean 0 and variance 1, in float64, of elements from `offset` on."""
         if kind != "normal":
-            return np.asarray(self.whole(kind, count, offset) * SCALE[kind])
-        first = offset // 2 * 2
-        u = uniform(self.words(count + offset - first + 1 & ~1, first)).reshape(-1, 2)
-        radius, angle = np.sqrt(-2.0 * np.log(u[:, 0])), 2.0 * np.pi * u[:, 1]
-        both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1)
-        return both[offset - first :][:count]
+            return self.whole(kind, count, offset).astype(self.number) * SCALE[kind]
+        pairs, before = _begin(offset, 2)
+        words = self.words(count + before + 1 & ~1, 2 * pairs).reshape(-1, 2)
+        return self.xp.stack(self.normals(words), axis=-1).reshape(-1)[before:][:count]
 
-    def signs(self, count: int) -> Numbers:
+    def normals(self, words: Any) -> tuple[Any, Any]:
+        """Two standard normal numbers from each pair of words (n, 2), by Box and Muller's method."""
+        u = uniform(words)
+        radius, angle = np.sqrt(-2.0 * np.log(u[:, 0])), 2.0 * np.pi * u[:, 1]
+        return radius * np.cos(angle), radius * np.sin(angle)
+
+    def signs(self, count: int) -> Any:
         """A sign for each of `count` lines, 1 or -1."""
         return self.whole("rademacher", count)
 
-    def permutation(self, count: int) -> Numbers:
+    def permutation(self, count: int) -> Any:
         """The order of `count` lines that sorts their words, equal ones in their old order."""
-        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+        return self.xp.argsort(self.words(count), stable=True).astype(self.integer)
 
-    def _elements(self, kind: str, count: int, offset: int) -> Words:
-        """The word, byte or bit of each element."""
+    def _elements(self, kind: str, count: int, offset: Any) -> Any:
+        """The word, byte or bit of each element, the lowest bits of a word first."""
         each = ELEMENTS[kind]
-        first, last = offset // each, -(-(offset + count) // each)
-        blocks = self.blocks(first, last - first)
-        parts = _split(blocks, each // 4).reshape(-1)
-        return parts[offset - first * each :][:count]
+        first, before = _begin(offset, each)
+        parts = self.blocks(first, -(-(before + count) // each))
+        if each > 4:
+            size = 128 // each
+            shifts = self.xp.arange(0, 32, size, dtype=self.xp.uint32)
+            parts = (parts[..., None] >> shifts) & self.xp.uint32((1 << size) - 1)
+        return parts.reshape(-1)[before:][:count]
 
 
-def _split(words: Words, parts: int) -> Words:
-    """Each word in so many parts of equal size, the lowest bits first."""
-    if parts == 1:
-        return words
-    size = 32 // parts
-    shifts = np.arange(0, 32, size, dtype=np.uint32)
-    return (words[..., None] >> shifts) & np.uint32((1 << size) - 1)
+def _begin(offset: Any, each: int) -> tuple[Any, int]:
+    """The part, of `each` elements, that an offset lies in, and how many of its elements come before: traced, none."""
+    return divmod(offset, each) if isinstance(offset, int) else (offset // each, 0)
 
 
 def short_weights(weights: Any, values: str) -> np.ndarray[Any, np.dtype[np.float32]]:

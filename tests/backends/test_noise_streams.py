@@ -36,7 +36,10 @@ def of_jax() -> Maker:
     """Words in JAX, compiled once for each place where they begin."""
     import jax
 
-    from rulec.jax.es.philox import words
+    from rulec.jax.es.philox import JaxStream
+
+    def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: int) -> Any:
+        return JaxStream(seed, layer, step, pair, purpose).words(count, offset)
 
     compiled = jax.jit(words, static_argnums=(2, 5, 6))
 
@@ -121,31 +124,31 @@ def test_words_and_whole_numbers_in_cuda(cuda: Any) -> None:
 
 def test_jax_takes_positions_that_are_traced_and_mapped() -> None:
     jax = pytest.importorskip("jax")
-    from rulec.jax.es.philox import values, whole, words
+    from rulec.jax.es.philox import JaxStream
 
     pairs = np.array(EDGES, np.uint32)
 
     def of_pair(pair: Any, step: Any, layer: Any, seed: Any) -> tuple[Any, ...]:
-        position = {"seed": seed, "layer": layer, "step": step, "pair": pair}
-        kinds = [whole(kind, (5, 31), offset=77, **position) for kind in ("rademacher", "popcount")]
-        return words(seed, layer, ROWS, pair, step, 9), *kinds, values("normal", (5, 31), offset=77, **position)
+        stream = JaxStream(seed, layer, step, pair)
+        kinds = [stream.whole(kind, 155, 77) for kind in ("rademacher", "popcount")]
+        return stream.of(pair, ROWS).words(9), *kinds, stream.values("normal", 155, 77)
 
     mapped = jax.jit(jax.vmap(of_pair, (0, None, None, None)))
     found = [np.asarray(x) for x in mapped(pairs, np.uint32(2**32 - 1), np.int32(3), np.int32(-1))]
     streams = [Stream(-1, 3, 2**32 - 1, pair) for pair in EDGES]
     np.testing.assert_array_equal(found[0], [s.of(s.pair, ROWS).words(9) for s in streams])
     for kind, whole_numbers in zip(("rademacher", "popcount"), found[1:3], strict=True):
-        np.testing.assert_array_equal(whole_numbers, [s.whole(kind, 155, 77).reshape(5, 31) for s in streams])
-    np.testing.assert_allclose(found[3], [s.values("normal", 155, 77).reshape(5, 31) for s in streams], rtol=1e-6)
+        np.testing.assert_array_equal(whole_numbers, [s.whole(kind, 155, 77) for s in streams])
+    np.testing.assert_allclose(found[3], [s.values("normal", 155, 77) for s in streams], rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_jax_values_are_of_the_dtype_and_scale_asked_for() -> None:
     pytest.importorskip("jax")
-    from rulec.jax.es.philox import values
+    from rulec.jax.es.philox import JaxStream
 
     position = {"seed": -(2**40) - 1, "layer": 0, "step": 2**32 + 2, "pair": 3}
-    found = values("popcount", (40,), dtype="bfloat16", **position)
+    found = JaxStream(**position, dtype="bfloat16").values("popcount", 40)
     assert str(found.dtype) == "bfloat16"
     expected = Stream(**position).values("popcount", 40)
     np.testing.assert_allclose(np.asarray(found, np.float32), expected, rtol=2**-8)

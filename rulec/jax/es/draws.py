@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rulec.es.arithmetic.draws import Draws
 from rulec.es.streams import NOISE, shortened
-from rulec.jax.es import philox
+from rulec.jax.es.philox import JaxStream
 
 #: How many elements' noise is made at a time where all of it is not needed together: a multiple of any block's.
 CHUNK = 2**16
@@ -34,24 +34,20 @@ class JaxDraws(Draws):
         """Noise of mean 0 and variance 1."""
 
         def one(direction: Any) -> Any:
-            return philox.values(self.kind, shape, **self._stream(direction, purpose), dtype=self.dtype)
+            return self._stream(direction, purpose).values(self.kind, math.prod(shape)).reshape(shape)
 
         return self._of(directions, one)
 
     def orders(self, directions: Sequence[Any], purpose: int, count: int) -> Any:
         """The orders that sort the lines' words."""
-
-        def one(direction: Any) -> Any:
-            return jnp.argsort(philox.words(self.seed, self.layer, purpose, direction, self.step, count), stable=True)
-
-        return self._of(directions, one)
+        return self._of(directions, lambda direction: self._stream(direction, purpose).permutation(count))
 
     def _of(self, directions: Sequence[Any], draw: Callable[[Any], Any]) -> Any:
         """A draw of each direction; the number of one may be larger than JAX's integers."""
         return draw(directions[0])[None] if len(directions) == 1 else jax.vmap(draw)(self.numbers(directions))
 
-    def _stream(self, direction: Any, purpose: int) -> dict[str, Any]:
-        return {"seed": self.seed, "layer": self.layer, "step": self.step, "pair": direction, "purpose": purpose}
+    def _stream(self, direction: Any, purpose: int) -> JaxStream:
+        return JaxStream(self.seed, self.layer, self.step, direction, purpose, self.dtype)
 
     def batched(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """`vmap`."""
@@ -100,8 +96,8 @@ class JaxDraws(Draws):
         """Noise as it is multiplied with short weights, which have its scale."""
         stream = self._stream(direction, NOISE)
         if self.kind == "normal":
-            return philox.values(self.kind, (count,), **stream, dtype=self.dtype, offset=begin)
-        return philox.whole(self.kind, (count,), **stream, offset=begin).astype(self.dtype)
+            return stream.values(self.kind, count, begin)
+        return stream.whole(self.kind, count, begin).astype(self.dtype)
 
 
 def in_parts(size: int, function: Callable[[Any, Any, int], Any], start: Any) -> Any:

@@ -7,6 +7,7 @@ not. Where they begin may be traced if that is at the first element of a block.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,38 +15,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.arrays.random import ROUNDS, WORD, one_round, rounds
-from rulec.es.streams import DOMAIN, ELEMENTS, NOISE, SCALE
+from rulec.es.streams import DOMAIN, Stream
 
 
-def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: Any = 0) -> Any:
-    """One word for each of `count` elements from `offset` on: uint32[count]."""
-    return _elements("raw", count, offset, key=_key(seed, layer), place=(purpose, _word(pair), _word(step)))
+@dataclass(frozen=True)
+class JaxStream(Stream):
+    """One stream in JAX, with noise of a dtype."""
 
+    dtype: Any = jnp.float32
 
-def whole(
-    kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
-    offset: Any = 0,
-) -> Any:  # fmt: skip
-    """The whole numbers of rademacher (1, -1) or popcount (-4 to 4) noise: an int32 array of a shape, in row-major
-    order from element `offset` on."""
-    place = (purpose, _word(pair), _word(step))
-    parts = _elements(kind, math.prod(shape), offset, key=_key(seed, layer), place=place).reshape(shape)
-    return 1 - 2 * parts.astype(jnp.int32) if kind == "rademacher" else jnp.bitwise_count(parts).astype(jnp.int32) - 4
+    xp, integer = jnp, jnp.int32
 
+    @property
+    def number(self) -> Any:  # type: ignore[override]
+        """What noise is computed in."""
+        return jnp.promote_types(self.dtype, jnp.float32)
 
-def values(
-    kind: str, shape: tuple[int, ...], *, seed: Any, layer: Any, step: Any, pair: Any, purpose: int = NOISE,
-    dtype: Any = jnp.float32, offset: Any = 0,
-) -> Any:  # fmt: skip
-    """Noise of mean 0 and variance 1: an array of a shape and dtype, in row-major order from element `offset` on."""
-    stream = {"seed": seed, "layer": layer, "step": step, "pair": pair, "purpose": purpose}
-    wide = jnp.promote_types(dtype, jnp.float32)
-    if kind != "normal":
-        return (whole(kind, shape, **stream, offset=offset).astype(wide) * SCALE[kind]).astype(dtype)
-    count, (pairs, before) = math.prod(shape), _begin(offset, 2)
-    pairs_of_words = words(seed, layer, purpose, pair, step, count + before + 1 & ~1, 2 * pairs).reshape(-1, 2)
-    both = jnp.stack(_normal(pairs_of_words[:, 0], pairs_of_words[:, 1], wide), axis=-1).reshape(-1)
-    return both[before:][:count].reshape(shape).astype(dtype)
+    def values(self, kind: str, count: int, offset: Any = 0) -> Any:
+        """Noise of mean 0 and variance 1, of the dtype, of elements from `offset` on."""
+        return super().values(kind, count, offset).astype(self.dtype)
+
+    def normals(self, words: Any) -> tuple[Any, Any]:
+        """Of the words' first and second."""
+        return _normal(words[:, 0], words[:, 1], self.number)
+
+    def blocks(self, first: Any, count: int) -> Any:
+        """Blocks `first` and on, as (count, 4) words; their numbers may be beyond 32 bits."""
+        low = _word(first) + jnp.arange(count, dtype=jnp.uint32)
+        beyond = _word(first >> 32 if isinstance(first, int) else 0)
+        high = beyond + (low < _word(first)).astype(jnp.uint32) + _word(self.purpose << 16)
+        counter = jnp.broadcast_arrays(low, high, _word(self.pair), _word(self.step))
+        key = [_word(self.seed), _word(self.layer) + _word(DOMAIN)]
+        blocks = jax.lax.platform_dependent(list(counter), key, cpu=_looped, default=_unrolled)
+        return jnp.stack(blocks, axis=-1)
 
 
 def _normal(first: Any, second: Any, dtype: Any) -> tuple[Any, Any]:
@@ -67,34 +69,6 @@ def _normal(first: Any, second: Any, dtype: Any) -> tuple[Any, Any]:
 def _cells(word: Any) -> Any:
     """The top 23 bits, in which of so many equal cells a uniform number lies, with a sign."""
     return (word >> 9).astype(jnp.int32)
-
-
-def _begin(offset: Any, each: int) -> tuple[Any, int]:
-    """The part, of `each` elements, that an offset lies in, and how many of its elements come before: traced, none."""
-    return divmod(offset, each) if isinstance(offset, int) else (offset // each, 0)
-
-
-def _elements(kind: str, count: int, offset: Any, *, key: Any, place: Any) -> Any:
-    """The word, byte or bit of each element: a flat array of words."""
-    each = ELEMENTS[kind]
-    first, before = _begin(offset, each)
-    parts = _blocks(first, -(-(before + count) // each), key, place)
-    if each > 4:
-        size = 32 // (each // 4)
-        shifts = jnp.arange(0, 32, size, dtype=jnp.uint32)
-        parts = (parts[..., None] >> shifts) & jnp.uint32((1 << size) - 1)
-    return parts.reshape(-1)[before:][:count]
-
-
-def _blocks(first: Any, count: int, key: Any, place: Any) -> Any:
-    """Blocks `first` and on, as (count, 4) words; their numbers may be beyond 32 bits."""
-    purpose, pair, step = place
-    low = _word(first) + jnp.arange(count, dtype=jnp.uint32)
-    beyond = _word(first >> 32 if isinstance(first, int) else 0)
-    high = beyond + (low < _word(first)).astype(jnp.uint32) + _word(purpose << 16)
-    counter = jnp.broadcast_arrays(low, high, pair, step)
-    blocks = jax.lax.platform_dependent(list(counter), list(key), cpu=_looped, default=_unrolled)
-    return jnp.stack(blocks, axis=-1)
 
 
 def _unrolled(counter: list[Any], key: list[Any]) -> list[Any]:
@@ -122,10 +96,6 @@ def _multiply(word: Any, factor: int) -> tuple[Any, Any]:
     middle = above * low + (below * low >> 16)
     other = below * high + (middle & _word(0xFFFF))
     return above * high + (middle >> 16) + (other >> 16), word * _word(factor)
-
-
-def _key(seed: Any, layer: Any) -> tuple[Any, Any]:
-    return _word(seed), _word(layer) + _word(DOMAIN)
 
 
 def _word(number: Any) -> Any:

@@ -14,7 +14,7 @@ from rulec.es.fitness import weights
 from rulec.es.layout import of_members
 from rulec.es.streams import Stream, short_weights
 from rulec.jax import es
-from rulec.jax.es import philox
+from rulec.jax.es.philox import JaxStream
 from tests.jax.es.reference import CASES, estimate, member, members_of_rows
 
 RNG = np.random.default_rng(11)
@@ -119,7 +119,7 @@ def test_whole_numbered_noise_is_summed_exactly_as_defined() -> None:
 
 def test_words_beyond_32_bits_of_blocks() -> None:
     offset = 5 * 2**34 - 6
-    found = philox.words(3, 2, 1, 4, 7, 12, offset)
+    found = JaxStream(3, 2, 7, 4, 1).words(12, offset)
     assert np.array_equal(found, Stream(3, 2, 7, 4, 1).words(12, offset))
 
 
