@@ -251,7 +251,7 @@ def test_a_class_of_ones_own_may_build_on_one() -> None:
         ({"beta1": 0.9}, "AdamW has no keyword 'beta1': give betas=(beta1, beta2)"),
         ({"weight_deacy": 0.1}, "did you mean 'weight_decay'?"),
         ({"differentiable": True}, "cannot be differentiable=True"),
-        ({"state_dtype": "int8"}, "state dtype 'int8' is none of float32"),
+        ({"state_dtype": "int9"}, "state dtype 'int9' is none of float32"),
         ({"state_dtype": {"exp_avgs": "float32"}}, "AdamW has no state 'exp_avgs'; did you mean 'exp_avg'?"),
     ],
 )
