@@ -72,8 +72,8 @@ format: setup
 	@$(BIN)/ruff format --quiet
 
 refresh: setup
-	@$(BIN)/python -m rulec.torch.stubs
-	@$(BIN)/python -m rulec.jax.stubs
+	@$(BIN)/python -m tests.torch.stubs
+	@$(BIN)/python -m tests.jax.stubs
 	@$(BIN)/python -m tests.docs.peers
 	@$(BIN)/python -m tests.docs.refresh
 	@$(BIN)/python -m pytest tests/golden --refresh-golden

@@ -1,6 +1,6 @@
 """Rules in JAX: as optax's transformations, under optax's own names, and as one donated step.
 
-Functions such as `adamw` are made when first asked for; `__init__.pyi` describes them and is generated, by `stubs`.
+Functions such as `adamw` are made when first asked for; `__init__.pyi`, which `tests.jax.stubs` writes, describes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizers for PyTorch: `rulec.torch.AdamW` and the like, one class for each rule, with torch's names and keywords.
 
-They are made when first asked for; `__init__.pyi` describes them to type checkers and is generated, by `stubs`.
+They are made when first asked for; `tests.torch.stubs` generates `__init__.pyi`, which describes them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.jax.stubs import FOLDER, main, stub_texts
+from tests.jax.stubs import FOLDER, main, stub_texts
 from tests.type_checker import checked
 
 PROGRAM = """
@@ -30,7 +30,7 @@ rulec.jax.contrib.prodigy(betas=0.9)
 
 def test_the_stub_files_are_what_would_be_written() -> None:
     for name, text in stub_texts().items():
-        assert (FOLDER / name).read_text(encoding="utf-8") == text, "run python -m rulec.jax.stubs"
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, "run python -m tests.jax.stubs"
     assert main(["--check"]) == 0
 
 

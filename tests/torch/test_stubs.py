@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.torch.stubs import STUB_FILE, main, stub_text
+from tests.torch.stubs import STUB_FILE, main, stub_text
 from tests.type_checker import checked
 
 PROGRAM = """
@@ -35,7 +35,7 @@ rulec.torch.AdamX(model.parameters())
 
 
 def test_the_stub_file_is_what_would_be_written() -> None:
-    assert STUB_FILE.read_text(encoding="utf-8") == stub_text(), "run python -m rulec.torch.stubs"
+    assert STUB_FILE.read_text(encoding="utf-8") == stub_text(), "run python -m tests.torch.stubs"
     assert main(["--check"]) == 0
 
 
