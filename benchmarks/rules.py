@@ -10,9 +10,10 @@ import rulec
 from benchmarks.kernels import Pair, Pool, bound, hyper_defaults, pair, threads
 from benchmarks.result import Result, Row
 from rulec.compare.interleave import Times, interleaved
-from rulec.compare.target import entries, translate
+from rulec.compare.target import translate
 from rulec.compare.traffic import traffic
 from rulec.compiler.layout import layout_for
+from rulec.language.library import interop_entries
 
 FULL, QUICK = 50_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 9, 3
@@ -106,7 +107,7 @@ def _limit_row(subject: str, kernels: Pair, times: Times, elements: int, measure
 def _torch_step(name: str, pool: Pool) -> tuple[str, Callable[[], object]] | str | None:
     """torch's step for the same rule, after its name; a sentence where it cannot run; None where torch has no such."""
     rule = rulec.load(name).standalone()
-    sections = entries(rule, "torch")
+    sections = interop_entries(rule, "torch")
     if not sections:
         return None
     try:

@@ -13,7 +13,8 @@ from typing import Any
 import rulec
 from benchmarks.kernels import hyper_defaults
 from benchmarks.peers import Maker, Step
-from rulec.compare.target import entries, translate
+from rulec.compare.target import translate
+from rulec.language.library import interop_entries
 
 _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
 _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
@@ -116,7 +117,7 @@ def torch_steps(name: str) -> list[TorchStep]:
     if name not in rulec.rules():
         return []
     rule = rulec.load(name).standalone()
-    sections = entries(rule, "torch")[:1]
+    sections = interop_entries(rule, "torch")[:1]
     kinds = [getattr(torch.optim, entry["class"], None) for entry in sections]
     return [
         _torch_step(rule, kind, entry, way)

@@ -11,7 +11,7 @@ from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from rulec.compare.interleave import interleaved
-from rulec.compare.target import entries
+from rulec.language.library import interop_entries
 
 FULL, QUICK = 50_000_000, 20_000
 ROUNDS, QUICK_ROUNDS = 7, 2
@@ -38,7 +38,7 @@ def missing() -> str | None:
 def plan(only: Sequence[str]) -> list[str]:
     """The rules that optax has too, restricted to `only`: elementwise rules first, then rules with reductions."""
     names = [n for n in rulec.rules() if not n.startswith("transforms/") and (not only or n in only)]
-    shared = [name for name in names if entries(rulec.load(name), "optax")]
+    shared = [name for name in names if interop_entries(rulec.load(name), "optax")]
     return sorted(shared, key=lambda name: not rulec.compile(rulec.load(name)).elementwise)
 
 

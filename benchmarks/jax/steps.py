@@ -14,7 +14,8 @@ import numpy as np
 
 import rulec
 from benchmarks.kernels import hyper_defaults
-from rulec.compare.target import entries, translate
+from rulec.compare.target import translate
+from rulec.language.library import interop_entries
 
 #: Elements of the tile of random numbers that arrays are made of.
 _TILE = 1 << 16
@@ -85,7 +86,7 @@ def transformation(rule: str) -> Any:
 
 def called(rule: str) -> str:
     """The name of optax's function for a rule."""
-    names = entries(rulec.load(rule), "optax")[0]["function"]
+    names = interop_entries(rulec.load(rule), "optax")[0]["function"]
     return str(names if isinstance(names, str) else names[0])
 
 
@@ -93,4 +94,4 @@ def _entry(rule: str) -> tuple[Mapping[str, Any], Callable[..., Any]]:
     import optax
 
     function = functools.reduce(getattr, called(rule).split("."), optax)
-    return entries(rulec.load(rule), "optax")[0], function
+    return interop_entries(rulec.load(rule), "optax")[0], function

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from rulec.array.checks import flatten
 from rulec.errors import RulecError, TensorError
-from rulec.runtime.turns import Turns, in_turn, turn_of
+from rulec.runtime.sums import Sums
+from rulec.runtime.turns import in_turn, turn_of
 
 
 class Steps(Protocol):
@@ -19,7 +19,7 @@ class Steps(Protocol):
     def step(self, grads: Any) -> None: ...
 
 
-class GradStore(Turns):
+class GradStore(Sums[str, Any]):
     """Gradients by the name of their array, from backward passes over parts of a network.
 
     Where two passes give one array a gradient, as with shared weights, the store has the sum: a rule that is not linear
@@ -32,9 +32,7 @@ class GradStore(Turns):
     """
 
     def __init__(self, grads: Any = None) -> None:
-        self._held: dict[str, Any] = {}
-        self._writable: set[str] = set()  # those that were made here, and may be written to
-        self._peak = 0
+        super().__init__()
         if grads is not None:
             self.extend(grads)
 
@@ -52,23 +50,7 @@ class GradStore(Turns):
             _check_alike(name, self._held.get(name), grad)
         for name, grad in new.items():
             self._add(name, grad)
-        self._peak = max(self._peak, self.nbytes)
-
-    def _add(self, name: str, grad: Any) -> None:
-        held = self._held.get(name)
-        if held is None:
-            self._held[name] = grad
-        elif name in self._writable:
-            held += grad
-        else:
-            self._held[name] = held + grad
-            self._writable.add(name)
-
-    @in_turn
-    def pop(self, name: str) -> Any:
-        """Takes one gradient out; None where there is none."""
-        self._writable.discard(name)
-        return self._held.pop(name, None)
+        self._note_peak()
 
     @in_turn
     def step(self, opt: Steps, layer: str | int | None = None) -> None:
@@ -91,31 +73,6 @@ class GradStore(Turns):
             raise RulecError(f"step(opt, {layer!r}) is one part of a step: call it inside `with opt.partial():`")
         opt.step(self._held)
         self._held, self._writable = {}, set()
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the gradients here have."""
-        return sum(int(grad.nbytes) for grad in self._held.values())
-
-    @property
-    def peak_nbytes(self) -> int:
-        """The most bytes that there were."""
-        return self._peak
-
-    def __getitem__(self, name: str) -> Any:
-        return self._held[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __repr__(self) -> str:
-        return f"GradStore({len(self)} gradients, {self.nbytes} bytes)"
 
 
 def _check_alike(name: str, held: Any, grad: Any) -> None:

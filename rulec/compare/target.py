@@ -12,6 +12,7 @@ from typing import Any
 
 from rulec.compare.sides import Array, OptaxSide, Side, TorchSide
 from rulec.errors import RulecError
+from rulec.language.library import interop_entries
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
@@ -99,15 +100,9 @@ class Translation:
     left_out: tuple[str, ...] = ()
 
 
-def entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
-    """The entries of a rule's interop section for a library, `torch` or `optax`."""
-    section = rule.interop.get(package, [])
-    return list(section) if isinstance(section, list) else [section]
-
-
 def entry_for(rule: Rule, package: str, called: str) -> Mapping[str, Any]:
     """The entry for their class or function of that name; empty where the rule has none."""
-    matches = (e for e in entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
+    matches = (e for e in interop_entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
     return next(matches, {})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 
 from rulec.errors import HyperError
-from rulec.language.library import library_folder, load, rules
+from rulec.language.library import decayed, interop_entries, interop_index, load
 from rulec.language.node import Op, name, node
 from rulec.language.rule import Assign, Rule
 from rulec.language.variant import variant, without
@@ -104,7 +103,7 @@ class Entry:
         if key not in self._known:
             rule = without(self.changed, zeros, self.base) if self.changed is not self.base else self.base
             if decays:
-                rule = load(self.decay) >> rule if self.decay == "l2" else rule + load(self.decay)
+                rule = decayed(rule, self.decay)
             self._known[key] = as_direction(rule) if scales else rule
         return self._known[key]
 
@@ -173,23 +172,9 @@ def as_direction(rule: Rule) -> Rule:
     return replace(rule, step=(*rule.step, moved))
 
 
-# The library
-
-
-@functools.cache
 def index() -> Mapping[str, tuple[str, ...]]:
-    """Function of optax -> the files of the rules with an entry for it.
-
-    Read from the text: parsing every rule would cost a quarter of a second.
-    """
-    files_of: dict[str, list[str]] = {}
-    for file in rules():
-        text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
-        section = text.partition("\n  optax:")[2]
-        named = re.findall(r"\b(?:function|scaler): *(\[[^\]]*\]|[\w.]+)", section)
-        for function in dict.fromkeys(re.findall(r"[\w.]+", " ".join(named))):
-            files_of.setdefault(function, []).append(file)
-    return {function: tuple(files) for function, files in sorted(files_of.items())}
+    """Function of optax -> the files of the rules with an entry for it."""
+    return interop_index("optax", "function|scaler")
 
 
 @functools.cache
@@ -200,8 +185,7 @@ def entries(function: str) -> tuple[Entry, ...]:
 
 def entries_of(file: str) -> Iterator[Entry]:
     """The entries of one rule; an entry for the direction alone comes after the entry in which it is written."""
-    section = load(file).interop.get("optax", [])
-    for entry in section if isinstance(section, list) else [section]:
+    for entry in interop_entries(load(file), "optax"):
         data = dict(entry)
         scaler = data.pop("scaler", None)
         data["decay"] = data.pop("weight_decay", "")

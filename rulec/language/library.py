@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,33 @@ def titles() -> dict[str, str]:
     texts = ((library_folder() / f"{file}.yaml").read_text(encoding="utf-8") for file in files)
     matches = [re.search(r"^name: *(\w+)", text, re.MULTILINE) for text in texts]
     return {match[1]: file for match, file in zip(matches, files, strict=True) if match}
+
+
+@functools.cache
+def interop_index(package: str, keys: str) -> dict[str, tuple[str, ...]]:
+    """Name of another library -> the files whose interop section for it has the name under one of `keys` (`a|b`).
+
+    Read from the text, as `titles`.
+    """
+    files_of: dict[str, list[str]] = {}
+    for file in rules():
+        text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
+        section = text.partition(f"\n  {package}:")[2]
+        named = re.findall(rf"\b(?:{keys}): *(\[[^\]]*\]|[\w.]+)", section)
+        for name in dict.fromkeys(re.findall(r"[\w.]+", " ".join(named))):
+            files_of.setdefault(name, []).append(file)
+    return {name: tuple(files) for name, files in sorted(files_of.items())}
+
+
+def interop_entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
+    """The entries of a rule's interop section for another library, such as `torch` or `optax`."""
+    section = rule.interop.get(package, [])
+    return list(section) if isinstance(section, list) else [section]
+
+
+def decayed(rule: Rule, transform: str) -> Rule:
+    """The rule with weight decay by a transform of the library: by `l2` in the gradient, else in the direction."""
+    return load(transform) >> rule if transform == "l2" else rule + load(transform)
 
 
 def _find(name: str, base: Path | None) -> Path:

@@ -12,27 +12,25 @@ from typing import Any
 
 import torch
 
-from rulec.language.library import load, parse
+from rulec.language.library import load, parse, titles
 from rulec.language.rule import Hyper, Rule
 from rulec.language.text import expression_text
 from rulec.torch.entries import Entry
 from rulec.torch.interface import HINTS, Interface
-from rulec.torch.library import library_index, rule_interface, torch_interface
+from rulec.torch.library import rule_interface, torch_classes, torch_interface
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 
 
 def class_names() -> list[str]:
     """The names of all classes: torch's own for its rules, and one for every rule of the library."""
-    names, classes = library_index()
-    return sorted({*names, *classes})
+    return sorted({*titles(), *torch_classes()})
 
 
 @functools.cache
 def class_named(name: str) -> type[RuleOptimizer]:
     """The class of that name; KeyError where there is none."""
-    names, classes = library_index()
-    torch_has_it = name in classes and hasattr(torch.optim, name)
-    interface = torch_interface(name) if torch_has_it else rule_interface(load(names[name]))
+    torch_has_it = name in torch_classes() and hasattr(torch.optim, name)
+    interface = torch_interface(name) if torch_has_it else rule_interface(load(titles()[name]))
     return _make(interface)
 
 
@@ -47,7 +45,7 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
         _rules.setdefault(text, rule)
         return _of_text(text)
     loaded = load(rule)
-    if loaded.name in class_names() and loaded.path == load(library_index()[0].get(loaded.name, rule)).path:
+    if loaded.name in class_names() and loaded.path == load(titles().get(loaded.name, rule)).path:
         return class_named(loaded.name)
     return optimizer(loaded)
 

@@ -15,7 +15,7 @@ from rulec.errors import HyperError
 from rulec.language import traits
 from rulec.language.compose import substitute_hyper
 from rulec.language.hyper import Hyper
-from rulec.language.library import load
+from rulec.language.library import decayed
 from rulec.language.node import Node, Op, names_in, walk
 from rulec.language.rule import Rule
 
@@ -168,10 +168,7 @@ class Entry:
     def _compose(self, decay: str, unset: frozenset[str]) -> tuple[Rule, Mapping[str, Hyper]]:
         key = decay, unset
         if key not in self._composed:
-            transform = load(decay) if decay else None
-            whole = self.rule
-            if transform is not None:
-                whole = transform >> whole if decay == "l2" else whole + transform
+            whole = decayed(self.rule, decay) if decay else self.rule
             whole = _with_defaults(whole.standalone(), unset).renamed(self.owner, self.rule.summary)
             self._composed[key] = whole, whole.all_hyper
         return self._composed[key]

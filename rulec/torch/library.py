@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from rulec.errors import RuleError
 from rulec.language.hyper import Hyper
-from rulec.language.library import library_folder, load, titles
+from rulec.language.library import interop_entries, interop_index, load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.torch.across import reaches_across
@@ -24,30 +23,18 @@ from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.memory import without_compiler
 
 
-@functools.cache
-def library_index() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The library's file for each rule's name, and for each class of torch.optim the files that have a part in it."""
-    classes: dict[str, list[str]] = {}
-    for file in titles().values():
-        text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
-        for kind in dict.fromkeys(re.findall(r"\bclass: *(\w+)", text)):
-            classes.setdefault(kind, []).append(file)
-    return titles(), classes
-
-
-def torch_entries(rule: Rule) -> list[Mapping[str, Any]]:
-    """The entries of a rule's interop section for torch."""
-    section = rule.interop.get("torch", [])
-    return list(section) if isinstance(section, list) else [section]
+def torch_classes() -> Mapping[str, Sequence[str]]:
+    """Class of torch.optim -> the files of the rules that it may mean."""
+    return interop_index("torch", "class")
 
 
 def torch_interface(kind: str) -> Interface:
     """The interface of a class of torch.optim, as the torch installed has it."""
     theirs = getattr(torch.optim, kind)
     entries = []
-    for file in library_index()[1][kind]:
+    for file in torch_classes()[kind]:
         rule = load(file)
-        entries += [_entry(kind, rule, fields) for fields in torch_entries(rule) if fields["class"] == kind]
+        entries += [_entry(kind, rule, fields) for fields in interop_entries(rule, "torch") if fields["class"] == kind]
     entries.sort(key=lambda entry: entry.rule.name != kind)
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
@@ -71,7 +58,7 @@ def _example(theirs: Any) -> Optimizer:
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
     settings = rule.settings
-    fields = next(iter(torch_entries(rule)), None)
+    fields = next(iter(interop_entries(rule, "torch")), None)
     args = _betas(settings) if fields is None else fields.get("args", {})
     states = {} if fields is None else fields.get("state", {})
     entry = Entry(rule.name, rule, places=_places(rule, settings, args), states=states)

@@ -14,8 +14,9 @@ import torch
 import rulec
 import rulec.torch
 from rulec.errors import HyperError, RuleError
+from rulec.language.library import interop_entries, titles
 from rulec.torch.classes import class_named, class_names
-from rulec.torch.library import library_index, torch_entries
+from rulec.torch.library import torch_classes
 from tests.torch.twins import difference, give_gradients, parameters
 
 TORCH = [
@@ -40,9 +41,10 @@ def test_the_index_says_what_the_rules_say() -> None:
         if not file.startswith("transforms/"):
             rule = rulec.load(file)
             names[rule.name] = file
-            for entry in torch_entries(rule):
+            for entry in interop_entries(rule, "torch"):
                 classes.setdefault(entry["class"], []).append(file)
-    assert library_index() == (names, classes)
+    assert titles() == names
+    assert torch_classes() == {kind: tuple(dict.fromkeys(files)) for kind, files in classes.items()}
 
 
 def test_every_rule_has_a_class() -> None:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
-from rulec.runtime.turns import Turns, in_turn, turn_of
+from rulec.runtime.sums import Sums
+from rulec.runtime.turns import in_turn, turn_of
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
@@ -28,7 +29,7 @@ Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 _BEGUN = "_rulec_begun"
 
 
-class GradStore(Turns):
+class GradStore(Sums[Tensor, Tensor]):
     """Gradients by tensor, from backward passes over parts of a network.
 
         cut = body(x).detach().requires_grad_()
@@ -44,9 +45,7 @@ class GradStore(Turns):
     """
 
     def __init__(self, grads: Gradients = ()) -> None:
-        self._held: dict[Tensor, Tensor] = {}
-        self._sums: set[Tensor] = set()  # tensors whose gradient was made here, and may be written to
-        self._peak = 0
+        super().__init__()
         self.extend(grads)
 
     # Gradients come
@@ -86,25 +85,9 @@ class GradStore(Turns):
         with plain_memory():
             for tensor, grad in new:
                 self._add(tensor, grad.detach() if grad.requires_grad else grad)
-        self._peak = max(self._peak, self.nbytes)
-
-    def _add(self, tensor: Tensor, grad: Tensor) -> None:
-        held = self._held.get(tensor)
-        if held is None:
-            self._held[tensor] = grad
-        elif tensor in self._sums:
-            held += grad
-        else:
-            self._held[tensor] = held + grad
-            self._sums.add(tensor)
+        self._note_peak()
 
     # Gradients go
-
-    @in_turn
-    def pop(self, tensor: Tensor) -> Tensor | None:
-        """Takes one gradient out; None where there is none."""
-        self._sums.discard(tensor)
-        return self._held.pop(tensor, None)
 
     @in_turn
     def step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None = None) -> None:
@@ -180,34 +163,14 @@ class GradStore(Turns):
 
     # What is here
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the gradients here have."""
-        return sum(map(_bytes, self._held.values()))
-
-    @property
-    def peak_nbytes(self) -> int:
-        """The most bytes that there were."""
-        return self._peak
-
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor with its gradient."""
         return iter([*self._held.items()])
 
-    def __getitem__(self, tensor: Tensor) -> Tensor:
-        return self._held[tensor]
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self._held
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter([*self._held])
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __repr__(self) -> str:
-        return f"GradStore({len(self)} gradients, {self.nbytes} bytes)"
+    def _bytes(self, grad: Tensor) -> int:
+        if grad.is_sparse:
+            return grad._values().nbytes + grad._indices().nbytes
+        return grad.nbytes
 
 
 def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
@@ -268,9 +231,3 @@ def _check_fits(tensor: Any, grad: Any) -> None:
         if wanted != actual:
             shown = [tuple(x) if fact == "shape" else x for x in (actual, wanted)]
             raise TensorError(f"a gradient has {fact} {shown[0]}, and its tensor {shown[1]}")
-
-
-def _bytes(grad: Tensor) -> int:
-    if grad.is_sparse:
-        return grad._values().nbytes + grad._indices().nbytes
-    return grad.nbytes
