@@ -14,7 +14,7 @@ from rulec.memory.live import Account
 from rulec.memory.shape import LLAMA, SMALL, Shape
 
 if TYPE_CHECKING:
-    from rulec.torch.account.step import Training, Way
+    from rulec.torch.account.meter import Training, Way
 
 #: Rule -> its hyper-parameters here.
 RULES: Mapping[str, Mapping[str, Any]] = {"sgd": {}, "lion": {}, "adamw": {}, "apollo": {}}
@@ -50,8 +50,8 @@ def missing() -> str | None:
 
 def models(quick: bool) -> list[Model]:
     """The three models; quick ones have a few layers."""
+    from rulec.torch.account.meter import rows, tokens
     from rulec.torch.account.models import Linears, Transformer
-    from rulec.torch.account.step import rows, tokens
 
     layers, width = (4, 64) if quick else (LAYERS, WIDTH)
     llama = replace(LLAMA, layers=2, width=128, inner=256, vocabulary=512, heads=4, groups=4, head=32)
@@ -107,14 +107,14 @@ NOTES = [
 
 def training(model: Model, rule: str) -> Training:
     """A model's training with a rule."""
-    from rulec.torch.account.step import Training
+    from rulec.torch.account.meter import Training
 
     hyper = {"rank": model.rank} if rule == "apollo" else {}
     return Training(model.make, model.batch, rule, {**RULES[rule], **hyper}, model.dtype)
 
 
 def _rows(model: Model, rule: str) -> Iterator[Row]:
-    from rulec.torch.account.step import account
+    from rulec.torch.account.meter import account
 
     chosen = training(model, rule)
     accounts: dict[Way, Account] = {way: account(chosen, way) for way in WAYS}
@@ -133,7 +133,7 @@ def _rows(model: Model, rule: str) -> Iterator[Row]:
 
 def times(model: Model, rule: str, rounds: int) -> Iterator[Row]:
     """The time of an eager step on real tensors, by turns with the deferred one."""
-    from rulec.torch.account.step import stepping
+    from rulec.torch.account.meter import stepping
     from rulec.torch.tensors import DTYPES
 
     chosen = training(model, rule)

@@ -1,4 +1,4 @@
-"""What an optimizer of plain arrays is given beside arrays, checked."""
+"""What an optimizer of plain arrays is given, checked: nested arrays by name, hyper-parameters, tags, saved states."""
 
 from __future__ import annotations
 

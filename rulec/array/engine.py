@@ -1,4 +1,4 @@
-"""The engine of an optimizer of plain arrays, which have names."""
+"""The engine of an optimizer of plain arrays, which have names: their kind, and copies of those in Fortran order."""
 
 from __future__ import annotations
 

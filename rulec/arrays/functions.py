@@ -1,4 +1,4 @@
-"""The functions of an array library, under NumPy's names: the parts of matrix functions.
+"""The functions of an array library, under NumPy's names: the parts of operations and of matrix functions.
 
 A library with another name or another method for one has a class of its own.
 """

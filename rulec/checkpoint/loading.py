@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rulec.checkpoint.codes import decoded
-from rulec.checkpoint.content import Checkpoint, Parameter, check_apart
+from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apart, levels
 from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
-from rulec.checkpoint.run import Leaf, Run, levels
 from rulec.checkpoint.tensors import Stored
 from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide

@@ -24,7 +24,7 @@ from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.memory.live import Account
-    from rulec.torch.account.step import Training, Way
+    from rulec.torch.account.meter import Training, Way
 
 #: The most tokens of a sequence where nothing is said of them.
 _LENGTH = 2048
@@ -64,7 +64,7 @@ def memory(
     """
     if importlib.util.find_spec("torch") is None:
         raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
-    from rulec.torch.account.step import Training, account
+    from rulec.torch.account.meter import Training, account
 
     make, inputs = _model(model, batch, length, recompute)
     known = make.func.__name__ != "Weights"
@@ -85,8 +85,8 @@ def memory(
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
     """The model's maker, and its inputs."""
     from rulec.memory.shape import read_shape, read_shapes
+    from rulec.torch.account.meter import tokens
     from rulec.torch.account.models import Transformer, Weights
-    from rulec.torch.account.step import tokens
 
     files = _files(path)
     if files[0].suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""The other side of a comparison, by name: a class or function of another library."""
+"""The other side of a comparison, by name: a class or function of another library, and its names for our rule."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
 from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
-from rulec.jax.evaluation import eval_params
 from rulec.jax.exchange import from_optax, to_optax
-from rulec.jax.functional import init, step
+from rulec.jax.functional import eval_params, init, step
 from rulec.jax.packing import packed, unpacked
 from rulec.jax.transform import transform
 

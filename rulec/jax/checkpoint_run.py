@@ -1,4 +1,4 @@
-"""A state of JAX with the values of a checkpoint."""
+"""A tree of JAX's arrays and a state as a run for checkpoints, and a state with the values of a checkpoint."""
 
 from __future__ import annotations
 

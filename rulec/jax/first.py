@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from rulec.compiler.ir import Axes
 from rulec.compiler.view import MatrixView
 from rulec.jax.library import LIBRARY
-from rulec.jax.meshes import automatic
+from rulec.jax.xla import automatic
 from rulec.pure import first as pure
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Hypers, Values

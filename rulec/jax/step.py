@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from rulec.jax import cpu
 from rulec.jax.library import LIBRARY
-from rulec.jax.meshes import automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
+from rulec.jax.xla import automatic, specs_of
 from rulec.language.node import Node
 from rulec.pure.bucket_step import BucketStep, Gaps
 from rulec.pure.plan import Bucket, Guard, StepPlan

@@ -1,4 +1,4 @@
-"""Hyper-parameters: their defaults, their ranges, and their values when a step runs."""
+"""Hyper-parameters: their defaults, their ranges, their values when a step runs, and the seed of random numbers."""
 
 from __future__ import annotations
 

@@ -27,13 +27,12 @@ from rulec.language.check import (
     with_storage,
 )
 from rulec.language.expression import parse_expression
-from rulec.language.lines import Lines
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import Inner, States, Trace, call_rule
+from rulec.language.trace import Inner, Lines, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]

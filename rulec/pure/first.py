@@ -1,4 +1,4 @@
-"""The state before the first step."""
+"""The state before the first step, and checks of a state against a plan."""
 
 from __future__ import annotations
 

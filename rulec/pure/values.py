@@ -1,4 +1,4 @@
-"""The values of a state."""
+"""The facts of a parameter for a plan, and the values of a state."""
 
 from __future__ import annotations
 

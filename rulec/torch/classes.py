@@ -1,4 +1,4 @@
-"""The classes themselves, made when first asked for."""
+"""The classes themselves, made when first asked for, with docstrings made from their rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of parameter groups, and their hyper-parameters in a table."""
+"""The rules of parameter groups, their numbers and flags, and their hyper-parameters in a table."""
 
 from __future__ import annotations
 

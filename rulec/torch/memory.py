@@ -1,4 +1,4 @@
-"""How this package's own tensors are made, and computed with."""
+"""How this package makes its own tensors, computes with them, and keeps torch's compiler out of its methods."""
 
 from __future__ import annotations
 

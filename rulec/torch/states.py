@@ -1,4 +1,4 @@
-"""`optimizer.state` as a mapping that knows when someone else has written to it.
+"""The states under torch's names: their buffers, and `optimizer.state`, which knows when others have written to it.
 
 Kernels write to buffers of their own. Other code may put another tensor in their place, as checkpoint tools and
 Gaussian splatting do: it edits `optimizer.state[p]`. This is noticed, and the values are taken over at the next step.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rulec.demo import digits, es
+from rulec.demo.es import Setting
 from rulec.demo.network import Network
-from rulec.demo.populations import Setting
 from rulec.es import Perturbation
 from tests.cli.running import error, run, run_json
 

@@ -11,8 +11,8 @@ from rulec.backend.product import Product
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.estimate import takes_parts
 from rulec.runtime.launch import Launch
-from rulec.torch.eager.epilogue_launch import ProductCalls, Way
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
+from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
 from rulec.torch.eager.window import Firing, Window

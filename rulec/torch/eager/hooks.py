@@ -1,9 +1,9 @@
-"""The hooks that tell an eager optimizer of gradients; they hold no reference to it."""
+"""The hooks that tell an eager optimizer of gradients, without a reference to it, and how often gradients arrive."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -99,3 +99,36 @@ def _remove_all(handles: dict[int, tuple[Tensor, int, Any]]) -> None:
     for _, _, handle in handles.values():
         handle.remove()
     handles.clear()
+
+
+class Arrivals:
+    """The largest number of arrivals of each parameter so far, by place; at first the `assumed` one.
+
+    Steps in which fewer arrive are deferred for the parameters concerned; the number is not lowered, since the next
+    step may have more again. Parameters that are `late`, being read again after their last arrival, always wait.
+    """
+
+    def __init__(self, assumed: int | None = None) -> None:
+        self._assumed = assumed or 0
+        self._seen: dict[int, int] = {}
+        self.late: set[int] = set()
+        #: Whether every read of parameters is looked at in the next pass.
+        self.watches = True
+
+    def expected(self, place: int) -> int:
+        """How many arrivals there will be; 0 where that is not known, or the update must wait."""
+        return 0 if place in self.late else self._seen.get(place, self._assumed)
+
+    def learn(self, counts: Mapping[int, int], late: Iterable[int]) -> None:
+        """Takes over what a pass has shown."""
+        self.watches = not counts.keys() <= self._seen.keys()
+        for place, count in counts.items():
+            self._seen[place] = max(count, self._seen.get(place, 0))
+        self.late.update(late)
+
+    def forget(self) -> None:
+        """Watches the next step anew, whatever was assumed."""
+        self._assumed = 0
+        self._seen.clear()
+        self.late.clear()
+        self.watches = True

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.eager.epilogue import Epilogue
-from rulec.torch.eager.epilogue_launch import Way
+from rulec.torch.eager.epilogue_tiles import Way
 from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import check_folds
 from rulec.torch.eager.inner import Inner, Runs, inner_around, inner_of

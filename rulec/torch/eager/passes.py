@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from rulec.errors import RulecError
-from rulec.torch.eager.arrivals import Arrivals
 from rulec.torch.eager.distributed import Reducer
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.factor import Factor
-from rulec.torch.eager.hooks import Hooks
+from rulec.torch.eager.hooks import Arrivals, Hooks
 from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.report import Report

@@ -14,7 +14,7 @@ from rulec.backend.noise import Noise
 from rulec.errors import PartialUpdate
 from rulec.runtime.estimate import EstimateCalls, takes_parts
 from rulec.runtime.launch import Launch
-from rulec.torch.eager.epilogue_launch import ProductCalls
+from rulec.torch.eager.epilogue_tiles import ProductCalls
 from rulec.torch.es.layer import Source
 from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
