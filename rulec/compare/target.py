@@ -102,12 +102,11 @@ class Translation:
 
 def entry_for(rule: Rule, package: str, called: str) -> Mapping[str, Any]:
     """The entry for their class or function of that name; empty where the rule has none."""
-    matches = (e for e in interop_entries(rule, package) if called in _names_of(e.get("class", e.get("function"))))
-    return next(matches, {})
-
-
-def _names_of(called: str | list[str]) -> list[str]:
-    return [called] if isinstance(called, str) else called
+    for entry in interop_entries(rule, package):
+        names = entry.get("class", entry.get("function"))
+        if called in ([names] if isinstance(names, str) else names):
+            return entry
+    return {}
 
 
 def translate(

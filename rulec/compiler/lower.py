@@ -109,7 +109,8 @@ class _Lowering:
         condition = self.expression(line.condition)
         self.note_sites(condition, "if")
         decided = decide(condition, self.known)
-        if decided is None and is_host_predicate(condition):
+        # Known before a step, where it is of hyper-parameters, `t` and shape facts alone.
+        if decided is None and is_made_of(condition, (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)):
             place = self._places[id(line)]
             self.predicates[place] = _truth(condition)
             decided = self.assumed.get(place)
@@ -172,11 +173,6 @@ def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
     leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
     leaves |= {key: node(Op.LOAD, key) for key in (*states, *rule.inputs)}
     return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": node(Op.LOAD, "p"), "t": node(Op.STEP)}
-
-
-def is_host_predicate(condition: Node) -> bool:
-    """Whether a condition is known before a step: an expression of hyper-parameters, `t` and shape facts alone."""
-    return is_made_of(condition, (Op.CONST, Op.HYPER, Op.STEP, Op.FACT))
 
 
 def is_made_of(value: Node, leaves: Container[Op]) -> bool:

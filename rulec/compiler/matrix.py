@@ -52,10 +52,6 @@ def _same_axes(_: Node, operands: Sequence[Axes]) -> Axes:
     return operands[0]
 
 
-def _transposed_axes(_: Node, operands: Sequence[Axes]) -> Axes:
-    return Axes(AXES, operands[0].cols, operands[0].rows)
-
-
 def _square_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     first = operands[0]
     if first.rows is not first.cols:
@@ -64,17 +60,17 @@ def _square_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, first.rows, first.rows)
 
 
-def _leading_axes(value: Node, operands: Sequence[Axes]) -> Axes:
-    return Axes(AXES, operands[0].rows, value.args[1])
-
-
 #: Every matrix function. A backend's own table has the same keys.
 MATRIX: Mapping[Op, MatrixFunction] = {
     Op.MATMUL: MatrixFunction(_product_axes, NUMPY_MATRIX[Op.MATMUL], matrices=2, exact=True),
-    Op.TRANSPOSE: MatrixFunction(_transposed_axes, NUMPY_MATRIX[Op.TRANSPOSE], exact=True),
+    Op.TRANSPOSE: MatrixFunction(
+        lambda _, operands: Axes(AXES, operands[0].cols, operands[0].rows), NUMPY_MATRIX[Op.TRANSPOSE], exact=True
+    ),
     Op.NEWTON_SCHULZ: MatrixFunction(_same_axes, NUMPY_MATRIX[Op.NEWTON_SCHULZ], exact=True),
     Op.QR: MatrixFunction(_same_axes, NUMPY_MATRIX[Op.QR]),
     Op.EIGH: MatrixFunction(_square_axes, NUMPY_MATRIX[Op.EIGH]),
-    Op.SINGULAR_VECTORS: MatrixFunction(_leading_axes, NUMPY_MATRIX[Op.SINGULAR_VECTORS]),
+    Op.SINGULAR_VECTORS: MatrixFunction(
+        lambda value, operands: Axes(AXES, operands[0].rows, value.args[1]), NUMPY_MATRIX[Op.SINGULAR_VECTORS]
+    ),
     Op.INVERSE_ROOT: MatrixFunction(_square_axes, NUMPY_MATRIX[Op.INVERSE_ROOT]),
 }

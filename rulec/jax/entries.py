@@ -85,7 +85,7 @@ class Entry:
     def rule(self, values: Mapping[str, Any]) -> Rule:
         """The rule for these keywords; always the same object for the same rule."""
         zeros = frozenset(k for k, v in values.items() if is_number(v) and v == 0)
-        decays = bool(self.decay) and not _is_nothing(values["weight_decay"])
+        decays = bool(self.decay) and _is(values["weight_decay"], "nonzero")
         scales = self.scales or values.get("learning_rate", 0) is None
         return self._cached(zeros & self._more, decays, scales)
 
@@ -158,10 +158,6 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 def _equal(value: Any, wanted: Any) -> bool:
     """Whether both are the same; False where one is an array, since it may be traced."""
     return isinstance(value, _PLAIN) and isinstance(wanted, _PLAIN) and value == wanted
-
-
-def _is_nothing(value: Any) -> bool:
-    return value is None or (is_number(value) and value == 0)
 
 
 def as_direction(rule: Rule) -> Rule:

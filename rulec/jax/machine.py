@@ -42,7 +42,8 @@ class Machine:
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # A number may be traced, and must not be kept: it is passed to each call.
-        self.recipe, self.options, self.wide = _without_numbers(recipe), options, is_wide()
+        self.recipe = replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
+        self.options, self.wide = options, is_wide()
         self.rules = _rules(recipe)
         self.fields: Fields = fields_of(self.rules, dict(renamed))
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
@@ -146,11 +147,6 @@ class Machine:
         return [group.resolved(group_numbers, plan.coarsest(i)) for i, (group, group_numbers) in enumerate(pairs)]
 
 
-def _without_numbers(recipe: Recipe) -> Recipe:
-    """The recipe with zeros for all hyper-parameters but the static ones: it must not keep traced numbers."""
-    return replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
-
-
 def _group_without_numbers(group: Group) -> Group:
     settings = group.settings
     return replace(group, hyper={name: value if settings[name].static else 0.0 for name, value in group.hyper.items()})
@@ -193,7 +189,11 @@ def numbered(recipe: Recipe, count: Any = None) -> tuple[Recipe, list[dict[str, 
     if any(callable(value) for group in recipe.groups for value in group.hyper.values()):
         count = jnp.zeros((), jnp.int32) if count is None else count
         recipe = replace(recipe, groups=[_at(group, count) for group in recipe.groups])
-    return recipe, [_settled(group.numbers()) for group in recipe.groups]
+    # Under jax.jvp a tracer may stand for a number of Python: it gets its own dtype.
+    return recipe, [
+        {name: jnp.array(number) if is_traced(number) else number for name, number in group.numbers().items()}
+        for group in recipe.groups
+    ]
 
 
 def _at(group: Group, count: Any) -> Group:
@@ -204,11 +204,6 @@ def _at(group: Group, count: Any) -> Group:
         if callable(value) and not settings[name].static
     }
     return replace(group, hyper={**group.hyper, **values})
-
-
-def _settled(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same numbers, traced ones in their own dtype: under jax.jvp a tracer may stand for a number of Python."""
-    return {name: jnp.array(number) if is_traced(number) else number for name, number in numbers.items()}
 
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:

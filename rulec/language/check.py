@@ -183,7 +183,7 @@ def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) ->
             _taint(line.then, tainted, depends)
             _taint(line.otherwise, before, depends)
             tainted |= before
-        elif _depends(line, tainted, decided_by_lr):
+        elif "." not in line.target and (decided_by_lr or tainted.intersection(names_in([line.value]))):
             if line.target == "direction":
                 raise rule_error(
                     "direction depends on lr, which is applied after it (p = p - lr*direction): "
@@ -192,10 +192,6 @@ def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) ->
             tainted.add(line.target)
         else:
             tainted.discard(line.target)
-
-
-def _depends(line: Assign, tainted: set[str], decided_by_lr: bool) -> bool:
-    return "." not in line.target and (decided_by_lr or bool(tainted.intersection(names_in([line.value]))))
 
 
 def check_elementwise(value: Node, what: str, span: Span | None) -> Node:

@@ -110,7 +110,9 @@ def load(name: str | Path) -> Rule:
     if not isinstance(name, str | Path):
         raise _no_name(name)
     text = str(name)
-    composed = not isinstance(name, Path) and is_composition(text) and not _is_file(text)
+    # A path may read as a composition: then the file counts.
+    is_file = text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
+    composed = not isinstance(name, Path) and not is_file and is_composition(text)
     return compose_text(text, _load_one) if composed else _load_one(text)
 
 
@@ -119,11 +121,6 @@ def _no_name(value: object) -> RuleError:
     return RuleError(
         NOT_LOADED.get(kind, f"a rule is loaded by its name or its path, and this is of type {kind.__name__}")
     )
-
-
-def _is_file(text: str) -> bool:
-    """Whether a rule file exists at this path, even where the path reads as a composition."""
-    return text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
 
 
 def _load_one(name: str) -> Rule:

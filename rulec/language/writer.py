@@ -9,7 +9,7 @@ import yaml
 from rulec.language.document import use_yaml_1_2
 from rulec.language.hyper import Hyper, well_known_range
 from rulec.language.node import Node, Op
-from rulec.language.rule import Routing, Rule, State
+from rulec.language.rule import Rule, State
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
 
@@ -81,12 +81,7 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
     for key in ("evaluate", "skip", "applies_to"):
         value = getattr(rule, key)
         data[key] = None if value is None else expression_text(value)
-    if rule.otherwise is not None:
-        data["otherwise"] = _routing_data(rule.otherwise)
+    if (rest := rule.otherwise) is not None:
+        data["otherwise"] = rest.text if rest.text or rest.rule is None else _rule_data(rest.rule)
     data["view"], data["interop"] = dict(rule.view), dict(rule.interop)
     return {k: v for k, v in data.items() if v not in (None, "", {})}
-
-
-def _routing_data(routing: Routing) -> Any:
-    """The rule for the other tensors: its name, or the whole rule written out where it was composed."""
-    return routing.text if routing.text or routing.rule is None else _rule_data(routing.rule)

@@ -290,7 +290,9 @@ class _RuleReader:
         if rule.wraps and not wraps:
             raise rule_error(f"{rule.name} wraps another rule: write {text}(adam)", self.document.span(("otherwise",)))
         if bindings:
-            arguments = ", ".join(f"{key}={_plain_text(value)}" for key, value in bindings.items())
+            arguments = ", ".join(
+                f"{key}={value if isinstance(value, str) else number_text(value)}" for key, value in bindings.items()
+            )
             text = f"({text})({arguments})" if is_composition(text) else f"{text}({arguments})"
         # A file's path means something only beside the file that names it.
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
@@ -319,10 +321,6 @@ def _with_called(caller: Rule, uses: dict[str, Rule]) -> Rule:
         inputs=compose.unify_inputs([caller, *uses.values()]),
         view=views[0] if views else {},
     )
-
-
-def _plain_text(value: float | str) -> str:
-    return value if isinstance(value, str) else number_text(value)
 
 
 def _limits(entry: HyperEntry) -> Limits:

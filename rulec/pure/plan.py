@@ -258,7 +258,8 @@ def guards_of(program: Program) -> Mapping[Node, Guard]:
     for user in reversed([*walk(roots)]):
         for place, operand in enumerate(user.args):
             _note(guards, operand, _guard_of_use(user, place, guards[user]))
-    return {v: guard for v, guard in guards.items() if guard is not None and _is_costly(v)}
+    costly = (v for v in guards if v.op.kind is Kind.MATRIX and v.op is not Op.TRANSPOSE)
+    return {v: guard for v in costly if (guard := guards[v]) is not None}
 
 
 def _note(guards: dict[Node, Guard | None], value: Node, guard: Guard | None) -> None:
@@ -268,7 +269,3 @@ def _note(guards: dict[Node, Guard | None], value: Node, guard: Guard | None) ->
 def _guard_of_use(user: Node, place: int, guard: Guard | None) -> Guard | None:
     """The guard of the operand at this place of a value that is itself wanted under `guard`."""
     return Guard(user.args[0], place == 1) if user.op is Op.WHERE and place > 0 else guard
-
-
-def _is_costly(value: Node) -> bool:
-    return value.op.kind is Kind.MATRIX and value.op is not Op.TRANSPOSE

@@ -112,7 +112,8 @@ class DeviceValues(PortionValues):
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i: a Python number where the host knows it."""
-        if self._host is not None and value.op is Op.SCALAR and int(value.arg) < self._known_columns:  # type: ignore[call-overload]
+        known = len(self.program.scalars.columns)
+        if self._host is not None and value.op is Op.SCALAR and int(value.arg) < known:  # type: ignore[call-overload]
             place = int(self._host.index[self.portion.positions[i]])
             return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
         hyper = self.hyper(i)
@@ -120,10 +121,6 @@ class DeviceValues(PortionValues):
         if expression is None:
             return self.library.at(numbers, i)
         return float(evaluate_once(expression, hyper, {}, {}))
-
-    @property
-    def _known_columns(self) -> int:
-        return len(self.program.scalars.columns)
 
     def numbers(self, buffer: str) -> Any:
         """The value of a scalar buffer, for each tensor."""

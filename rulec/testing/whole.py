@@ -91,7 +91,9 @@ def follow_reference(
         inputs = _inputs(rule, shapes, step)
         fired = (ids[1::2] or ids) if step == 2 else ids
         reference.step([g if i in fired else None for i, g in enumerate(grads)], inputs=inputs)
-        arguments = {k: _for_fired(subject, v, fired) for k, v in inputs.items()}
+        arguments = {
+            k: [subject.kind.make(v[i]) for i in fired] if isinstance(v, list) else v for k, v in inputs.items()
+        }
         engine.step(tuple(fired), [subject.kind.make(grads[i]) for i in fired], table, arguments)
         _compare(subject, rule, step + 1, [subject.kind.read(p) for p in params], reference.params)
 
@@ -116,10 +118,6 @@ def _inputs(rule: Rule, shapes: Sequence[tuple[int, ...]], step: int) -> dict[st
         name: parameters(shapes, 50 + step) if kind == "like p" else 1.5 / (1 + step)
         for name, kind in rule.inputs.items()
     }
-
-
-def _for_fired(subject: Subject, value: Any, fired: Sequence[int]) -> Any:
-    return [subject.kind.make(value[i]) for i in fired] if isinstance(value, list) else value
 
 
 def _compare(subject: Subject, rule: Rule, step: int, got: Sequence[Array], wanted: Sequence[Array]) -> None:

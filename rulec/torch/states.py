@@ -149,7 +149,8 @@ class Buffers:
         chosen = [place for place, values in held.items() if values or full]
         for engine in self._engines:
             places = [place for place in chosen if self._homes[place][0] is engine]
-            dtypes = [_grad_dtype(self._routes[place].param) for place in places]
+            params = [self._routes[place].param for place in places]
+            dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
             engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
         held = {place: self._recoded(place, held[place]) for place in chosen}
         for place, values in held.items():
@@ -259,11 +260,6 @@ def _values(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _device_of(value: Any) -> torch.device:
     """The device of a saved value; the CPU for a number, whatever torch's default device."""
     return value.device if isinstance(value, Tensor) else torch.device("cpu")
-
-
-def _grad_dtype(param: Tensor) -> str:
-    """Our name for the dtype of a parameter's gradient; the parameter's own without a gradient."""
-    return dtype_name(param.dtype if param.grad is None else param.grad.dtype)
 
 
 def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:

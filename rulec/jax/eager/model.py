@@ -24,7 +24,7 @@ class Model:
         self, embed: Callable[..., Any] | None, layer: Callable[..., Any], head: Callable[..., Any], has_aux: bool,
         layer_aux: bool,
     ) -> None:  # fmt: skip
-        self.embed = UserFunction(embed or _first_of, "embed", ["key"])
+        self.embed = UserFunction(embed or (lambda rest, batch: batch[0]), "embed", ["key"])
         self.layer = UserFunction(layer, "layer", ["rest", "batch", "key", "index"])
         self.head = UserFunction(head, "head", ["key"])
         self.has_aux, self.layer_aux = has_aux, layer_aux
@@ -33,10 +33,6 @@ class Model:
     def shares_rest(self) -> bool:
         """Whether layers read the parameters of the rest."""
         return "rest" in self.layer.taken
-
-
-def _first_of(rest: Any, batch: Any) -> Any:
-    return batch[0]
 
 
 @dataclass(frozen=True)
