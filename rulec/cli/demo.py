@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,9 +41,7 @@ def demo(
     if what == "rule":
         _rule(out, epochs or EPOCHS, json)
     elif what == "es":
-        from rulec.cli.demo_es import demo_es
-
-        demo_es(out, epochs or ES_EPOCHS, json)
+        _es(out, epochs or ES_EPOCHS, json)
     else:
         raise RulecError(
             f"there is no demonstration {what!r}{did_you_mean(what, ('rule', 'es'))}: there are rule and es"
@@ -53,7 +52,8 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
     """The demonstration of a rule."""
     from rulec.demo import digits
     from rulec.demo.rule import TEXT
-    from rulec.demo.training import compare_update
+    from rulec.demo.training import WIDTHS, Descent, compare_update, plot, train
+    from rulec.language.library import load
 
     data = digits.load()
     path = out / "wary_adam.yaml"
@@ -62,11 +62,15 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
     write_text(out / "wary_adam_kernel.py", source)
     if not json:
         _show(path, source, seconds)
-    curves = _train(rule, data, epochs)
+    learners = {one.name: Descent(one, WIDTHS, {"lr": _LR}) for one in (rule, load("adamw"))}
+    ways = {name: partial(train, name, learner, data, epochs) for name, learner in learners.items()}
+    curves = _train("with", ways, epochs)
     update = compare_update(rule, {"lr": _LR}, rounds=21)
-    picture = _plot(curves, out)
+    picture = out / "losses.png"
+    plot(curves, picture, WIDTHS)
     if json:
-        print_json(_data(path, picture, seconds, curves, update))
+        facts = {"rule_file": str(path), "picture": str(picture), "compile_seconds": seconds}
+        print_json({**facts, "training": _data(curves), "update": vars(update)})
     else:
         _print(curves, update, picture)
 
@@ -87,25 +91,49 @@ def _compile(path: Path) -> tuple[Rule, str, float]:
     return rule, source, time.perf_counter() - begin
 
 
-def _train(rule: Rule, data: Any, epochs: int) -> list[Curve]:
-    from rulec.demo.training import WIDTHS, Descent, train
-    from rulec.language.library import load
+def _es(out: Path, epochs: int, json: bool) -> None:
+    """The demonstration without a backward pass: trains with and without gradients, and draws the losses of both."""
+    from rulec.demo import digits, es
+    from rulec.demo.training import plot
 
+    data, kind = digits.load(), es.framework()
+    if not json:
+        _introduce(kind)
+    ways = {
+        "a population": partial(es.train, data, epochs, kind),
+        "gradients": partial(es.train_by_gradients, data, epochs),
+    }
+    curves = _train("by", ways, epochs)
+    out.mkdir(parents=True, exist_ok=True)
+    picture = out / "es_losses.png"
+    plot(curves, picture, es.SETTING.widths)
+    if json:
+        print_json({"framework": kind, "picture": str(picture), "training": _data(curves)})
+        return
+    _print_curves("trained by", curves, timed=True)
+    console().print(f"The losses are drawn in {picture}")
+
+
+def _introduce(kind: str) -> None:
+    from rulec.demo import es
+
+    p = es.SETTING.perturbation
+    shape = "-".join(map(str, es.SETTING.widths))
+    print(f"A perceptron {shape} on scikit-learn's handwritten digits, without a backward pass, in {kind}.")
+    print(
+        f"Each step is one forward of {p.members} members, {p.directions} antithetic pairs of noise of rank {p.rank};\n"
+        f"its sum, weighted by their losses, is what {es.SETTING.rule} takes as the gradient."
+    )
+
+
+def _train(how: str, ways: Mapping[str, Callable[..., Curve]], epochs: int) -> list[Curve]:
+    """The curve of each way, one after the other."""
     curves = []
     with progress() as shown:
-        for chosen in (rule, load("adamw")):
-            task = shown.add_task(f"training with {chosen.name}", total=epochs)
-            descent = Descent(chosen, WIDTHS, {"lr": _LR})
-            curves.append(train(chosen.name, descent, data, epochs, advance=partial(shown.advance, task)))
+        for name, way in ways.items():
+            task = shown.add_task(f"training {how} {name}", total=epochs)
+            curves.append(way(advance=partial(shown.advance, task)))
     return curves
-
-
-def _plot(curves: list[Curve], out: Path) -> Path:
-    from rulec.demo.training import WIDTHS, plot
-
-    picture = out / "losses.png"
-    plot(curves, picture, WIDTHS)
-    return picture
 
 
 def _show(path: Path, source: str, seconds: float) -> None:
@@ -119,9 +147,7 @@ def _show(path: Path, source: str, seconds: float) -> None:
 def _print(curves: list[Curve], update: Update, picture: Path) -> None:
     out = console()
     out.print("\nA multilayer perceptron on scikit-learn's handwritten digits:", style="bold")
-    rows = [[c.rule, f"{c.training[-1]:.4f}", f"{c.test[-1]:.4f}", f"{c.accuracy:.1%}"] for c in curves]
-    figures = ("training loss", "test loss", "test accuracy")
-    print_table(("rule", *figures), rows, right=figures)
+    _print_curves("rule", curves, timed=False)
     out.print(f"\nOne update of its {update.parameters:,} parameters, medians by turns in this run:", style="bold")
     out.print(f"  rulec          {update.fused * 1e6:8.0f} us")
     out.print(f"  unfused NumPy  {update.unfused * 1e6:8.0f} us, {update.unfused / update.fused:.1f} times as long")
@@ -129,11 +155,18 @@ def _print(curves: list[Curve], update: Update, picture: Path) -> None:
     out.print(f"\nThe losses are drawn in {picture}")
 
 
-def _data(path: Path, picture: Path, seconds: float, curves: list[Curve], update: Update) -> dict[str, Any]:
+def _print_curves(title: str, curves: Sequence[Curve], timed: bool) -> None:
+    rows = [
+        [c.rule, f"{c.training[-1]:.4f}", f"{c.test[-1]:.4f}", f"{c.accuracy:.1%}", f"{c.seconds:.1f}"] for c in curves
+    ]
+    figures = ("training loss", "test loss", "test accuracy", "seconds")[: 4 if timed else 3]
+    print_table((title, *figures), [row[: 1 + len(figures)] for row in rows], right=figures)
+
+
+def _data(curves: Sequence[Curve]) -> dict[str, Any]:
     return {
-        "rule_file": str(path), "picture": str(picture), "compile_seconds": seconds,
-        "training": {
-            c.rule: {"training_loss": c.training, "test_loss": c.test, "test_accuracy": c.accuracy} for c in curves
-        },
-        "update": vars(update),
+        c.rule: {
+            "training_loss": c.training, "test_loss": c.test, "test_accuracy": c.accuracy, "seconds": c.seconds
+        }
+        for c in curves
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,13 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Curve:
-    """A training run: mean training loss and test loss of every epoch, and the test accuracy at the end."""
+    """A training run: mean training loss and test loss of every epoch, the test accuracy at the end, and seconds."""
 
     rule: str
     training: list[float]
     test: list[float]
     accuracy: float
+    seconds: float
 
 
 class Learner(Protocol):
@@ -68,14 +70,15 @@ def train(
 ) -> Curve:  # fmt: skip
     """Trains on the same batches, whatever the learner; `advance` is called after every epoch."""
     network = Network(())
-    training, test = [], []
+    training, test, begin = [], [], time.perf_counter()
     for epoch in range(epochs):
         losses = [learner.step(images, labels) for images, labels in digits.batches(batch, epoch)]
         training.append(sum(losses) / len(losses))
         network.params = learner.params()
         test.append(network.loss(digits.test_images, digits.test_labels))
         advance()
-    return Curve(name, training, test, network.accuracy(digits.test_images, digits.test_labels))
+    accuracy = network.accuracy(digits.test_images, digits.test_labels)
+    return Curve(name, training, test, accuracy, time.perf_counter() - begin)
 
 
 @dataclass(frozen=True)
