@@ -16,9 +16,8 @@ from torch.autograd.variable import Variable
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rulec.errors import PartialUpdate, RulecError
-from rulec.torch.eager.hooks import Arrivals
+from rulec.torch.eager.hooks import Arrivals, Reads
 from rulec.torch.eager.open_step import OpenStep
-from rulec.torch.eager.reads import Reads
 
 
 class Window(ABC):
