@@ -12,7 +12,7 @@ import numpy as np
 from rulec.array.arrays import numpy_dtype
 from rulec.arrays import functions as operations
 from rulec.arrays.functions import Functions, Table
-from rulec.arrays.library import ArrayLibrary
+from rulec.arrays.library import Library
 from rulec.arrays.matrix import matrix_functions
 from rulec.language.arithmetic import NUMPY
 from rulec.language.node import Op
@@ -76,7 +76,7 @@ def matrix() -> Table:
     return matrix_functions(functions())
 
 
-class CupyLibrary(ArrayLibrary):
+class CupyLibrary(Library):
     """CuPy on the current device. Nothing waits for the device, but for CuPy's own decompositions.
 
     Numbers known here are NumPy's.
@@ -87,7 +87,6 @@ class CupyLibrary(ArrayLibrary):
         self._held: dict[int, Any] = {}
 
     def hold(self, thing: Any) -> None:
-        """Keeps something for good where a CUDA graph is being captured that will read its memory again."""
         import cupy
 
         if cupy.cuda.get_current_stream().is_capturing():
@@ -100,7 +99,6 @@ class CupyLibrary(ArrayLibrary):
         return values if isinstance(values, cupy.ndarray) else cupy.asarray(np.asarray(values))
 
     def write(self, array: Any, values: Any) -> None:
-        """Gives the array these values, rounded to its dtype."""
         array[...] = self.numbers(values).reshape(array.shape).astype(array.dtype, copy=False)
 
     def handed(self, values: Any, dtype: str, copied: bool) -> Any:
@@ -111,11 +109,9 @@ class CupyLibrary(ArrayLibrary):
         return array.copy() if copied and array.data.ptr == values.data.ptr else array
 
     def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype."""
         return values.astype(numpy_dtype(dtype), copy=False)
 
     def copy(self, values: Any) -> Any:
-        """A copy."""
         return values.copy()
 
     def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
@@ -127,10 +123,8 @@ class CupyLibrary(ArrayLibrary):
         return cupy.full(shape, values.item(), values.dtype)
 
     def take(self, values: Any, places: np.ndarray[Any, Any]) -> Any:
-        """The numbers at these places."""
         return values[self.numbers(np.asarray(places, np.int64))]
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
-        """Writes numbers at these places."""
         numbers = self.numbers(values).astype(into.dtype, copy=False)
         into[places if isinstance(places, slice) else self.numbers(np.asarray(places, np.int64))] = numbers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,154 +21,57 @@ from rulec.language.node import Op
 Array = np.ndarray[Any, Any]
 
 
-class Library(Protocol):
-    """Functions on arrays of one kind, on one device.
+class Library:
+    """Functions on arrays of one kind, on one device; here by an array library's functions `of`, with NumPy's names.
 
     Numbers of tensors, groups and the model are float64 arrays of one dimension, or none. Vectors and matrices are
     stacks `(batch, rows, cols)`. No function waits for the device, except for decompositions where the framework
-    itself waits.
-    """
-
-    @property
-    def arithmetic(self) -> Mapping[Op, Callable[..., Any]]:
-        """The elementwise operations."""
-        ...
-
-    @property
-    def matrix(self) -> Mapping[Op, Callable[..., Any]]:
-        """The matrix functions. Numbers among their operands are Python's where their value is known."""
-        ...
-
-    def constant(self, value: float) -> Any:
-        """One number, for arithmetic with arrays."""
-        ...
-
-    def numbers(self, values: Any) -> Any:
-        """Numbers of NumPy, or an array of another library or device, as an array of this library."""
-        ...
-
-    def read(self, array: Any) -> Any:
-        """The elements of a stored array, in float32 or float64: the same memory for an array of such a dtype."""
-        ...
-
-    def write(self, array: Any, values: Any) -> None:
-        """Writes values to a stored array, rounded to its dtype."""
-        ...
-
-    def handed(self, values: Any, dtype: str, copied: bool) -> Any:
-        """Values for kernels to read: contiguous, of this dtype, and in new memory where `copied`."""
-        ...
-
-    def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype; the same array where it has this dtype."""
-        ...
-
-    def copy(self, values: Any) -> Any:
-        """The same values in new memory."""
-        ...
-
-    def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """Values broadcast to a shape, as a view."""
-        ...
-
-    def at(self, values: Any, i: int) -> Any:
-        """The number of tensor i among numbers of tensors; in arithmetic it takes the dtype of the array."""
-        ...
-
-    def take(self, values: Any, places: Array) -> Any:
-        """The numbers at these places."""
-        ...
-
-    def put(self, into: Any, places: Array | slice, values: Any) -> None:
-        """Writes numbers at these places, or one number at all of them."""
-        ...
-
-    def together(self, numbers: Sequence[Any]) -> Any:
-        """Arrays of one element each, in any shape, as numbers of tensors."""
-        ...
-
-    def stack(self, matrices: Sequence[Any]) -> Any:
-        """Several stacks as one."""
-        ...
-
-    def split(self, matrices: Any, count: int) -> Sequence[Any]:
-        """The inverse of `stack`, for stacks of equal length."""
-        ...
-
-    def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
-        """A sum, minimum or maximum in float64. Reduced `axes` keep an extent of 1; None is for a single number."""
-        ...
-
-    def empty(self, count: int) -> Any:
-        """Memory for `count` numbers of float64."""
-        ...
-
-    def join(self, arrays: Sequence[Any], axis: int) -> Any:
-        """Arrays side by side along an axis."""
-        ...
-
-    def product(self, a: Any, b: Any, into: Any = None) -> Any:
-        """The product of two stacks of matrices of one dtype; with `into`, it is added to `into` in its memory."""
-        ...
-
-    def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
-        """Uniform or normal numbers of the language's stream, in float64, from the first of block `block` on.
-
-        A block has four numbers. The `step` of the position may be an array of one number.
-        """
-        ...
-
-    def hold(self, thing: Any) -> None:
-        """Keeps an object for good while a graph is captured: replays of the graph read its memory again."""
-        ...
-
-
-class ArrayLibrary:
-    """The base of libraries with NumPy's functions, by their functions `of`.
-
-    Nothing is written: results are new arrays, or an operand itself. Libraries that write override the methods for it.
+    itself waits. Nothing is written here: results are new arrays, or an operand itself. Libraries that write override
+    the methods for it.
     """
 
     of: Functions
+    #: The elementwise operations.
     arithmetic: Mapping[Op, Callable[..., Any]]
+    #: The matrix functions. Numbers among their operands are Python's where their value is known.
     matrix: Mapping[Op, Callable[..., Any]]
 
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
     def constant(self, value: float) -> Any:
-        """A NumPy float64."""
+        """One number, for arithmetic with arrays."""
         return np.float64(value)
 
     def numbers(self, values: Any) -> Any:
-        """An array of the same numbers; an array of this library unchanged."""
+        """Numbers of NumPy, or an array of another library or device, as an array of this library."""
         return self.of.xp.asarray(values)
 
     def read(self, array: Any) -> Any:
-        """The array itself, or in float32 where it has 16 bits."""
+        """The elements of a stored array, in float32 or float64: the same memory for an array of such a dtype."""
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
     def write(self, array: Any, values: Any) -> None:
-        """InternalError: these arrays are never written."""
+        """Writes values to a stored array, rounded to its dtype. InternalError where arrays are never written."""
         raise InternalError("arrays of this library cannot be written")
 
     def handed(self, values: Any, dtype: str, copied: bool) -> Any:
-        """The values in the dtype."""
+        """Values for kernels to read: contiguous, of this dtype, and in new memory where `copied`."""
         return self.cast(values, dtype)
 
     def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype."""
+        """Values in another dtype; the same array where it has this dtype."""
         return self.of.xp.asarray(values).astype(dtype, copy=False)
 
     def copy(self, values: Any) -> Any:
-        """The same array: it is never written."""
+        """The same values in new memory; the same array where it is never written."""
         return values
 
     def spread(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """Values broadcast to a shape."""
+        """Values broadcast to a shape, as a view."""
         return self.of.xp.broadcast_to(values, shape)
 
     def at(self, values: Any, i: int) -> Any:
-        """A 0-d array, which does not widen the arrays it meets."""
+        """The number of tensor i among numbers of tensors; in arithmetic it takes the dtype of the array."""
         return values[i] if getattr(values, "ndim", 0) else values
 
     def take(self, values: Any, places: Array) -> Any:
@@ -176,23 +79,23 @@ class ArrayLibrary:
         return values[places]
 
     def put(self, into: Any, places: Array | slice, values: Any) -> None:
-        """InternalError: these arrays are never written."""
+        """Writes numbers, or one, at these places. InternalError where arrays are never written."""
         raise InternalError("arrays of this library cannot be written")
 
     def together(self, numbers: Sequence[Any]) -> Any:
-        """One array of all."""
+        """Arrays of one element each, in any shape, as numbers of tensors."""
         return self.of.xp.concatenate([self.cast(self.numbers(x), "float64").reshape(1) for x in numbers])
 
     def stack(self, matrices: Sequence[Any]) -> Any:
-        """One after the other."""
+        """Several stacks as one."""
         return self.of.xp.concatenate([*matrices])
 
     def split(self, matrices: Any, count: int) -> Sequence[Any]:
-        """The parts."""
+        """The inverse of `stack`, for stacks of equal length."""
         return self.of.xp.split(matrices, count)  # type: ignore[no-any-return]
 
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Any:
-        """In float64."""
+        """A sum, minimum or maximum in float64. Reduced `axes` keep an extent of 1; None is for a single number."""
         values, kept = self.cast(self.numbers(values), "float64"), axes is not None
         axes = tuple(range(values.ndim)) if axes is None else axes
         if not all(values.shape[axis] for axis in axes):
@@ -201,15 +104,15 @@ class ArrayLibrary:
         return getattr(self.of.xp, self._REDUCE[op])(values, axis=axes, keepdims=kept) if axes else values
 
     def empty(self, count: int) -> Any:
-        """A new array."""
+        """Memory for `count` numbers of float64."""
         return self.of.xp.empty(count, dtype=self.of.xp.float64)
 
     def join(self, arrays: Sequence[Any], axis: int) -> Any:
-        """One array of all."""
+        """Arrays side by side along an axis."""
         return self.of.xp.concatenate([*arrays], axis)
 
     def product(self, a: Any, b: Any, into: Any = None) -> Any:
-        """By the library's own product."""
+        """The product of two stacks of matrices of one dtype; with `into`, it is added to `into` in its memory."""
         product = self.of.matmul(a, b)
         if into is None:
             return product
@@ -217,7 +120,10 @@ class ArrayLibrary:
         return into
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
-        """By the language's words in integers of 64 bits, and arithmetic in float64."""
+        """Uniform or normal numbers of the language's stream, in float64, from the first of block `block` on.
+
+        A block has four numbers. The `step` of the position may be an array of one number.
+        """
         xp, normal = self.of.xp, op is Op.NORMAL
         words = self._words(count + count % 2 if normal else count, block, **position)
         uniform = (self.cast(words >> 9, "float64") + 0.5) * 2.0**-23
@@ -239,4 +145,4 @@ class ArrayLibrary:
         return self.of.xp.arange(first, stop, dtype=self.of.xp.int64)
 
     def hold(self, thing: Any) -> None:
-        """Nothing is captured here."""
+        """Keeps an object for good while a graph is captured: replays of the graph read its memory again."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from rulec.arrays import random
 from rulec.arrays.functions import Functions
-from rulec.arrays.library import Array, ArrayLibrary
+from rulec.arrays.library import Array, Library
 from rulec.arrays.matrix import matrix_functions
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.language.arithmetic import NUMPY
@@ -30,7 +30,7 @@ FUNCTIONS = NumpyFunctions(np)
 NUMPY_MATRIX = matrix_functions(FUNCTIONS)
 
 
-class NumpyLibrary(ArrayLibrary):
+class NumpyLibrary(Library):
     """NumPy, on memory of its own or shared with it. All numbers are known at once."""
 
     of: Functions = FUNCTIONS
@@ -38,7 +38,6 @@ class NumpyLibrary(ArrayLibrary):
     matrix: Mapping[Op, Callable[..., Any]] = NUMPY_MATRIX
 
     def write(self, array: Any, values: Array) -> None:
-        """Writes the values, rounded to the array's dtype."""
         array[...] = values.reshape(array.shape)
 
     def handed(self, values: Array, dtype: str, copied: bool) -> Any:
@@ -46,7 +45,6 @@ class NumpyLibrary(ArrayLibrary):
         return np.array(values, dtype, order="C", copy=True if copied else None)
 
     def copy(self, values: Any) -> Array:
-        """A copy."""
         return np.array(values)
 
     def at(self, values: Any, i: int) -> Any:
@@ -55,11 +53,9 @@ class NumpyLibrary(ArrayLibrary):
         return bool(number) if np.asarray(number).dtype.kind == "b" else float(number)
 
     def put(self, into: Any, places: Array | slice, values: Any) -> None:
-        """Writes numbers at these places."""
         into[places] = values
 
     def together(self, numbers: Sequence[Any]) -> Array:
-        """One array of all."""
         return np.array([x.reshape(-1)[0] for x in numbers], np.float64)
 
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Array:

@@ -54,7 +54,6 @@ class MlxLibrary(PureLibrary):
         return values if isinstance(values, mx.array) else self.constant(values)
 
     def take(self, values: Any, places: Array) -> Any:
-        """The numbers at these places."""
         return values[mx.array(places)]
 
     def placed(self, values: Any, places: Any, numbers: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rulec.arrays.functions import Functions
-from rulec.arrays.library import ArrayLibrary
+from rulec.arrays.library import Library
 from rulec.language.node import Node, walk
 
 
@@ -38,7 +38,7 @@ class PureFunctions(Functions):
         return self.xp.sqrt(self.xp.sum(squares, axis=(-2, -1), keepdims=True)).astype(x.dtype)
 
 
-class PureLibrary(ArrayLibrary):
+class PureLibrary(Library):
     """An array library with the further functions of a step."""
 
     of: PureFunctions
@@ -52,7 +52,6 @@ class PureLibrary(ArrayLibrary):
         return self.of.xp.asarray(value, self.of.xp.float64)
 
     def cast(self, values: Any, dtype: str) -> Any:
-        """Values in another dtype."""
         return self.of.cast(self.numbers(values), dtype)
 
     def placed(self, values: Any, places: Any, numbers: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.arrays.library import ArrayLibrary
+from rulec.arrays.library import Library
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.language.node import Op
@@ -31,7 +31,6 @@ class HostLibrary(NumpyLibrary):
         return wide.numpy()  # type: ignore[no-any-return]
 
     def write(self, array: Any, values: np.ndarray[Any, Any]) -> None:
-        """Gives a tensor these values, rounded to its dtype."""
         with plain_memory():
             array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
 
@@ -68,7 +67,7 @@ def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
     return torch.baddbmm(into, a.expand(len(b), -1, -1), b, out=into)
 
 
-class DeviceLibrary(ArrayLibrary):
+class DeviceLibrary(Library):
     """torch on one device, which is never waited for, with the exceptions of `rulec.torch.arrays`.
 
     Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
@@ -107,7 +106,6 @@ class DeviceLibrary(ArrayLibrary):
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
     def write(self, array: Any, values: Tensor) -> None:
-        """Gives the tensor these values, rounded to its dtype."""
         array.copy_(values.reshape(array.shape))
 
     def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
@@ -116,11 +114,9 @@ class DeviceLibrary(ArrayLibrary):
         return tensor.clone() if copied and tensor is values else tensor
 
     def cast(self, values: Tensor, dtype: str) -> Tensor:
-        """Values in another dtype."""
         return values.to(getattr(torch, dtype))
 
     def copy(self, values: Tensor) -> Tensor:
-        """A copy."""
         return values.clone()
 
     def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -134,7 +130,6 @@ class DeviceLibrary(ArrayLibrary):
         return torch.index_select(values, 0, self.places(places))
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
-        """Writes numbers at these places."""
         cast = values.to(into.dtype)
         if isinstance(places, slice):
             into[places] = cast
@@ -153,7 +148,6 @@ class DeviceLibrary(ArrayLibrary):
         return self._places[key]
 
     def hold(self, thing: Any) -> None:
-        """Keeps something for good where a CUDA graph is being captured that will read its memory again."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.keep(thing)
 
@@ -162,11 +156,9 @@ class DeviceLibrary(ArrayLibrary):
         self._held.append(thing)
 
     def together(self, numbers: Sequence[Any]) -> Tensor:
-        """One tensor of all."""
         return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
 
     def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
-        """Views of one stack."""
         return torch.tensor_split(matrices, count)
 
     def reduce(self, op: Op, values: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
@@ -180,7 +172,6 @@ class DeviceLibrary(ArrayLibrary):
         return function(values, dim=axes, keepdim=kept) if axes else values
 
     def empty(self, count: int) -> Tensor:
-        """A new tensor."""
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
     def product(self, a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
