@@ -13,7 +13,7 @@ import numpy as np
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import TensorError
-from rulec.runtime.arrays import Vector
+from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +32,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
 
 
-class NumpyArrays:
+class NumpyArrays(Arrays):
     """NumPy arrays of float32, float64, float16, and bfloat16 (ml_dtypes), contiguous in C or Fortran order."""
 
     #: Their name in messages, and the prefix of their library's functions.
@@ -71,12 +71,7 @@ class NumpyArrays:
         """Gives an array of this kind, or of NumPy's, the values of one of NumPy's."""
         array[...] = values
 
-    def shape(self, array: Array) -> tuple[int, ...]:
-        """The shape."""
-        return tuple(array.shape)
-
     def dtype(self, array: Array) -> str:
-        """The dtype by our name; TensorError for one that no kernel stores."""
         name: str = array.dtype.name
         if name not in ITEM_SIZE:
             raise TensorError(f"an array of dtype {name} cannot be optimized: use one of {', '.join(ITEM_SIZE)}")
@@ -183,7 +178,6 @@ class NumpyArrays:
             state[...] = spec.number(hyper, facts)
 
     def scratch(self, like: Array, dtype: str) -> Array:
-        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
         return np.empty_like(like, dtype=numpy_dtype(dtype))
 
     def plain(self, array: Array) -> bool:

@@ -46,7 +46,6 @@ class CupyArrays(NumpyArrays):
         return True
 
     def address(self, array: Any) -> int:
-        """Where its memory begins."""
         return int(array.data.ptr)
 
     def copied(self, array: Any) -> np.ndarray[Any, Any]:
@@ -82,7 +81,6 @@ class CupyArrays(NumpyArrays):
         return super().allocate(params, specs, shapes, hyper, facts)
 
     def scratch(self, like: Any, dtype: str) -> Any:
-        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
         import cupy
 
         size = like.size * numpy_dtype(dtype).itemsize

@@ -28,7 +28,7 @@ class Arrays(Protocol):
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """The shape."""
-        ...
+        return tuple(array.shape)
 
     def dtype(self, array: Any) -> str:
         """The dtype by rulec's name; TensorError for a dtype that no kernel stores."""

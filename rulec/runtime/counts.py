@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,6 +28,18 @@ class _Shown:
         """Each tensor's count, in the user's kind of array."""
         return self._vector.views
 
+    def over(self, vector: Vector) -> Self:
+        """Counts of the same kind over another vector."""
+        counts = copy(self)
+        counts._vector = vector
+        return counts
+
+    def held(self) -> Self:
+        """The same counts for a part of a step that does not advance them: `advance` does nothing."""
+        counts: Any = copy(self)
+        counts.advance = lambda *_, **__: None
+        return counts  # type: ignore[no-any-return]
+
 
 class Counts(_Shown):
     """The step counts of a bucket's tensors.
@@ -39,14 +52,6 @@ class Counts(_Shown):
         super().__init__(vector)
         self._seen: bytes | None = None
         self._common: int | None = None
-
-    def over(self, vector: Vector) -> Counts:
-        """Counts of the same kind over another vector."""
-        return Counts(vector)
-
-    def held(self) -> Counts:
-        """The same counts, but `advance` does nothing."""
-        return HeldCounts(self._vector)
 
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
         """The count of all tensors, or of those at the positions `fired`; None where they differ."""
@@ -70,13 +75,6 @@ class Counts(_Shown):
             self._seen, self._common = numbers.tobytes(), known + by
 
 
-class HeldCounts(Counts):
-    """The counts of a vector during a part of a step that does not advance them."""
-
-    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1) -> None:
-        """Counts nothing."""
-
-
 def is_count(value: Any) -> bool:
     """Whether this is one whole number from 0 on."""
     try:
@@ -97,14 +95,6 @@ class DeviceCounts(_Shown):
         super().__init__(vector)
         self._library = library
 
-    def over(self, vector: Vector) -> DeviceCounts:
-        """Counts of the same kind over another vector."""
-        return DeviceCounts(vector, self._library)
-
-    def held(self) -> DeviceCounts:
-        """The same counts, but `advance` does nothing."""
-        return HeldDeviceCounts(self._vector, self._library)
-
     def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
         """One more update of every tensor, or of those at the positions `fired`, except where `stays` is true."""
         numbers, library = self.numbers, self._library
@@ -113,10 +103,3 @@ class DeviceCounts(_Shown):
             return
         old = library.take(numbers, fired)
         library.put(numbers, fired, old + (1 if stays is None else 1 - library.cast(stays, "float32")))
-
-
-class HeldDeviceCounts(DeviceCounts):
-    """As `HeldCounts`, on a device."""
-
-    def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
-        """Counts nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from rulec.errors import TensorError
-from rulec.runtime.arrays import Vector
+from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.state import STATE_SIZE, StateSpec
 from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.guard import Guard, guard_for, never
@@ -97,15 +97,10 @@ def same_order(a: Tensor, b: Tensor) -> bool:
     return all(n == 1 or s == t for n, s, t in zip(extents, a.stride(), b.stride(), strict=True))
 
 
-class TorchArrays:
+class TorchArrays(Arrays):
     """Strided tensors of float32, float64, bfloat16 and float16, dense in any memory order."""
 
-    def shape(self, array: Tensor) -> tuple[int, ...]:
-        """The shape."""
-        return tuple(array.shape)
-
     def dtype(self, array: Tensor) -> str:
-        """The dtype by our name; TensorError for one that no kernel stores."""
         return dtype_name(array.dtype)
 
     def device(self, array: Tensor) -> str:
@@ -138,7 +133,6 @@ class TorchArrays:
             ]
 
     def scratch(self, like: Tensor, dtype: str) -> Tensor:
-        """Uninitialised memory for one step, in the shape and memory order of a parameter."""
         with plain_memory():
             return torch.empty_like(like, dtype=DTYPES[dtype])
 

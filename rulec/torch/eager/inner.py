@@ -103,12 +103,10 @@ class RuleInner(Inner):
             self.machine.fire_part(places, grads, way, counts)
 
     def close(self) -> None:
-        """Closes the step."""
         with self.optimizer._turn:
             self.machine.end(self.optimizer.param_groups)
 
     def buffers(self, place: int) -> Mapping[str, Any]:
-        """The states of a parameter and its count."""
         return self.machine.buffers.written(place)
 
 
@@ -147,12 +145,10 @@ class PartitionedInner(Inner):
             each.close()
 
     def buffers(self, place: int) -> Mapping[str, Any]:
-        """The states of a parameter and its count."""
         number, inner_place = self._homes[place]
         return self._inner[number].buffers(inner_place)
 
     def forget(self, param: Tensor) -> None:
-        """Takes away the state of a parameter: it starts afresh."""
         for each in self.optimizer.optimizers:
             each.state.pop(param, None)
 
