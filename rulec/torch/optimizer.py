@@ -261,7 +261,7 @@ class RuleOptimizer(Optimizer, Turns):
 
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
-        _check_groups_match(self.param_groups, _saved_groups(state_dict))
+        check_groups_match(self.param_groups, _saved_groups(state_dict), "optimizer's", "groups")
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
             super().load_state_dict(state_dict)
@@ -334,13 +334,15 @@ def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
     raise StateMismatch("the saved state lacks its state or param_groups: give all that state_dict() returned")
 
 
-def _check_groups_match(groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """StateMismatch where saved groups have other numbers of parameters than these."""
+def check_groups_match(
+    groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], whose: str, same: str
+) -> None:
+    """StateMismatch where saved groups have other numbers of parameters than these: make it with the `same` things."""
     counts = [[len(group["params"]) for group in side] for side in (groups, saved)]
     if counts[0] != counts[1]:
         raise StateMismatch(
-            f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the optimizer's have "
-            f"{', '.join(map(str, counts[0]))}: make it with the same groups"
+            f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the {whose} have "
+            f"{', '.join(map(str, counts[0]))}: make it with the same {same}"
         )
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.errors import HyperError, PartialUpdate, StateMismatch, TensorError
+from rulec.errors import HyperError, PartialUpdate, TensorError
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.classes import optimizer
 from rulec.torch.inputs import by_parameter
 from rulec.torch.memory import without_compiler
-from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
+from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer, check_groups_match
 from rulec.torch.partition import Named, check_keywords, group_of, keywords_of, named_pairs, parts_taken
 from rulec.torch.routes import Routes
 
@@ -217,12 +217,7 @@ class Partitioned(Optimizer, Turns):
     def _shares(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What each optimizer has of a saved state."""
         groups, states = state_dict["param_groups"], state_dict["state"]
-        counts = [[len(group["params"]) for group in side] for side in (self.param_groups, groups)]
-        if counts[0] != counts[1]:
-            raise StateMismatch(
-                f"the saved groups have {', '.join(map(str, counts[1]))} parameters, where the partition's have "
-                f"{', '.join(map(str, counts[0]))}: make it with the same patterns"
-            )
+        check_groups_match(self.param_groups, groups, "partition's", "patterns")
         shares: list[dict[str, Any]] = []
         for number in range(len(self.optimizers)):
             share = [group for group, (place, _) in zip(groups, self._homes, strict=True) if place == number]
