@@ -24,6 +24,7 @@ from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.placed import as_placed, fill
+from rulec.torch.quantized import as_floats, is_coded
 from rulec.torch.routes import Route
 from rulec.torch.tensors import dtype_name, real_view
 
@@ -160,6 +161,7 @@ class Buffers:
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
+        saved = as_floats(saved, [name for name in self._of(place) if name != "step" and "::" not in name], route.name)
         before, after = formats_of(self._formats[route.group], saved, route.name), self.formats(place)
         if before == after:
             return saved
@@ -206,7 +208,7 @@ class Buffers:
             buffers = self._of(place)
             if buffers:
                 entry = self.store.entry(route.param)
-                for name in [name for name in entry if name.endswith(scale_name("")) and name not in buffers]:
+                for name in [name for name in entry if is_coded(name) and name not in buffers]:
                     del entry[name]
                 entry.take(buffers)
         self._show_formats()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import rulec.torch as rt
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.formats import decode, of_key
+from tests.formats.write_peers import FILE as PEERS
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 INT8 = {"exp_avg": "int8", "exp_avg_sq": "dynamic8"}
@@ -37,7 +39,7 @@ def adamw(net: nn.Module, **keywords: Any) -> Any:
     return rt.AdamW(net.named_parameters(), lr=1e-2, **keywords)
 
 
-def values(optimizer: Any, param: Tensor, state: str) -> Tensor:
+def values_of(optimizer: Any, param: Tensor, state: str) -> Tensor:
     """A state as floats, whatever its storage."""
     held = optimizer.state[param]
     if f"{state}::scale" not in held:
@@ -91,7 +93,7 @@ def test_loading_changes_the_storage_and_keeps_the_values(before: str | None, af
     loaded.load_state_dict(saved.state_dict())
     weight = net[0].weight
     for state, tolerance in (("exp_avg", 0.2), ("exp_avg_sq", 0.2)):
-        wanted, got = values(saved, weight, state), values(loaded, weight, state).float()
+        wanted, got = values_of(saved, weight, state), values_of(loaded, weight, state).float()
         assert (wanted - got).abs().max() <= tolerance * wanted.abs().max()
     assert ("formats" in loaded.param_groups[0]) is (after in ("softsign8", "dynamic4"))
     assert any("::" in name for name in loaded.state[weight]) is (after in ("softsign8", "dynamic4"))
@@ -138,7 +140,7 @@ def test_a_checkpoint_for_every_framework_keeps_codes_and_loads_elsewhere(tmp_pa
     floats = adamw(model(), state_dtype=None)
     rt.load(floats, tmp_path / "run.safetensors")
     param = floats.param_groups[0]["params"][0]
-    assert torch.equal(floats.state[param]["exp_avg"], values(optimizer, net[0].weight, "exp_avg"))
+    assert torch.equal(floats.state[param]["exp_avg"], values_of(optimizer, net[0].weight, "exp_avg"))
 
 
 def test_updates_in_the_backward_pass_have_the_same_bits() -> None:
@@ -211,3 +213,63 @@ def test_codes_of_another_shape_are_refused() -> None:
     for target in (adamw(net), adamw(net, state_dtype=INT8)):
         with pytest.raises(StateMismatch, match="exp_avg"):
             target.load_state_dict(saved)
+
+
+# States of other libraries. `tests.formats.write_peers` has written what they keep for known values.
+
+
+class Subclass:
+    """What torchao's tensor subclasses have: codes, scales, and the floats that they stand for."""
+
+    def __init__(self, codes: Tensor, scale: Tensor, floats: Tensor) -> None:
+        self.codes, self.scale, self._floats = codes, scale, floats
+
+    def dequantize(self) -> Tensor:
+        return self._floats
+
+
+def peer(name: str, *words: str) -> list[Tensor]:
+    with np.load(PEERS) as arrays:
+        return [torch.from_numpy(arrays[f"{name}.{word}"]) for word in words]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_state_dict_of_bitsandbytes_goes_on(nested: bool) -> None:
+    param = nn.Parameter(torch.zeros(32, 64))
+    state: dict[str, Any] = {}
+    for number, sign in ((1, "signed"), (2, "unsigned")):
+        codes, table, scales = peer(f"bitsandbytes.dynamic8-{sign}", "codes", "table", "scales")
+        state |= {f"state{number}": codes.reshape(32, 64), f"qmap{number}": table, f"absmax{number}": scales}
+    state = {"step": 7, **({"__bnb_optimizer_quant_state__": state} if nested else state)}
+    group = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "alpha": 0.0, "params": [0]}
+    optimizer = rt.AdamW([param])
+    optimizer.load_state_dict({"state": {0: state}, "param_groups": [group]})
+    held = optimizer.state[param]
+    assert held.keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert held["step"] == 7
+    for name, sign in (("exp_avg", "signed"), ("exp_avg_sq", "unsigned")):
+        (decoded,) = peer(f"bitsandbytes.dynamic8-{sign}", "decoded")
+        assert torch.equal(held[name].reshape(-1), decoded)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.99)
+
+
+def test_codes_of_bitsandbytes_without_their_table_are_refused() -> None:
+    param = nn.Parameter(torch.zeros(32, 64))
+    state = {"step": 1, "state1": torch.zeros(32, 64, dtype=torch.uint8), "absmax1": torch.ones(8)}
+    saved = {"state": {0: state}, "param_groups": [{"params": [0]}]}
+    with pytest.raises(StateMismatch, match="qmap1"):
+        rt.AdamW([param]).load_state_dict(saved)
+
+
+def test_tensors_of_torchao_go_on_into_codes_of_ours() -> None:
+    param = nn.Parameter(torch.zeros(96, 64))
+    values = torch.randn(96, 64, generator=torch.Generator().manual_seed(3))
+    codes, scale = torch.zeros(96, 64, dtype=torch.uint8), torch.ones(24)
+    state = {
+        "step": torch.tensor(2.0), "exp_avg": Subclass(codes, scale, values),
+        "exp_avg_sq": Subclass(codes, scale, values.square()),
+    }  # fmt: skip
+    optimizer = rt.AdamW([param], state_dtype="dynamic8")
+    optimizer.load_state_dict({"state": {0: state}, "param_groups": [{"params": [0]}]})
+    assert optimizer.storage()["parameter 0"]["exp_avg"] == "dynamic8/256"
+    assert torch.allclose(values_of(optimizer, param, "exp_avg"), values, atol=0.02 * float(values.abs().max()))
