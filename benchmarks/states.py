@@ -97,9 +97,10 @@ def _trained(name: str, seed: int, state_dtype: Any, epochs: int, scaled: bool) 
     optimizer = getattr(rulec.torch, name)(net.parameters(), lr=1e-3, state_dtype=state_dtype)
     order = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        for batch in torch.randperm(len(x), generator=order).split(BATCH):
+        for batch in torch.split(torch.randperm(len(x), generator=order), BATCH):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+            loss: Any = torch.nn.functional.cross_entropy(net(x[batch]), y[batch])
+            loss.backward()
             optimizer.step()
     return np.concatenate([p.detach().double().numpy().ravel() for p in net.parameters()])
 

@@ -56,8 +56,6 @@ def _decoded(values: Mapping[str, Any], number: int, owner: str) -> Tensor:
     count = codes.numel()
     block = next((size for size in _BLOCKS if -(-count // size) == scales.numel()), None)
     if block is None:
-        raise StateMismatch(
-            f"state{number} of {owner} has {count} codes and {scales.numel()} scales: no block has these"
-        )
+        raise StateMismatch(f"state{number} of {owner} has {count} codes and {scales.numel()} scales: no block fits")
     spread = scales.float().repeat_interleave(block)[:count]
     return (table.float()[codes.reshape(-1).long()] * spread).reshape(codes.shape)
