@@ -128,6 +128,7 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
     }  # fmt: skip
     decode = filled(_DECODE, {
         "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": _value(form),
+        "ROOT": _number(np.float32(1) / np.float32(255)),
         "UNIT": _number(np.float32(1) / np.float32(form.largest)), **common,
     })  # fmt: skip
     nearest = filled(_NEAREST, {
@@ -141,8 +142,12 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
 
 
 def _value(form: Format) -> str:
-    """The value of element i where the unit is 1."""
-    return "(float)codes[i]" if form.code_dtype == "int8" and form.name == "int8" else "table_NAME[(uint8_t)codes[i]]"
+    """The value of element i where the unit is 1: by arithmetic where that is short, else from a table."""
+    if form.name == "int8" and form.signed:
+        return "(float)codes[i]"
+    if form.name in ("int8", "softsign8") and not form.signed:
+        return "((float)codes[i] * ROOT) * ((float)codes[i] * ROOT)"
+    return "table_NAME[(uint8_t)codes[i]]"
 
 
 def _most(form: Format) -> str:
@@ -196,7 +201,7 @@ def _steps(form: Format) -> str:
 def _tables(form: Format) -> list[str]:
     """The tables that the functions of a format read."""
     name, texts = function_name(form), []
-    if not (form.name == "int8" and form.signed):
+    if "table_" in _value(form) or form.bits == 4:
         texts.append(_table("float", f"table_{name}", [_number(x) for x in table(form)]))
     if form.name in ("dynamic8", "dynamic4"):
         look = steps(form)
