@@ -13,7 +13,9 @@ import numpy as np
 
 from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
 from rulec.checkpoint.codes import decoded
+from rulec.compiler.layout import scale_name
 from rulec.errors import RulecError, StateMismatch
+from rulec.formats import decode, encode
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
@@ -23,6 +25,7 @@ from rulec.jax.transform import options
 from rulec.jax.xla import is_traced
 from rulec.language.hyper import checked_seed
 from rulec.language.node import Node
+from rulec.pure.codes import Coded
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Values
 
@@ -140,10 +143,14 @@ def inner_state(state: Any) -> tuple[Callable[[Any], Any], Any]:
 def states_of(plan: StepPlan, values: Values, place: int) -> dict[str, Stored]:
     """The states of the leaf at a place of the tree, by name."""
     states = {name: arrays[place] for name, arrays in values.arrays.items() if place in arrays}
+    coded = {name: state for name, state in states.items() if isinstance(state, Coded)}
+    states |= {scale_name(name): state.scales for name, state in coded.items()}
+    states |= {name: state.codes for name, state in coded.items()}
     for name, level in plan.numbers.items():
         if level == "tensor" and place in plan.having[name]:
             states[name] = np.asarray(values.numbers[name])[plan.having[name].index(place)]
-    return {name: Stored.of(np.asarray(array)) for name, array in states.items()}
+    keys = {name: state.format.key for name, state in coded.items()}
+    return {name: Stored.of(np.asarray(array), format=keys.get(name, "")) for name, array in states.items()}
 
 
 def _plain(group: Group) -> dict[str, float]:
@@ -166,7 +173,12 @@ class Filling:
         """The content in the structure, dtypes and shardings of a state."""
         values = Values(self._count(like.count))
         for state, arrays in like.arrays.items():
-            values.arrays[state] = {place: self._array(place, state, array) for place, array in arrays.items()}
+            values.arrays[state] = {
+                place: self._codes(place, state, array)
+                if isinstance(array, Coded)
+                else self._array(place, state, array)
+                for place, array in arrays.items()
+            }
         for state, numbers in like.numbers.items():
             values.numbers[state] = call(jnp.asarray, self._numbers(state, numbers).astype(numbers.dtype))
         return values
@@ -204,10 +216,32 @@ class Filling:
             )
         return array_of(saved, like, param if saved.shape == tuple(param.shape) else like)
 
+    def _codes(self, place: int, state: str, like: Coded) -> Coded:
+        """A state in the format of `like`: the saved codes where they are in it."""
+        form, param = like.format, self.run.tree.arrays[place]
+        saved = self.loaded.parameters[self.run.places.index(place)].states
+        codes, scales = saved.get(state), saved.get(scale_name(state))
+        if codes is None or scales is None or codes.format != form.key:
+            values = self._state(place, state)
+            if values.shape != tuple(param.shape):
+                raise StateMismatch(
+                    f"{state} of {self._saved[place].name} was saved with shape {values.shape}, where it has "
+                    f"{tuple(param.shape)}: give the hyper-parameters that decide it as they were"
+                )
+            codes, scales = map(Stored.of, encode(form, values.values))
+        placed_as = param if form.bits == 8 else like.codes
+        return Coded(array_of(codes, like.codes, placed_as), array_of(scales, like.scales, like.scales), form)
+
     def _state(self, place: int, state: str) -> Stored:
-        """A state of a leaf, or its first value where the leaf was never updated."""
+        """A state of a leaf, decoded, or its first value where the leaf was never updated."""
         saved = self._saved[place].states
-        return saved[state] if state in saved else states_of(self.run.plan, self.fresh, place)[state]
+        if state in saved:
+            return saved[state]
+        fresh = self.fresh.arrays.get(state, {}).get(place)
+        if isinstance(fresh, Coded):
+            form, shape = fresh.format, tuple(self.run.tree.arrays[place].shape)
+            return Stored.of(decode(form, np.asarray(fresh.codes), np.asarray(fresh.scales), shape))
+        return states_of(self.run.plan, self.fresh, place)[state]
 
     def _numbers(self, state: str, like: Any) -> np.ndarray[Any, Any]:
         """A state of numbers: for each of its leaves, for each group or for the model."""

@@ -15,6 +15,7 @@ from rulec.compiler.view import MatrixView
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import automatic
 from rulec.pure import first as pure
+from rulec.pure.codes import Coded
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Hypers, Values
 from rulec.runtime.state import StateSpec
@@ -33,9 +34,14 @@ def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dt
     def first(params: Sequence[Any], hyper: Hypers) -> Any:
         return tuple(_first_values(plan, params, hyper, number_dtype))
 
-    arrays: dict[str, dict[int, PartitionSpec]] = {name: {} for name in plan.arrays}
+    arrays: dict[str, dict[int, Any]] = {name: {} for name in plan.arrays}
     for name, place, spec in specs:
         arrays[name][place] = EVERYWHERE if spec is None else spec
+    for bucket in plan.buckets:
+        for name, form in bucket.formats.items():
+            for place in bucket.places:
+                codes = arrays[name][place] if form.bits == 8 else EVERYWHERE
+                arrays[name][place] = Coded(codes, EVERYWHERE, form)
     of_numbers = dict.fromkeys(plan.numbers, EVERYWHERE)
     return Values(*automatic(first, ([*params], hyper), (EVERYWHERE, arrays, of_numbers)))
 

@@ -29,6 +29,7 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.values import Leaf, Values, leaves_of
+from rulec.runtime.storage import Storage
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
 _PLANS, _MACHINES = 64, 256
@@ -45,6 +46,7 @@ class Machine:
         self.recipe = replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
         self.options, self.wide = options, is_wide()
         self.rules = _rules(recipe)
+        Storage(dict(options.state_dtype)).check(self.rules)
         self.fields: Fields = fields_of(self.rules, dict(renamed))
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)

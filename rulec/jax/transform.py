@@ -12,6 +12,7 @@ import optax
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.errors import HyperError
+from rulec.formats import NAMES, parse
 from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
@@ -30,9 +31,12 @@ def transform(
     `rule` is a Rule, a library name or a path, or a `rulec.partition` of several; a keyword is then for each rule with
     this hyper-parameter, unless its part gives it. Hyper-parameters are numbers, 0-d arrays, traced or not, or
     functions of the number of steps before this one; `lr` is one of them. Leaves are float32, bfloat16, float16, or
-    float64 where JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name; by default each
-    parameter's. `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for rules that ask
-    `tagged(...)`; `seed` is for the rule's random numbers. `update` takes the rule's `inputs` as keywords.
+    float64 where JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name, by default each
+    parameter's; or one of `rulec.formats`, as in `{"m": "int8", "v": "dynamic8"}`. In the state of a leaf of 4096
+    elements or more then stands `codes` (int8 or uint8) and `scales` (float32) with their `format`; a format for all is
+    for the states that it is proved safe for. `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for
+    rules that ask `tagged(...)`; `seed` is for the rule's random numbers. `update` takes the rule's `inputs`
+    as keywords.
 
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
@@ -64,7 +68,9 @@ def _dtype(value: Any) -> str:
     except TypeError:
         dtype = str(value)
     if dtype not in ITEM_SIZE:
-        raise HyperError(f"state_dtype={value!r} is none of {', '.join(ITEM_SIZE)}")
+        if dtype.partition("/")[0] not in NAMES:
+            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*ITEM_SIZE, *NAMES])}")
+        parse(dtype)
     if dtype == "float64" and not is_wide():
         raise HyperError(
             "state_dtype='float64' needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before arrays are made"

@@ -12,21 +12,23 @@ from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
 
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE, scale_name
 from rulec.compiler.routing import Router
-from rulec.errors import BackendUnsupported, HyperError, TensorError
+from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
 from rulec.language.hyper import checked_seed
 from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.pure import first
+from rulec.pure.codes import Coded
 from rulec.pure.first import check_values, number_states
 from rulec.pure.hyper import resolved
 from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values, dtype_name, leaves_of
+from rulec.runtime.storage import Storage
 
 
 def one_step(
@@ -56,21 +58,28 @@ SHARED = "rulec"
 class RuleOptimizer(Optimizer):
     """A rule on trees of MLX's arrays, by the methods of mlx.optimizers.
 
-    Parameters are float32, float16, bfloat16, or float64 on the CPU; states have their parameter's dtype. A step is
-    pure and lazy. HyperError for a keyword without meaning to the rule, TensorError for a gradient out of place.
+    Parameters are float32, float16, bfloat16, or float64 on the CPU; states have their parameter's dtype, or
+    the `state_dtype` of all or by name: a dtype or one of `rulec.formats`, as in `{"m": "int8", "v": "dynamic8"}`, by
+    the rule's names. A state `m` in codes is two arrays of a parameter of 4096 elements or more, `m` (int8 or uint8)
+    and `m::scale` (float32). A step is pure and lazy. HyperError for a keyword without meaning to the rule, TensorError
+    for a gradient out of place.
     """
 
     entry: Entry
 
-    def __init__(self, learning_rate: Rate | None = None, *, seed: int = 0, **keywords: Any) -> None:
+    def __init__(
+        self, learning_rate: Rate | None = None, *, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None,
+        **keywords: Any,
+    ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         rule = self.entry.rule
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
-        self._rule, self._options = rule, Options(seed=checked_seed(seed), functions="mlx")
-        self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         rules = Router(rule).rules
+        dtypes = _dtypes(state_dtype, rules)
+        self._rule, self._options = rule, Options(seed=checked_seed(seed), state_dtype=dtypes, functions="mlx")
+        self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         #: The names that users know the states by, and the states that are numbers.
         self._names = {name: self.entry.state.get(name, name) for each in rules for name in each.state}
         self._numbers = number_states(rules)
@@ -131,7 +140,16 @@ class RuleOptimizer(Optimizer):
             for name, theirs in self._names.items()
         }
         values = Values(self.step, {name: arrays for name, arrays in stored.items() if name not in self._numbers})
-        plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], values)
+        scales = {
+            name: {
+                place: states[place][scale_name(theirs)]
+                for place in stored[name]
+                if scale_name(theirs) in states[place]
+            }
+            for name, theirs in self._names.items()
+        }
+        plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], _in_floats(values, scales))
+        _join(plan, values, scales)
         shared = self.state.get(SHARED, {})
         for name, level in plan.numbers.items():
             if level == "tensor" and stored[name].keys() >= {*plan.having[name]}:
@@ -144,8 +162,13 @@ class RuleOptimizer(Optimizer):
     def _store(self, plan: StepPlan, values: Values, states: Mapping[int, dict[str, Any]]) -> None:
         """Puts values into the states of parameters, by place, and into that of all together."""
         for name, arrays in values.arrays.items():
+            theirs = self._names[name]
             for place in states.keys() & arrays.keys():
-                states[place][self._names[name]] = arrays[place]
+                array = arrays[place]
+                if isinstance(array, Coded):
+                    states[place][theirs], states[place][scale_name(theirs)] = array.codes, array.scales
+                else:
+                    states[place][theirs] = array
         for name, level in plan.numbers.items():
             if level != "tensor":
                 self.state.setdefault(SHARED, {})[name] = values.numbers[name].reshape(())
@@ -172,6 +195,45 @@ class RuleOptimizer(Optimizer):
         hyper = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
         with mx.stream(mx.cpu):
             return resolved(self._rule.name, self._settings, hyper, hyper, plan.coarsest(0), LIBRARY)
+
+
+def _dtypes(state_dtype: Any, rules: Sequence[Rule]) -> tuple[tuple[str, str], ...]:
+    """The option `state_dtype` of a plan; TensorError or HyperError for what these rules cannot have."""
+    words = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
+    if not all(isinstance(word, str) for word in words.values()):
+        raise HyperError(
+            f"state_dtype={state_dtype!r} is neither a dtype or format by its name, nor names of states with one each"
+        )
+    Storage(words).check(rules)
+    return tuple(sorted(words.items()))
+
+
+#: State -> place of a leaf -> the scales of its codes.
+_Scales = Mapping[str, Mapping[int, Any]]
+
+
+def _in_floats(values: Values, scales: _Scales) -> Values:
+    """The values without states in codes: their formats follow from the optimizer's options."""
+    kept = {name: {k: x for k, x in arrays.items() if k not in scales[name]} for name, arrays in values.arrays.items()}
+    return Values(values.count, kept)
+
+
+def _join(plan: StepPlan, values: Values, scales: _Scales) -> None:
+    """Puts codes and scales together. StateMismatch for codes without a format, or of another one."""
+    formats = {
+        (name, place): f for bucket in plan.buckets for name, f in bucket.formats.items() for place in bucket.places
+    }
+    for name, arrays in values.arrays.items():
+        for place in arrays:
+            form, scale = formats.get((name, place)), scales[name].get(place)
+            codes = form is not None and dtype_name(arrays[place]) == form.code_dtype
+            if codes != (scale is not None):
+                raise StateMismatch(
+                    f"{name} of {plan.leaves[place].name} is not in the format that state_dtype names: give the "
+                    f"state_dtype that the state is of"
+                )
+            if form is not None and codes:
+                arrays[place] = Coded(arrays[place], scale, form)
 
 
 def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
@@ -203,7 +265,7 @@ class MlxOptimizer(RuleOptimizer):
 
     signature: ClassVar[inspect.Signature]
 
-    def __init__(self, *values: Any, **keywords: Any) -> None:
+    def __init__(self, *values: Any, state_dtype: str | Mapping[str, str] | None = None, **keywords: Any) -> None:
         name = type(self).__name__
         try:
             arguments = self.signature.bind(*values, **keywords)
@@ -212,7 +274,7 @@ class MlxOptimizer(RuleOptimizer):
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)
-        super().__init__(learning_rate, **hyper)
+        super().__init__(learning_rate, state_dtype=state_dtype, **hyper)
 
 
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:

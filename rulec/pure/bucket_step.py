@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
+from rulec.pure.codes import Coded, decode, encode
 from rulec.pure.hyper import PureRows
 from rulec.pure.plan import Bucket
 from rulec.pure.step_values import StepValues
@@ -61,6 +62,7 @@ class BucketStep:
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
         self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}
+        self._decode()
         self._numbers: dict[tuple[int, int], Any] = {}
 
     def __len__(self) -> int:
@@ -159,6 +161,7 @@ class BucketStep:
             self.stage(index, stays)
         yield from self.between.work_out(gaps[-1])
         self._write_narrow(stays)
+        self._encode(stays)
 
     def _vectors(self, name: str) -> list[Any]:
         """A result as kernels read it: one of a parameter's shape in the order of its elements in memory."""
@@ -223,6 +226,26 @@ class BucketStep:
 
     def _unless(self, stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
         return new if stays is None else self.library.where(stays[i], old, new)
+
+    # States in codes
+
+    def _decode(self) -> None:
+        for state in self.bucket.formats:
+            for place, view in zip(self.bucket.places, self.bucket.views, strict=True):
+                with self.step.on_device():
+                    self.states[state][place] = decode(self.states[state][place], view.shape, self.library.of)
+
+    def _encode(self, stays: Sequence[Any] | None) -> None:
+        """Puts codes in the place of the new values; a skipped step keeps the old codes."""
+        for state, form in self.bucket.formats.items():
+            new, old = self.step.new.arrays[state], self.step.old.arrays[state]
+            for i, place in enumerate(self.bucket.places):
+                if new[place] is old[place]:
+                    continue
+                with self.step.on_device():
+                    coded = encode(form, new[place], self.library.of)
+                codes = self._unless(stays, i, old[place].codes, coded.codes)
+                new[place] = Coded(codes, self._unless(stays, i, old[place].scales, coded.scales), form)
 
     # What is narrower than a parameter
 

@@ -9,6 +9,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import StateMismatch
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
+from rulec.pure.codes import Coded, encode
 from rulec.pure.library import PureLibrary
 from rulec.pure.plan import Bucket, StepPlan
 from rulec.pure.values import Hypers, Values
@@ -69,8 +70,11 @@ class _First:
         value = self.param if spec.copies_parameter else self._value(spec.init)
         shape = tuple(spec.shape(self.view, self.bucket.static, self.facts))
         if stored is None:
-            return self.library.spread(self.library.cast(value, spec.dtype), shape)
-        return stored(spec, value, shape, self.param, self.view)
+            array = self.library.spread(self.library.cast(value, spec.dtype), shape)
+        else:
+            array = stored(spec, value, shape, self.param, self.view)
+        form = self.bucket.formats.get(spec.name)
+        return array if form is None else encode(form, array, self.library.of)
 
     def number(self, name: str) -> Any:
         """A state that is a number, in float64."""
@@ -112,7 +116,12 @@ def check_values(plan: StepPlan, values: Values, fields: Mapping[str, str], titl
             what = f"{fields[spec.name]} of {plan.leaves[place].name}"
             if array is None:
                 raise StateMismatch(f"there is no {what} in the state of {title}: {CHANGED}")
-            if tuple(array.shape) != shape:
+            if isinstance(array, Coded):
+                if not array.fits(shape):
+                    raise StateMismatch(
+                        f"{what} in the state of {title} has codes and scales that are not of shape {shape}: {CHANGED}"
+                    )
+            elif tuple(array.shape) != shape:
                 raise StateMismatch(
                     f"{what} in the state of {title} has shape {array.shape} and not {shape}: {CHANGED}"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Buffer, Program
-from rulec.compiler.layout import Layout, layout_for, scheduled
+from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -20,6 +21,7 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import BackendUnsupported, RuleError, TensorError
+from rulec.formats import Format, of_key
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
@@ -27,6 +29,7 @@ from rulec.pure.values import Leaf
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
+from rulec.runtime.storage import Storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +46,9 @@ class Route:
 class Options:
     """The options of compilation.
 
-    `state_dtype` has the storage dtypes of states by name, or of all by "". With `update` a step computes the change of
-    each parameter, not the new parameter. `functions` is the backend of a step's functions. `backend` runs the passes
-    over elements: "jax" alone, "cpu" where it can, or "either", the faster.
+    `state_dtype` has the storage dtypes or formats of states by name, or of all by "". With `update` a step computes
+    the change of each parameter, not the new parameter. `functions` is the backend of a step's functions. `backend`
+    runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
     """
 
     update: bool = False
@@ -61,7 +64,7 @@ class Bucket:
     """Leaves of one rule with one program and one layout; `places` are their numbers in the tree.
 
     `owner` is their rule before it is routed: values of the model span all leaves of this rule, and no others.
-    `functions` is the backend of the kernel.
+    `functions` is the backend of the kernel. `formats` are those of states in codes, which are decoded in the layout.
     """
 
     owner: Rule
@@ -69,6 +72,7 @@ class Bucket:
     program: Program
     layout: Layout
     static: Mapping[str, float]
+    formats: Mapping[str, Format] = field(default_factory=dict)
     places: list[int] = field(default_factory=list)
     views: list[MatrixView] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
@@ -107,7 +111,7 @@ class Bucket:
         return state_specs(self.program, self.layout)
 
     def state_shapes(self) -> Iterator[tuple[StateSpec, int, MatrixView, tuple[int, ...]]]:
-        """Each state that is an array, for each leaf: the leaf's place and view, and the state's shape."""
+        """Each state that is an array, for each leaf: the leaf's place and view, and the state's shape, decoded."""
         for spec in self.specs:
             for place, view, facts in zip(self.places, self.views, self.facts, strict=True):
                 yield spec, place, view, tuple(spec.shape(view, self.static, facts))
@@ -127,6 +131,7 @@ class StepPlan:
 
     def __init__(self, leaves: Sequence[Leaf], routes: Sequence[Route | None], options: Options, groups: int) -> None:
         self.leaves, self.routes, self.options, self.groups = leaves, routes, options, groups
+        self._storage = Storage(dict(options.state_dtype))
         # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
         rules = {id(one.rule): one.rule for one in routes if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}
@@ -156,11 +161,11 @@ class StepPlan:
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         program = check_counts(compile(rule, facts, static), {**facts, **static})
-        states = self._state_dtypes(program, leaf)
+        states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
-        key = id(route.rule), program, layout, tuple(sorted(static.items()))
+        key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())
         if key not in known:
-            known[key] = self._bucket(route.rule, program, layout, static)
+            known[key] = self._bucket(route.rule, program, layout, static, formats)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
@@ -168,15 +173,26 @@ class StepPlan:
         bucket.groups.append(route.group)
         bucket.facts.append(facts)
 
-    def _state_dtypes(self, program: Program, leaf: Leaf) -> dict[str, str]:
-        dtypes = {"": leaf.dtype, **dict(self.options.state_dtype), **dict(leaf.states)}
-        return {b.name: dtypes.get(b.name, dtypes[""]) for b in program.states}
+    def _stored(self, program: Program, leaf: Leaf) -> tuple[dict[str, str], dict[str, Format]]:
+        """The dtypes of a leaf's states, decoded, and the formats of those in codes."""
+        dtypes, formats = self._storage.of(program, leaf.dtype, 0 if leaf.paired else math.prod(leaf.shape))
+        for name, word in leaf.states:
+            if name not in {*dtypes, *formats}:
+                continue
+            formats.pop(name, None)
+            if word in ITEM_SIZE:
+                dtypes[name] = word
+            else:
+                formats[name] = of_key(word)
+        return dtypes | dict.fromkeys(formats, "float32"), dict(sorted(formats.items()))
 
-    def _bucket(self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float]) -> Bucket:
+    def _bucket(
+        self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float], formats: Mapping[str, Format]
+    ) -> Bucket:
         program, layout = scheduled(program, layout)
         if self.options.update:
             program = as_update(program)
-        return Bucket(owner, self.options.functions, program, layout, static)
+        return Bucket(owner, self.options.functions, program, layout, static, formats)
 
     def _note_states(self) -> None:
         for bucket in self.buckets:

@@ -12,8 +12,8 @@ from typing import Any
 class Leaf:
     """The facts of a parameter for a plan: its path, its shape, and its dtype and its gradient's by our names.
 
-    `states` are the names and dtypes of the states that it has already. A `paired` leaf is complex, and its shape is of
-    the pairs of reals.
+    `states` are the names and dtypes of the states that it has already, or the keys of their formats. A `paired` leaf
+    is complex, and its shape is of the pairs of reals.
     """
 
     name: str
