@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rulec import formats
 from rulec.arrays import random
 from rulec.backend import cache
 from rulec.backend.cache import Source
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.kernel.coded import is_flat
 from rulec.kernel.place import moving_lines
 
 from .call import ElementwiseCall
@@ -54,6 +56,10 @@ class CpuBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CpuKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CpuKernel(program, layout, _machine(program.name, source))
+
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""
+        return is_flat(program, layout)
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
         """The source of a kernel with noise for its gradient: see `rulec.backend.noise`."""
@@ -125,7 +131,7 @@ def _file_name(name: str) -> str:
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
     "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "noise_words",
-    "noise_record", "normal", "philox",
+    "noise_record", "normal", "philox", "format_words",
 )  # fmt: skip
 
 
@@ -133,6 +139,7 @@ _WORDS = (
 def _facts() -> tuple[str, ...]:
     """The facts that machine code depends on beside the source: the compilers, definitions of words, the processor."""
     files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
+    files += sorted(Path(formats.__file__).parent.glob("*.py"))
     words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
     return (*versions, words.hexdigest(), architecture())

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .words import WORDS as WORDS_OF_KERNELS
-from .words import _intrinsic as intrinsic
+from .words import intrinsic_word as intrinsic
 from .words import made_once
 
 

@@ -47,8 +47,8 @@ def noisy_source(program: Program, layout: Layout, values: str) -> str:
 class _TileWriter(StageWriter):
     """A stage with its gradient in a tile in the stack."""
 
-    def _address(self, name: str) -> str:
-        return f"room({TILE * ITEM_SIZE[self.layout.dtype('g')]})" if name == "g" else super()._address(name)
+    def address(self, name: str) -> str:
+        return f"room({TILE * ITEM_SIZE[self.layout.dtype('g')]})" if name == "g" else super().address(name)
 
     def _element(self, name: str, index: str = "i") -> str:
         return super()._element(name, "i + offset - first" if name == "g" else index)

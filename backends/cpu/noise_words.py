@@ -14,9 +14,9 @@ from .lanes import DOUBLE, SINGLE, Real, Unit, fma
 from .noise_record import HIGH, KEY, STEP
 from .normal import normal_pair
 from .philox import BLOCKS, constant, generated, spread
-from .words import _intrinsic as intrinsic
-from .words import _pointer as pointer
+from .words import intrinsic_word as intrinsic
 from .words import made_once
+from .words import pointer_of as pointer
 
 #: The elements that one call of `add_<values>` adds to.
 ADDED = {"rademacher": 32, "popcount": 32, "normal": 2}

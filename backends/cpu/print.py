@@ -15,7 +15,8 @@ from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
 from ..comment import docstring, left_by
-from .source import elements_source, loop, stages_source
+from .coded import CodedParts, format_functions
+from .source import chunks_source, loop, stages_source
 from .stage import StageWriter
 
 #: Reductions in one function, at most: Numba searches all lines of a function for each changed variable.
@@ -33,12 +34,15 @@ def kernel_source(program: Program, layout: Layout) -> str:
     """The source of a program's kernel; BackendUnsupported for an operation without a word."""
     row_bytes = 8 * len(program.columns)
     title = f"{program.name}: the cpu kernel for {layout.text()}"
+    functions = format_functions([form for _, form in layout.formats])
     if program.elementwise:
         write = StageWriter(program, layout, program.stages[0])
+        parts = CodedParts(write)
         body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
-        return elements_source(title, [*write.address_lines(), *write.scalar_lines()], body, row_bytes)
+        lines = [*parts.address_lines(), *write.scalar_lines(), *parts.loop(body)]
+        return chunks_source(title, functions, lines, row_bytes)
     stages = [_parts_lines(program, layout, stage) for stage in program.stages]
-    return stages_source(title, stages, 8 * chunk_columns(program, layout), row_bytes)
+    return stages_source(title, stages, 8 * chunk_columns(program, layout), row_bytes, functions)
 
 
 def _parts_lines(program: Program, layout: Layout, stage: Stage) -> list[list[str]]:
@@ -58,16 +62,17 @@ def _parts(stage: Stage) -> list[Stage]:
 
 def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
     """The body of the function of a stage, or of a part of a stage, on one chunk."""
-    before = [*(_SHAPE if shaped else [ELEMENTS]), *write.address_lines(), *write.scalar_lines()]
-    lines = written(write.nest.levels(shaped), _Loops(write, shaped))
+    parts = CodedParts(write)
+    before = [*(_SHAPE if shaped else [ELEMENTS]), *parts.address_lines(), *write.scalar_lines()]
+    lines = written(write.nest.levels(shaped), _Loops(write, shaped, parts))
     return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *before, *lines]
 
 
 class _Loops:
     """Python's loops: `i` counts elements, `j` the columns of all matrices."""
 
-    def __init__(self, write: StageWriter, shaped: bool) -> None:
-        self.write, self.shaped = write, shaped
+    def __init__(self, write: StageWriter, shaped: bool, parts: CodedParts) -> None:
+        self.write, self.shaped, self.parts = write, shaped, parts
         self.has_columns = write.nest.sees(COL)
 
     def enter(self, level: Level) -> list[str]:
@@ -88,7 +93,7 @@ class _Loops:
             return loop("line", "matrix * height + top", "matrix * height + bottom", body)
         if self.shaped:
             return loop("i", "line * width + left", "line * width + right", body)
-        return loop("i", "start", "stop", body)
+        return self.parts.loop(body)
 
     def leave(self, level: Level) -> list[str]:
         """The stores of the reductions of a row or a chunk."""

@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
-from . import noise_words
+from . import format_words, noise_words
 from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
 
@@ -74,9 +74,11 @@ def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], ro
     return kernel_text(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
 
 
-def stages_source(title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_bytes: int, row_bytes: int) -> str:
-    """The source of a kernel with the bodies of these stages' functions; an empty stage has none."""
-    functions, calls = [], []
+def stages_source(
+    title: str, stages: Sequence[Sequence[Sequence[str]]], chunk_bytes: int, row_bytes: int, before: Sequence[str] = ()
+) -> str:  # fmt: skip
+    """The source of a kernel with the bodies of these stages' functions, after others; an empty stage has none."""
+    functions, calls = [f"{text}\n" for text in before], []
     for index, parts in enumerate(stages):
         calls += [f"if stage == {index}:"] * bool(parts)
         for number, lines in enumerate(parts):
@@ -110,7 +112,7 @@ def _imports(text: str) -> str:
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
-    modules = {"noise_words": noise_words.NAMES, "words": NAMES}
+    modules = {"format_words": format_words.NAMES, "noise_words": noise_words.NAMES, "words": NAMES}
     return "\n".join(lines + [_import(module, used & names) for module, names in modules.items() if used & names])
 
 

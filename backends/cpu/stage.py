@@ -36,7 +36,8 @@ INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
 
 _LOCALS = {
     "i", "j", "inf", "nan", "range", "elements", "kernel", "mask", "others", "mixed", "float", "pointers", "tensors",
-    "row", "start", "stop", "place", "chunk", "matrix", "line", "back", *CHUNK_COLUMNS,
+    "row", "start", "stop", "part", "count", "min", "floats", "place", "chunk", "matrix", "line", "back",
+    *CHUNK_COLUMNS,
 }  # fmt: skip
 
 
@@ -53,6 +54,10 @@ class StageWriter:
         taken = set(NAMES) | _LOCALS | set(reserved) | {f"stage_{i}" for i in range(len(program.stages))}
         self.names = {name: unique_name(name, taken) for name in self.lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in self.lines}
+        coded = [name for name, _ in layout.formats]
+        #: The variables of the addresses of codes and of scales, by state.
+        self.codes = {name: unique_name(f"{name}_codes", taken) for name in coded}
+        self.scales = {name: unique_name(f"{name}_scales", taken) for name in coded}
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
         self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
         self.printer = _Printer(
@@ -71,9 +76,9 @@ class StageWriter:
 
     def addresses(self, names: Collection[str]) -> list[str]:
         """The addresses of these arrays."""
-        return [f"{self.at[name]} = {self._address(name)}" for name in self.lines if name in names]
+        return [f"{self.at[name]} = {self.address(name)}" for name in self.lines if name in names]
 
-    def _address(self, name: str) -> str:
+    def address(self, name: str) -> str:
         index = self.lines.index(name)
         start = ("tensor", "tensors + tensor")[index] if index < 2 else f"{index} * tensors + tensor"
         column = {ROW: "row_slots", COL: "col_slots"}.get(self._slots(name))
@@ -135,17 +140,17 @@ class StageWriter:
 
     def load_bits_lines(self) -> list[str]:
         """The variables for the bits of loaded elements."""
-        return [f"{self.names[n]} = load_bits_{self._storage(n)}({self._element(n)})" for n in self.moved()]
+        return [f"{self.names[n]} = load_bits_{self.storage(n)}({self._element(n)})" for n in self.moved()]
 
     def store_bits(self, buffer: str, bits: str) -> str:
         """The statement that stores the low bits as an element."""
-        return f"store_bits_{self._storage(buffer)}({self._element(buffer)}, {bits})"
+        return f"store_bits_{self.storage(buffer)}({self._element(buffer)}, {bits})"
 
     def store_zero(self, reduction: str, index: str, bits: str) -> str:
         """The statement that stores bits, all zero, in a slot."""
         return f"store_bits_float64({self._element(reduction, index)}, {bits})"
 
-    def _storage(self, name: str) -> str:
+    def storage(self, name: str) -> str:
         return self.layout.compute if name in self.stage.reads else self.layout.dtype(name)
 
     # Vectors

@@ -6,9 +6,8 @@ cache. All addresses are int64, because Numba adds int64 and uint64 to a float.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from . import lanes as cpu_lanes
@@ -42,7 +41,6 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
 }
 _BINARY = ("power", "minimum", "maximum", "remainder")
 
-
 _Signature = Callable[..., Any]  # the types of the arguments -> the type of the result, or None where they do not fit
 _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of the arguments -> the LLVM value
 
@@ -50,7 +48,7 @@ _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of 
 def made_once(module: str, words: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
     """The `__getattr__` of a module of words. Each word is made at its first import, so printing needs no Numba."""
 
-    @functools.cache
+    @cache
     def word(name: str) -> Any:
         if name not in words:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -59,7 +57,7 @@ def made_once(module: str, words: Mapping[str, Callable[[], Any]]) -> Callable[[
     return word
 
 
-def _of_numba(name: str) -> Any:
+def of_numba(name: str) -> Any:
     """A type of Numba."""
     import numba
 
@@ -74,7 +72,7 @@ def _compiled() -> Any:
     return njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
 
 
-def _intrinsic(arity: int, signature: _Signature, generate: _Generate) -> Any:
+def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> Any:
     """A word of `arity` arguments."""
     from numba.core.typing.templates import Signature
     from numba.extending import intrinsic
@@ -112,7 +110,7 @@ def _function(formula: Callable[..., Real | Truth], arity: int) -> Any:
         unit = _unit(builder, kinds[0])
         return formula(*(Real(unit, v) for v in values)).value
 
-    return _intrinsic(arity, signature, generate)
+    return intrinsic_word(arity, signature, generate)
 
 
 def _where() -> Any:
@@ -121,10 +119,10 @@ def _where() -> Any:
     def signature(condition: Any, a: Any, b: Any) -> Any:
         return a if condition == types.boolean and a == b else None
 
-    return _intrinsic(3, signature, lambda builder, _, values: builder.select(*values))
+    return intrinsic_word(3, signature, lambda builder, _, values: builder.select(*values))
 
 
-def _pointer(builder: Any, address: Any, index: Any, element: Any) -> Any:
+def pointer_of(builder: Any, address: Any, index: Any, element: Any) -> Any:
     return builder.gep(builder.inttoptr(address, element.as_pointer()), [index], inbounds=True)
 
 
@@ -136,9 +134,9 @@ def _peek(name: str) -> Any:
     element = ir.IntType(64) if name == "int64" else ir.DoubleType()
 
     def generate(builder: Any, _: Any, values: Any) -> Any:
-        return builder.load(_pointer(builder, values[0], values[1], element))
+        return builder.load(pointer_of(builder, values[0], values[1], element))
 
-    return _intrinsic(2, lambda at, index: getattr(types, name), generate)
+    return intrinsic_word(2, lambda at, index: getattr(types, name), generate)
 
 
 def _accumulate() -> Any:
@@ -156,7 +154,7 @@ def _accumulate() -> Any:
         wide = values[1] if kinds[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
         return builder.fadd(values[0], wide, flags=("reassoc",))
 
-    return _intrinsic(2, signature, generate)
+    return intrinsic_word(2, signature, generate)
 
 
 def _extreme(name: str) -> Any:
@@ -176,7 +174,7 @@ def _extreme(name: str) -> Any:
         function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind]))
         return builder.call(function, [best, value])
 
-    return _intrinsic(2, signature, generate)
+    return intrinsic_word(2, signature, generate)
 
 
 def _fetch_add() -> Any:
@@ -188,7 +186,7 @@ def _fetch_add() -> Any:
         pointer = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", pointer, values[1], "seq_cst")
 
-    return _intrinsic(2, lambda at, count: types.int64, generate)
+    return intrinsic_word(2, lambda at, count: types.int64, generate)
 
 
 def _popcount() -> Any:
@@ -201,7 +199,7 @@ def _popcount() -> Any:
         function = builder.module.declare_intrinsic("llvm.ctpop", [kind], ir.FunctionType(kind, [kind]))
         return builder.call(function, [values[0]])
 
-    return _intrinsic(1, lambda word: types.int64 if word == types.int64 else None, generate)
+    return intrinsic_word(1, lambda word: types.int64 if word == types.int64 else None, generate)
 
 
 def _element(storage: str, as_bits: bool) -> Any:
@@ -223,11 +221,11 @@ def _load(storage: str, as_bits: bool) -> Any:
     result = types.int64 if as_bits else types.float64 if storage == "float64" else types.float32
 
     def generate(builder: Any, kinds: Any, values: Any) -> Any:
-        element = builder.load(_pointer(builder, values[0], values[1], _element(storage, as_bits)), align=1)
+        element = builder.load(pointer_of(builder, values[0], values[1], _element(storage, as_bits)), align=1)
         _tell_apart(builder, element, kinds[2].literal_value)
         return builder.zext(element, ir.IntType(64)) if as_bits else cpu_storage.widen(builder, element, storage)
 
-    return _intrinsic(3, lambda at, index, buffer: result, generate)
+    return intrinsic_word(3, lambda at, index, buffer: result, generate)
 
 
 def _store(storage: str, as_bits: bool) -> Any:
@@ -246,10 +244,10 @@ def _store(storage: str, as_bits: bool) -> Any:
             narrow = builder.trunc(values[3], element)
         else:
             narrow = cpu_storage.narrow(Real(_unit(builder, kinds[3]), values[3]), storage)
-        pointer = _pointer(builder, values[0], values[1], element)
+        pointer = pointer_of(builder, values[0], values[1], element)
         _tell_apart(builder, builder.store(narrow, pointer, align=1), kinds[2].literal_value)
 
-    return _intrinsic(4, signature, generate)
+    return intrinsic_word(4, signature, generate)
 
 
 def _unit(builder: Any, kind: Any) -> Unit:
@@ -265,18 +263,19 @@ def _tell_apart(builder: Any, access: Any, buffer: int) -> None:
     """Promises LLVM that buffers of different numbers do not overlap: the loop vectorises without checks."""
     module = builder.module
     if not hasattr(module, "rulec_scopes"):
-        module.rulec_scopes = _scopes(module)
+        module.rulec_scopes = alias_scopes(module, "rulec", _TOLD_APART)
     if buffer < _TOLD_APART:
         scope, others = module.rulec_scopes[buffer]
         access.set_metadata("alias.scope", scope)
         access.set_metadata("noalias", others)
 
 
-def _scopes(module: Any) -> list[tuple[Any, Any]]:
+def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
+    """The metadata of accesses of each of `count` sets of memory: its scope, and the scopes of all others."""
     from llvmlite import ir
 
-    domain = module.add_metadata([ir.MetaDataString(module, "rulec")])
-    scopes = [module.add_metadata([ir.MetaDataString(module, f"buffer {i}"), domain]) for i in range(_TOLD_APART)]
+    domain = module.add_metadata([ir.MetaDataString(module, name)])
+    scopes = [module.add_metadata([ir.MetaDataString(module, f"buffer {i}"), domain]) for i in range(count)]
     return [
         (module.add_metadata([scope]), module.add_metadata([s for s in scopes if s is not scope])) for scope in scopes
     ]
@@ -284,7 +283,7 @@ def _scopes(module: Any) -> list[tuple[Any, Any]]:
 
 #: The makers of words, for `from rulec_backends.cpu.words import exp`.
 WORDS: Mapping[str, Callable[[], Any]] = {
-    "compiled": _compiled, "float32": partial(_of_numba, "float32"), "float64": partial(_of_numba, "float64"),
+    "compiled": _compiled, "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
     "where": _where, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),

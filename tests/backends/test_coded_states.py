@@ -17,7 +17,7 @@ from rulec.compiler.layout import Layout, layout_for, scale_name, scheduled
 from rulec.compiler.scalars import ScalarTable, resolve_hyper
 from rulec.compiler.view import matrix_view
 from rulec.formats import NAMES, Format, decode, encode, parse
-from rulec.runtime.coded import kernel_of
+from rulec.runtime.coded import decodes, kernel_of
 
 Array = np.ndarray[Any, Any]
 BACKENDS = [
@@ -123,3 +123,9 @@ def test_several_chunks_and_blocks_longer_than_a_part(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_state_in_codes_and_the_other_in_floats(backend: str) -> None:
     check(training("adamw", {"v": unsigned("dynamic4")}, (9001,)), backend)
+
+
+@pytest.mark.parametrize("backend", ["c", "cpu"])
+def test_kernels_in_main_memory_read_and_write_codes_themselves(backend: str) -> None:
+    case = training("adamw", {"m": signed("int8"), "v": unsigned("int8")}, (5003,))
+    assert decodes(registry.get(backend), case.program, case.layout)

@@ -1,6 +1,6 @@
-"""What every backend prints for twelve rules, and with noise as a gradient for one, kept as files.
+"""What every backend prints for twelve rules, and for one also with noise as a gradient and with states in codes.
 
-So a change of any kernel is seen in a change's diff.
+The texts are files, so a change of any kernel is seen in a change's diff.
 
 `pytest tests/golden --refresh-golden` writes them anew.
 """
@@ -14,8 +14,9 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.compiler.layout import kernel_for, layout_for
+from rulec.compiler.layout import kernel_for, layout_for, scheduled
 from rulec.errors import BackendUnsupported
+from rulec.formats import of_key
 
 SOURCES = Path(__file__).parent / "sources"
 
@@ -68,6 +69,23 @@ def kept_estimate(backend: str) -> Path:
     return SOURCES / backend / f"{rule}_by_{values}_noise.{SUFFIXES[backend]}"
 
 
+#: The rule and the formats of its states of the kernel with states in codes, and the backends that have one.
+CODED = ("adamw", {"m": "dynamic8/256-signed", "v": "dynamic4/128-unsigned-floor"})
+DECODING = ("cpu", "c")
+
+
+def coded(backend: str) -> str:
+    """The source of that kernel."""
+    rule, formats = CODED
+    program = rulec.compile(rulec.load(rule))
+    layout = layout_for(program, "float32", formats={state: of_key(key) for state, key in formats.items()})
+    return registry.get(backend).emit(*scheduled(program, layout))
+
+
+def kept_coded(backend: str) -> Path:
+    return SOURCES / backend / f"{CODED[0]}_in_codes.{SUFFIXES[backend]}"
+
+
 def kept(rule: str, backend: str) -> Path:
     name = rule.replace(" >> ", "_then_").replace("(", "_of_").replace(")", "")
     return SOURCES / backend / f"{name}.{SUFFIXES[backend]}"
@@ -82,6 +100,13 @@ def test_kernels_are_those_that_were_kept(rule: str, backend: str, request: pyte
 @pytest.mark.parametrize("backend", ESTIMATING)
 def test_kernels_that_make_noise_are_those_that_were_kept(backend: str, request: pytest.FixtureRequest) -> None:
     compare(kept_estimate(backend), estimated(backend), backend, request)
+
+
+@pytest.mark.parametrize("backend", DECODING)
+def test_kernels_with_states_in_codes_are_those_that_were_kept(
+    backend: str, request: pytest.FixtureRequest
+) -> None:  # fmt: skip
+    compare(kept_coded(backend), coded(backend), backend, request)
 
 
 def compare(path: Path, text: str | None, backend: str, request: pytest.FixtureRequest) -> None:
@@ -101,5 +126,6 @@ def test_nothing_else_is_kept_and_every_backend_is() -> None:
     assert set(SUFFIXES) == set(registry.names())
     files = {p for p in SOURCES.rglob("*") if p.is_file()}
     rules = {kept(rule, backend) for rule in RULES for backend in SUFFIXES}
-    assert files <= rules | {kept_estimate(backend) for backend in ESTIMATING}
+    coded_files = {kept_coded(backend) for backend in DECODING}
+    assert files <= rules | {kept_estimate(backend) for backend in ESTIMATING} | coded_files
     assert {p.parent.name for p in files} == set(SUFFIXES)
