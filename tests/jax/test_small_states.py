@@ -175,7 +175,6 @@ def test_states_in_codes_on_four_devices_are_those_on_one() -> None:
         new, state = rulec.jax.step("adamw", new, jax.tree.map(place, draws(2)), state, lr=0.01)
         results.append((np.asarray(new["large"]), values_of(state.m["large"], SHAPE)))
     assert new["large"].sharding == lay
-    assert state.m["large"].codes.sharding.is_equivalent_to(lay, 2)
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
