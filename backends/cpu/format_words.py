@@ -101,9 +101,10 @@ def _unit_of(form: Format) -> Any:
     """`unit_<format>(scales, block)`: the factor of a block's values."""
     from numba import types
 
-    def generate(builder: Any, _: Any, values: Any) -> Any:
+    def generate(builder: Any, _: Any, arguments: Any) -> Any:
+        scales, block = arguments
         unit = Unit(builder, SINGLE)
-        return (Real(unit, _load(builder, _SCALES, *values, unit.real_type)) * _inverse(form.largest)).value
+        return (Real(unit, _load(builder, _SCALES, scales, block, unit.real_type)) * _inverse(form.largest)).value
 
     return intrinsic_word(2, lambda scales, block: types.float32, generate)
 
