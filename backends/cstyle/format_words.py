@@ -174,7 +174,7 @@ def _nearest(form: Format) -> str:
         code = f"    const uint32_t code = {_RINT.format('y')};"
     none = zero(form)
     if form.floor and none is not None:
-        return f"{code}\n    return x > 0 && code == {none} ? {none + 1} : code;"
+        return f"{code}\n    return x > 0 && (code & 0xff) == {none} ? {none + 1} : code;"
     return f"{code}\n    return code;"
 
 

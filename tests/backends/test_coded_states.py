@@ -114,6 +114,12 @@ def test_both_states_of_adamw_in_one_format(backend: str, name: str) -> None:
     check(training("adamw", {"m": signed(name), "v": unsigned(name)}, (5003,)), backend)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_signed_state_with_a_floor(backend: str, name: str) -> None:
+    check(training("adamw", {"m": parse(name).for_state(signed=True, floor=True)}, (5003,)), backend)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_several_chunks_and_blocks_longer_than_a_part(backend: str) -> None:
     formats = {"m": signed("int8/4096"), "v": unsigned("dynamic8/2048")}
