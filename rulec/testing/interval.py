@@ -240,7 +240,9 @@ _MONOTONE = {
 def _monotone(op: Op, x: Range) -> Range:
     first = _MONOTONE[op]
     outside = x.high < first
-    low, high = (NUMPY[op](np.where(outside, 1.0, np.maximum(end, first))) for end in (x.low, x.high))
+    # A library's function may decrease by a last place between neighbours: NumPy's cbrt does on some processors.
+    ends = [NUMPY[op](np.where(outside, 1.0, np.maximum(end, first))) for end in (x.low, x.high)]
+    low, high = np.minimum(*ends), np.maximum(*ends)
     empty = outside | x.surely_nan
     return Range(np.where(empty, np.inf, low), np.where(empty, -np.inf, high), x.nan | (x.low < first) | empty)
 

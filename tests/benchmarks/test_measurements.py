@@ -151,7 +151,18 @@ def test_a_row_of_the_import_says_what_was_loaded() -> None:
 
 
 def test_names_of_measurements() -> None:
-    assert list(MEASUREMENTS) == ["rules", "reductions", "matrices", "many", "start", "memory", "es", "jax", "gpu"]
+    assert list(MEASUREMENTS) == [
+        "rules",
+        "reductions",
+        "matrices",
+        "many",
+        "start",
+        "memory",
+        "states",
+        "es",
+        "jax",
+        "gpu",
+    ]
     for name in MEASUREMENTS:
         assert measurement(name, True).parts > 0
     with pytest.raises(RulecError, match="there is no measurement 'rule'; did you mean 'rules'"):
