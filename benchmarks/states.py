@@ -15,7 +15,7 @@ from rulec.compare.interleave import interleaved
 #: torch's class -> the optimizers of the accuracy rows.
 OPTIMIZERS = ("AdamW", "NAdam")
 
-#: What is stored how -> the storage of states, and the distance that it should stay below, where there is a target.
+#: Title of a storage -> its `state_dtype`, and the largest distance wanted, where there is a target.
 STORAGES: Mapping[str, tuple[Any, float | None]] = {
     "v in dynamic8": ({"exp_avg_sq": "dynamic8"}, 0.07),
     "v in int8": ({"exp_avg_sq": "int8"}, 0.07),

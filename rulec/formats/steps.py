@@ -44,7 +44,7 @@ class Steps:
 
 
 def steps(format: Format) -> Steps:
-    """The look-up of dynamic8 or dynamic4, with the largest shift, and so the fewest cells, that there is for it."""
+    """The look-up of dynamic8 or dynamic4 with the largest possible shift, and so with the fewest cells."""
     return _steps(format.name, format.signed, thresholds(format).tobytes())
 
 
