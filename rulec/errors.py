@@ -64,11 +64,11 @@ class BackendUnavailable(RulecError, RuntimeError):
 class BackendUnsupported(RulecError, NotImplementedError):
     """A backend without a way to express a part of the rule."""
 
-    def __init__(self, backend: str, what: str, rule: str) -> None:
+    def __init__(self, backend: str, what: str, rule: str, instead: str = "") -> None:
         self.backend, self.what, self.rule = backend, what, rule
         super().__init__(
             f"backend {backend!r} cannot express {what} of rule {rule!r}: "
-            f"choose another backend (`rulec doctor` lists them)"
+            f"{f'{instead}, or ' if instead else ''}choose another backend (`rulec doctor` lists them)"
         )
 
 

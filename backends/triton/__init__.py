@@ -18,6 +18,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
+from rulec.kernel.coded import is_flat
 
 from ..noise import fill
 from ..printed import run_source
@@ -53,6 +54,10 @@ class TritonBackend:
     def emit(self, program: Program, layout: Layout) -> str:
         """The source of the kernels of all stages."""
         return program_source(program, layout)
+
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        """Whether the kernels read and write states in codes: where no such stage sees rows or columns."""
+        return is_flat(program, layout)
 
     def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
         """The kernel of a source text. Triton compiles it at the first call, and keeps it in its own cache."""

@@ -19,6 +19,7 @@ from rulec.kernel.bucket.uploads import Ring
 from rulec.kernel.place import bound_arrays
 
 from ..scalars import has_scalars
+from .coded import scales_of
 from .memory import TorchDevice, current, floats, is_capturing, truth_bytes
 from .scalars import LANES, scalar_arguments
 from .work import StageWork
@@ -41,7 +42,7 @@ class TritonCall(AddressedCall[StageWork]):
         self._device = params[0].device if params else torch.device("cpu")
         self._address = torch.Tensor.data_ptr
         tensors = Tensors(self.backend, program, layout, [p.numel() for p in params], views)
-        bound = bound_arrays(program, params, states)
+        bound = bound_arrays(program, params, states) | scales_of(layout, states)
         addresses = {name: [*map(self._address, arrays)] for name, arrays in bound.items()}
         self._ring = Ring(TorchDevice(self._device))
         with current(self._device, None):

@@ -76,8 +76,9 @@ _ENDS = ["ALL", "EVEN"]
 
 
 def fits(program: Program, layout: Layout) -> bool:
-    """Whether a rule's update can be an epilogue: one elementwise stage, in float32, without other inputs."""
-    return program.elementwise and layout.compute == "float32" and not moving_lines(program, program.stages[0])
+    """Whether a rule's update can be an epilogue: one elementwise stage, in float32, without other inputs or codes."""
+    plain = program.elementwise and layout.compute == "float32" and not layout.formats
+    return plain and not moving_lines(program, program.stages[0])
 
 
 def epilogue_source(program: Program, layout: Layout, factors: str) -> str:
@@ -87,6 +88,7 @@ def epilogue_source(program: Program, layout: Layout, factors: str) -> str:
     """
     if not fits(program, layout) or factors not in FACTORS:
         what = "reductions, matrix functions, other inputs or float64 in the epilogue of a product"
+        what = "states in codes in the epilogue of a product" if layout.formats else what
         raise BackendUnsupported("triton", what, program.name)
     functions = ["\n".join(lines) for lines in EpilogueStage(program, layout, factors).functions()]
     words = words_used("\n".join(functions))

@@ -10,18 +10,19 @@ import numpy as np
 from rulec.compiler.ir import Stage
 from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnavailable
+from rulec.formats import Format
 from rulec.kernel.bucket.slots import Places, chosen, regions
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.bucket.uploads import Given, Ring
 from rulec.kernel.place import COL, is_shaped, place
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
+from .coded import Tables, coded_in, columns_of, lengthened
 from .cut import Blocks, Tiles
 from .finish import jobs
 from .memory import uploads
 from .plan import (
     FINISHED,
-    known_columns,
     moved,
     moving_columns,
     tile_shapes,
@@ -61,15 +62,17 @@ class StageWork:
         self.device = device
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
-        self._block = self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces))
+        coded = coded_in(program, stage, layout)
+        self._block = lengthened(self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces)), coded)
         how = self._how(stage, layout)
         self.cut = how.cut(tensors.seen(self._shaped))
         shape = how.known(self.cut)
         self._places = Places(regions(stage, layout, self.cut, tensors.lying))
         starts = {r.name: first for r, first in zip(self._places.regions, self._places.first, strict=True)}
-        fixed = known_columns(program, stage, layout)[len(shape) :]
+        fixed = columns_of(program, stage, layout)[len(shape) :]
         known = np.zeros((len(tensors.sizes), len(shape) + len(fixed)), np.int64)
-        for column, content in enumerate([*shape, *({**starts, **addresses}[name] for name in fixed)]):
+        contents = {**starts, **addresses, **self._tables(coded)}
+        for column, content in enumerate([*shape, *(contents[name] for name in fixed)]):
             known[:, column] = content
         self.known, _ = self._uploaded(known)
         self.slots, self._results = self._allocated(self._places.slots), self._allocated(self._places.results)
@@ -114,6 +117,12 @@ class StageWork:
         return {"BLOCK": self._block.elements, **shape, **emulated, "num_warps": warps, "enable_fp_fusion": False}
 
     # Tables on the device
+
+    def _tables(self, coded: Sequence[tuple[str, Format]]) -> Mapping[str, int]:
+        """Column -> the address of the table of a format; the tables stay for good."""
+        tables = Tables(coded)
+        self._formats = self._uploaded(tables.words)
+        return tables.addresses(self._formats[0].data_ptr())
 
     def _uploaded(self, table: np.ndarray[Any, Any]) -> tuple[Any, Any]:
         """A table on the device, and the memory of the host that it is copied from. This does not wait for the copy."""

@@ -33,8 +33,11 @@ def kernel_of(backend: Backend, program: Program, layout: Layout, decoded: Decod
         source = backend.emit(program, layout)
         return source, backend.build(program, layout, source)
     if getattr(backend, "on_device", False):
-        states = " and ".join(name for name, _ in layout.formats)
-        raise BackendUnsupported(backend.name, f"states in codes ({states})", program.name)
+        states = [name for name, _ in layout.formats]
+        where = " in a kernel that sees rows and columns" if hasattr(backend, "decodes") else ""
+        floats = f"give state_dtype={dict.fromkeys(states, 'float32')} for these states"
+        what = f"states in codes ({' and '.join(states)}){where}"
+        raise BackendUnsupported(backend.name, what, program.name, floats)
     source = backend.emit(program, layout.decoded)
     return source, CodedKernel(backend.build(program, layout.decoded, source), program, layout, decoded)
 

@@ -1,0 +1,229 @@
+"""States in codes as Triton source: functions that decode and encode a block of elements of one format.
+
+They equal `rulec.formats` bit for bit, in float32 without contraction. The magnitudes of floats grow with their bits,
+so the largest one of each block of the format is taken over whole numbers. Whole numbers are rounded by a sum with
+1.5*2**23. A table of a format, with its values and its steps, lies in the memory of the device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rulec.formats import Format, reach, steps, table, zero
+from rulec.formats.float8 import E4M3, E5M2
+from rulec.formats.tables import DYNAMIC
+from rulec.kernel.bucket.cut import Whole
+
+from ..fragments import filled
+
+_DECODE = '''\
+@triton.jit
+def decode_NAME(
+    codes, scales, words, start, size, ALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The values of the BLOCK elements from `start` on."""
+    i = tl.arange(0, BLOCK)
+    inside = None if ALL else i < size - start
+    group = tl.arange(0, BLOCK // GROUP)
+    known = None if ALL else group * GROUP < size - start
+    unit = tl.load(scales + start // GROUP + group, mask=known) * UNIT
+LOAD
+    number = VALUE
+    return number * spread(unit, GROUP, BLOCK)
+'''
+
+_BYTE = "    code = tl.load(codes + start + i, mask=inside)"
+_HALF_BYTE = """\
+    both = tl.load(codes + start // 2 + i // 2, mask=inside).to(tl.int32)
+    code = (both >> tl.where(i % 2 == 0, 4, 0)) & 15"""
+
+_ENCODE = '''\
+@triton.jit
+def encode_NAME(
+    codes, scales, words, values, start, size, write, ALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Stores the BLOCK elements from `start` on, if `write` is None or true."""
+    i = tl.arange(0, BLOCK)
+    x = values if ALL else tl.where(i < size - start, values, 0.0)
+    bits = x.to(tl.int32, bitcast=True)
+    all_sizes = bits & 0x7FFFFFFF
+    most = tl.max(tl.reshape(all_sizes, (BLOCK // GROUP, GROUP)), 1)
+    finite = most < 0x7F800000
+SCALE
+    scale = tl.minimum(tl.maximum(top, SMALLEST), 3.4028234663852886e38)
+    inverse = tl.where(finite, tl.div_rn(tl.full((BLOCK // GROUP,), LARGEST, tl.float32), scale), 0.0)
+    group = tl.arange(0, BLOCK // GROUP)
+    known = None if ALL else group * GROUP < size - start
+    stored = known if write is None else (write if ALL else known & write)
+    tl.store(scales + start // GROUP + group, tl.where(finite, scale, float("nan")), mask=stored)
+OPERAND
+    y = x * spread(inverse, GROUP, BLOCK)
+NEAREST
+    code = tl.where(spread(finite.to(tl.int32), GROUP, BLOCK) != 0, code, 0)
+STORE
+'''
+
+_SPREAD = '''\
+@triton.jit
+def spread(x, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """A number for each of the GROUP elements that share it."""
+    return tl.reshape(tl.broadcast_to(x[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
+'''
+
+#: The largest magnitude of a format whose codes reach as far below zero as above, or not below zero at all.
+_EVEN = "    top = most.to(tl.float32, bitcast=True)"
+_UNSIGNED = """\
+    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, bits), (BLOCK // GROUP, GROUP)), 1)
+    top = positive.to(tl.float32, bitcast=True)"""
+_UNEVEN = """\
+    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, bits), (BLOCK // GROUP, GROUP)), 1)
+    negative = tl.max(tl.reshape(tl.where(bits < 0, all_sizes, 0), (BLOCK // GROUP, GROUP)), 1)
+    below = tl.div_rn(negative.to(tl.float32, bitcast=True), tl.full((BLOCK // GROUP,), REACH, tl.float32))
+    top = tl.where(negative >= positive, below, positive.to(tl.float32, bitcast=True))"""
+
+_STORE_BYTES = """\
+    inside = None if ALL else i < size - start
+    stored = inside if write is None else (write if ALL else inside & write)
+    tl.store(codes + start + i, code.to(tl.CODE), mask=stored)"""
+_STORE_PAIRS = """\
+    code = code if ALL else tl.where(i < size - start, code, 0)
+    upper, lower = tl.split(tl.reshape(code, (BLOCK // 2, 2)))
+    pair = tl.arange(0, BLOCK // 2)
+    inside = None if ALL else 2 * pair < size - start
+    stored = inside if write is None else (write if ALL else inside & write)
+    tl.store(codes + start // 2 + pair, (upper << 4 | lower).to(tl.uint8), mask=stored)"""
+
+_RINT = "    code = ({} + 12582912.0).to(tl.int32, bitcast=True)"
+
+_FLOAT8 = """\
+    bits = y.to(tl.int32, bitcast=True)
+    length = bits & 0x7FFFFFFF
+    normal = ((length + HALF + ((length >> DROP) & 1)) >> DROP) - BIAS
+    small = (tl.abs(y) + POWER).to(tl.int32, bitcast=True) - POWER_BITS
+    code = tl.where(length < LEAST, small, normal) | ((bits >> 24) & 0x80)"""
+
+#: The word of a cell has the threshold's bits in its lower half, and the first code in its upper half.
+_STEPS = """\
+    bits = y.to(tl.int32, bitcast=True)
+    cell = tl.minimum(tl.maximum((bits & 0x7FFFFFFF) >> SHIFT, LOW), HIGH) - LOW
+    word = tl.load(words + FIRST + CELL)
+    code = (word >> 32).to(tl.int32) + (y > word.to(tl.int32).to(tl.float32, bitcast=True)).to(tl.int32)"""
+
+_LOOK = "tl.load(words.to(tl.pointer_type(tl.float32)) + {})"
+
+
+def function_name(form: Format) -> str:
+    """The part of the names of functions that is for a format."""
+    return re.sub(r"\W", "_", form.key)
+
+
+def function_names(formats: Iterable[Format]) -> frozenset[str]:
+    """The names of all functions of these formats."""
+    names = {f"{way}_{function_name(form)}" for form in formats for way in ("decode", "encode")}
+    return frozenset(names | {"spread"})
+
+
+def format_functions(formats: Iterable[Format], text: str) -> list[str]:
+    """The functions of these formats in the calls of a text, each once."""
+    each = [
+        source
+        for form in dict.fromkeys(formats)
+        for way, source in (("decode", _decode(form)), ("encode", _encode(form)))
+        if f"{way}_{function_name(form)}(" in text
+    ]
+    return [_SPREAD, *each] if each else []
+
+
+def words(form: Format) -> Whole:
+    """The table of a format: the float32 values of codes, two in a word, and then a word for each cell of its steps."""
+    values = table(form).view(np.int64) if reads_table(form) else np.zeros(0, np.int64)
+    if form.name not in DYNAMIC:
+        return values
+    look = steps(form)
+    thresholds = look.threshold.view(np.uint32).astype(np.int64)
+    return np.concatenate([values, look.first.astype(np.int64) << 32 | thresholds])
+
+
+def reads_table(form: Format) -> bool:
+    """Whether the values of codes come from a table; those of int8, and of roots, are computed."""
+    return form.name in (*DYNAMIC, "float8_e4m3", "float8_e5m2") or (form.signed and form.name == "softsign8")
+
+
+def _decode(form: Format) -> str:
+    return filled(_DECODE, {
+        "LOAD": _HALF_BYTE if form.bits == 4 else _BYTE, "VALUE": _value(form),
+        "UNIT": _number(np.float32(1) / np.float32(form.largest)), **_names(form),
+    })  # fmt: skip
+
+
+def _encode(form: Format) -> str:
+    limit = float(reach(form))
+    return filled(_ENCODE, {
+        "SCALE": _UNSIGNED if not form.signed else _EVEN if limit == 1 else _UNEVEN, "REACH": repr(limit),
+        "OPERAND": "    x = tl.where(x > 0, x, 0.0)" if not form.signed else "", "NEAREST": _nearest(form),
+        "STORE": _STORE_PAIRS if form.bits == 4 else _STORE_BYTES, "CODE": form.code_dtype,
+        "SMALLEST": repr(form.smallest_scale), "LARGEST": repr(form.largest), **_names(form),
+    }).replace("\n\n", "\n")  # fmt: skip
+
+
+def _names(form: Format) -> dict[str, object]:
+    return {"NAME": function_name(form), "GROUP": form.block}
+
+
+def _value(form: Format) -> str:
+    """The value of a code where the unit is 1."""
+    if reads_table(form):
+        # A code below zero counts as the byte that it is.
+        return _LOOK.format("(code.to(tl.int32) & 0xFF)")
+    if form.signed:
+        return "code.to(tl.float32)"
+    root = f"(code.to(tl.float32) * {_number(np.float32(1) / np.float32(255))})"
+    return f"{root} * {root}"
+
+
+def _nearest(form: Format) -> str:
+    """The statements for the variable `code`: the code of y, as an integer of which the lower bits count."""
+    if form.name in DYNAMIC:
+        code = _steps(form)
+    elif form.name.startswith("float8"):
+        code = _float8(form)
+    elif not form.signed:
+        code = _RINT.format("tl.sqrt_rn(y) * 255.0")
+    elif form.name == "softsign8":
+        code = _RINT.format("tl.div_rn(y + y, 1.0 + tl.abs(y)) * 127.0")
+    else:
+        code = _RINT.format("y")
+    none = zero(form)
+    if form.floor and none is not None:
+        code += f"\n    code = tl.where((x > 0) & ((code & 0xFF) == {none}), {none + 1}, code)"
+    return code
+
+
+def _float8(form: Format) -> str:
+    kind = E4M3 if form.name == "float8_e4m3" else E5M2
+    drop, power = 23 - kind.mantissa, 2.0 ** (24 - kind.bias - kind.mantissa)
+    return filled(_FLOAT8, {
+        "HALF": (1 << (drop - 1)) - 1, "DROP": drop, "BIAS": (127 - kind.bias) << kind.mantissa,
+        "POWER_BITS": np.float32(power).view(np.int32), "POWER": repr(power),
+        "LEAST": np.float32(2.0 ** (1 - kind.bias)).view(np.int32),
+    })  # fmt: skip
+
+
+def _steps(form: Format) -> str:
+    look = steps(form)
+    signed = look.first.size > look.cells
+    return filled(_STEPS, {
+        "SHIFT": look.shift, "LOW": look.low, "HIGH": look.low + look.cells - 1, "FIRST": table(form).size // 2,
+        "CELL": f"tl.where(bits < 0, cell + {look.cells}, cell)" if signed else "cell",
+    })  # fmt: skip
+
+
+def _number(value: np.float32) -> str:
+    """A float32 as text that is read as exactly this number, also by way of float64."""
+    return repr(float(value))
+
+
+__all__: Sequence[str] = ["format_functions", "function_name", "function_names", "reads_table", "words"]

@@ -1,0 +1,151 @@
+"""States in codes in kernels of the triton backend, by Triton's interpreter: they equal the definition bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from rulec.backend import registry
+from rulec.compiler.layout import layout_for, scheduled
+from rulec.errors import BackendUnsupported
+from rulec.formats import NAMES, parse
+from rulec.formats.tables import DYNAMIC, table
+from rulec.runtime.coded import decodes, kernel_of
+from rulec_backends.triton.blocks import Block
+from rulec_backends.triton.coded import lengthened, words
+from tests.backends.coded_training import signed, training, unsigned
+from tests.backends.triton_process import in_the_interpreter
+
+HEAD = """
+import torch
+from rulec.backend import registry
+from rulec.formats import NAMES, parse
+from tests.backends.coded_training import *
+backend, memory = registry.get("triton"), Memory(torch.from_numpy, lambda tensor: tensor.numpy())
+"""
+
+
+def in_codes(program: str) -> None:
+    in_the_interpreter(HEAD + program)
+
+
+def test_both_states_of_adamw_in_each_format() -> None:
+    in_codes(
+        "for name in NAMES:\n"
+        "    check(training('adamw', {'m': signed(name), 'v': unsigned(name)}, (5003,), memory), backend)"
+    )
+
+
+def test_a_signed_state_with_a_floor() -> None:
+    in_codes(
+        "for name in NAMES:\n"
+        "    form = parse(name).for_state(signed=True, floor=True)\n"
+        "    check(training('adamw', {'m': form}, (2003,), memory), backend)"
+    )
+
+
+def test_several_chunks_and_blocks_longer_than_a_programs() -> None:
+    in_codes(
+        "formats = {'m': signed('int8/4096'), 'v': unsigned('dynamic8/2048')}\n"
+        "check(training('adamw', formats, (20_001,), memory), backend)"
+    )
+
+
+def test_blocks_of_gpus_and_one_state_in_codes() -> None:
+    in_codes(
+        "from rulec_backends.triton import blocks\n"
+        "blocks.INTERPRETED = blocks.DEFAULT\n"
+        "for name in ('dynamic4', 'softsign8'):\n"
+        "    check(training('adamw', {'v': unsigned(name)}, (4099,), memory), backend)"
+    )
+
+
+RUNS = """
+import copy
+import rulec.torch as rt
+from rulec.formats import decode, encode, of_key
+
+def rounded(optimizer, param, keys):
+    for name, key in keys.items():
+        values = optimizer.state[param][name]
+        form = of_key(key)
+        values.copy_(torch.from_numpy(decode(form, *encode(form, values.numpy()), tuple(values.shape))))
+
+def run(name, state_dtype, dtype=torch.float32, **keywords):
+    draws = torch.Generator().manual_seed(1)
+    first = torch.randn(72, 80, generator=draws).to(dtype)
+    params = [torch.nn.Parameter(first.clone()) for _ in range(2)]
+    small = torch.nn.Parameter(torch.ones(5))
+    make = getattr(rt, name)
+    if state_dtype == "dynamic8":
+        keywords["lr"] = 1e-2
+    coded = make([params[0], small], backend="triton", state_dtype=state_dtype, **keywords)
+    floats = make([params[1]], backend="triton", state_dtype="float32", **keywords)
+    for step in range(3):
+        grad = torch.randn(72, 80, generator=draws).to(dtype)
+        small.grad = torch.ones(5)
+        for param in params:
+            param.grad = grad.clone()
+        coded.step()
+        floats.step()
+        keys = coded.param_groups[0]["formats"]
+        rounded(floats, params[1], keys)
+        assert torch.equal(*params), (name, step)
+        if step == 1:
+            state = copy.deepcopy(coded.state_dict())
+            coded = make([params[0], small], backend="triton", state_dtype=state_dtype, **keywords)
+            coded.load_state_dict(state)
+    for state, key in keys.items():
+        held = coded.state[params[0]]
+        values = decode(of_key(key), held[state].numpy(), held[f"{state}::scale"].numpy(), (72, 80))
+        assert (values == floats.state[params[1]][state].numpy()).all(), (name, state)
+    assert {x.dtype for k, x in coded.state[small].items() if x.dim() and k != "step"} == {torch.float32}
+    return len(keys)
+"""
+
+
+def runs_in_codes(calls: str) -> list[int]:
+    """How many states in codes a run of a torch optimizer has, each equal to floats rounded after each step."""
+    counts: list[int] = in_the_interpreter(f"{HEAD}{RUNS}", f"[{calls}]")
+    return counts
+
+
+def test_a_run_of_torchs_is_a_run_in_floats_rounded_after_each_step() -> None:
+    momentum = "run('SGD', 'dynamic8', momentum=0.9)"
+    assert runs_in_codes(f"run('AdamW', 'dynamic8'), run('Lion', 'int8'), {momentum}") == [2, 1, 1]
+
+
+def test_parameters_in_bfloat16_and_scalars_on_the_device() -> None:
+    device = "run('AdamW', 'int8', capturable=True, maximize=True)"
+    assert runs_in_codes(f"run('AdamW', 'softsign8', torch.bfloat16), {device}") == [2, 2]
+
+
+def test_codes_beside_rows_and_columns_are_refused_with_a_remedy() -> None:
+    program = rulec.compile(rulec.load("adam_mini"))
+    kernel = scheduled(program, layout_for(program, "float32", formats={"m": signed("int8")}))
+    backend = registry.get("triton")
+    assert not decodes(backend, *kernel)
+    with pytest.raises(BackendUnsupported, match=r"codes \(m\) .* rows and columns .* state_dtype={'m': 'float32'}"):
+        kernel_of(backend, *kernel, lambda _, like: like)
+
+
+def test_blocks_of_a_program_are_multiples_of_those_of_formats_and_so_are_their_halves() -> None:
+    assert lengthened(Block(1024, 128), [("m", parse("int8")), ("v", parse("dynamic8"))]) == Block(1024, 128)
+    assert lengthened(Block(1024, 128), [("m", parse("int8/4096"))]) == Block(8192, 512)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_there_for_the_formats_that_look_into_one(name: str) -> None:
+    for form in (signed(name), unsigned(name)):
+        case = training("adamw", {"m": form}, (4096,))
+        text = registry.get("triton").emit(case.program, case.layout)
+        values = words(form)[: table(form).size // 2]
+        assert ("words +" in text) is (name in DYNAMIC)
+        assert bool(values.size) is ("words.to(" in text)
+        if values.size:
+            assert values.tobytes() == table(form).tobytes()
+
+
+def test_reductions_between_two_stages_in_codes() -> None:
+    """The blocks of GPUs are longer where a format's are, and reductions of the same chunks have the same bits."""
+    assert runs_in_codes("run('LAMB', 'dynamic8'), run('Adan', 'int8'), run('Prodigy', 'dynamic8')") == [2, 3, 3]
