@@ -21,8 +21,15 @@ from ..cstyle.text import WIDTH, block, comment, indented
 #: The fields of a bucket before its table of addresses: see `_BUCKET`.
 BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")
 
+#: The elements that are decoded, updated and, where blocks are no longer, encoded before the next ones: few enough for
+#: a processor to begin with the next ones while the divisions of these wait for one another.
+PIECE = 32
+
 #: C99. No value of a rule gets the name of a bucket's field or of a variable of the loops.
-C99 = Dialect("c", reserved=LOCALS | {*BUCKET, "Bucket", "Span", "bucket"}, simd=("#pragma omp simd",))
+C99 = Dialect(
+    "c", reserved=LOCALS | {*BUCKET, "Bucket", "Span", "bucket", "part", "count", "first", "last"},
+    simd=("#pragma omp simd",),
+)  # fmt: skip
 
 _INLINE = """\
 /* A loop can be vectors only where the calls in it disappear. */
@@ -163,16 +170,22 @@ class StageSource(ChunkLoops):
         length = part_length(self.layout)
         names = {buffer.name for buffer in self.coded}
         arrays = [name for name in self.write.at if name in {*self.nest.buffers, *self.nest.stage.reads} - names]
+        stored = [buffer for buffer in self.coded if buffer.stored]
         return block(f"for (int64_t part = at->first; part < at->last; part += {length})", [
             f"const int64_t count = at->last - part < {length} ? at->last - part : {length};",
             *(self._declared(name, "part") for name in arrays),
-            *(line for buffer in self.coded for line in self._decoded(buffer, length)),
-            *self._loop("0", "count", body),
-            *(line for buffer in self.coded if buffer.stored for line in self._moved("encode", buffer)),
+            *(line for buffer in self.coded for line in self._variables_of(buffer, length)),
+            *block(f"for (int64_t first = 0; first < count; first += {PIECE})", [
+                f"const int64_t last = count - first < {PIECE} ? count : first + {PIECE};",
+                *(line for buffer in self.coded if buffer.loaded for line in self._moved("decode", buffer)),
+                *self._loop("first", "last", body),
+                *(line for buffer in stored if buffer.format.block <= PIECE for line in self._moved("encode", buffer)),
+            ]),
+            *(line for buffer in stored if buffer.format.block > PIECE for line in self._moved("encode", buffer, True)),
         ])  # fmt: skip
 
-    def _decoded(self, buffer: CodedBuffer, length: int) -> list[str]:
-        """The variables of a state in codes, in a part: its codes and scales, and its values."""
+    def _variables_of(self, buffer: CodedBuffer, length: int) -> list[str]:
+        """The variables of a state in codes, in a part: its codes and scales, and memory for its values."""
         form, const = buffer.format, "" if buffer.stored else "const "
         codes, scales = self.codes.codes[buffer.name], self.codes.scales[scale_name(buffer.name)]
         return [
@@ -180,11 +193,14 @@ class StageSource(ChunkLoops):
             f"bucket->{self.field(buffer.name)}[at->tensor] + part{' / 2' * (form.bits == 4)};",
             f"{const}float *{scales} = ({const}float *)bucket->{scales}[at->tensor] + part / {form.block};",
             f"float {self.write.at[buffer.name]}[{length}];",
-            *(self._moved("decode", buffer) if buffer.loaded else []),
         ]
 
-    def _moved(self, way: str, buffer: CodedBuffer) -> list[str]:
-        """The call that decodes or encodes a part of a state."""
-        codes, scales = self.codes.codes[buffer.name], self.codes.scales[scale_name(buffer.name)]
-        values = self.write.at[buffer.name]
-        return [f"{way}_{function_name(buffer.format)}({codes}, {scales}, count, {values});"]
+    def _moved(self, way: str, buffer: CodedBuffer, whole: bool = False) -> list[str]:
+        """The call that decodes or encodes a state: elements `first` to `last` of a part, or the `whole` part."""
+        form, name = buffer.format, buffer.name
+        codes, scales, values = self.codes.codes[name], self.codes.scales[scale_name(name)], self.write.at[name]
+        function = f"{way}_{function_name(form)}"
+        if whole:
+            return [f"{function}({codes}, {scales}, count, {values});"]
+        half = " / 2" * (form.bits == 4)
+        return [f"{function}({codes} + first{half}, {scales} + first / {form.block}, last - first, {values} + first);"]

@@ -23,7 +23,7 @@ from .element import literal
 from .text import WIDTH
 
 _DECODE = """\
-/* The values of count elements, of whole blocks and perhaps a short last one. */
+/* The values of count elements: of some of a block, or of whole blocks and perhaps a short last one. */
 FUNCTION void decode_NAME(const CODE_t *codes, const float *scales, int64_t count, float *values)
 {
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -44,39 +44,69 @@ _VALUES_OF_BYTES = """\
             values[i] = table_NAME[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * unit;"""
 
 _ENCODE = """\
+/* The codes and the scale of a block of this many elements. */
+FUNCTION void codes_NAME(CODE_t *codes, float *scales, int64_t count, const float *values)
+{
+MOST
+    if (!finite) {
+        for (int64_t i = 0; i < BYTES; i++)
+            codes[i] = 0;
+        scales[0] = NAN;
+        return;
+    }
+    const float scale = most < SMALLEST ? SMALLEST : most > 3.4028235e38f ? 3.4028235e38f : most;
+    const float inverse = LARGEST / scale;
+    scales[0] = scale;
+LOOP
+}
+
 /* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
 FUNCTION void encode_NAME(CODE_t *codes, float *scales, int64_t count, const float *values)
 {
-    for (int64_t first = 0; first < count; first += BLOCK) {
-        const int64_t last = count - first < BLOCK ? count : first + BLOCK;
-        int32_t positive = 0, negative = 0;
-#pragma omp simd reduction(max : positive, negative)
-        for (int64_t i = first; i < last; i++) {
-            const int32_t above = (int32_t)bits_of(values[i]), below = (int32_t)bits_of(-values[i]);
-            positive = above > positive ? above : positive;
-            negative = below > negative ? below : negative;
-        }
-        const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
-        float scale = MOST;
-        scale = scale < SMALLEST ? SMALLEST : scale > 3.4028235e38f ? 3.4028235e38f : scale;
-        const float inverse = finite ? LARGEST / scale : 0;
-        scales[first / BLOCK] = finite ? scale : NAN;
-LOOP
-    }
+    int64_t first = 0;
+    for (; first + BLOCK <= count; first += BLOCK)
+        codes_NAME(codes + FIRST, scales + first / BLOCK, BLOCK, values + first);
+    if (first < count)
+        codes_NAME(codes + FIRST, scales + first / BLOCK, count - first, values + first);
 }
 """
 
+#: The largest magnitude.
+_MAGNITUDE = """\
+    int32_t size = 0;
+#pragma omp simd reduction(max : size)
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t bits = (int32_t)(bits_of(values[i]) & 0x7fffffff);
+        size = bits > size ? bits : size;
+    }
+    const bool finite = size < 0x7f800000;
+    const float most = float_of((uint32_t)size);"""
+
+#: The scale before its bounds where the two sides differ. The bits of negative floats are the larger ones.
+_SIDES = """\
+    int32_t positive = 0;
+    uint32_t bits = 0;
+#pragma omp simd reduction(max : positive, bits)
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t each = bits_of(values[i]);
+        positive = (int32_t)each > positive ? (int32_t)each : positive;
+        bits = each > bits ? each : bits;
+    }
+    const int32_t negative = bits >> 31 ? (int32_t)(bits & 0x7fffffff) : 0;
+    const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
+    const float most = SCALE;"""
+
 _CODE = """\
 #pragma omp simd
-        for (int64_t i = first; i < last; i++)
-            codes[i] = (CODE_t)(finite ? code_NAME(values[i], inverse) : 0);"""
+    for (int64_t i = 0; i < count; i++)
+        codes[i] = (CODE_t)code_NAME(values[i], inverse);"""
 
 _BYTES_OF_CODES = """\
-        for (int64_t i = first; i < last; i += 2) {
-            const uint32_t upper = code_NAME(values[i], inverse);
-            const uint32_t lower = i + 1 < last ? code_NAME(values[i + 1], inverse) : 0;
-            codes[i / 2] = (uint8_t)(finite ? upper << 4 | lower : 0);
-        }"""
+    for (int64_t i = 0; i < count; i += 2) {
+        const uint32_t upper = code_NAME(values[i], inverse);
+        const uint32_t lower = i + 1 < count ? code_NAME(values[i + 1], inverse) : 0;
+        codes[i / 2] = (uint8_t)(upper << 4 | lower);
+    }"""
 
 #: The code of x in a block with this inverse, as an integer of which the lower bits count.
 _NEAREST = """\
@@ -125,6 +155,7 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
     pairs = form.bits == 4
     common = {
         "FUNCTION": dialect.function, "NAME": function_name(form), "BLOCK": form.block, "CODE": form.code_dtype,
+        "FIRST": "first / 2" if pairs else "first", "BYTES": "(count + 1) / 2" if pairs else "count",
     }  # fmt: skip
     decode = filled(_DECODE, {
         "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": _value(form),
@@ -135,7 +166,7 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
         "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)", **common,
     })  # fmt: skip
     encode = filled(_ENCODE, {
-        "LOOP": _BYTES_OF_CODES if pairs else _CODE, "MOST": _most(form),
+        "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
         "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
     })  # fmt: skip
     return [*_tables(form), decode, nearest, encode]
@@ -151,13 +182,14 @@ def _value(form: Format) -> str:
 
 
 def _most(form: Format) -> str:
-    """The scale of a block before its bounds."""
+    """The statements for the scale of a block before its bounds, and for whether all values are finite."""
     if not form.signed:
-        return "float_of((uint32_t)positive)"
+        return _SIDES.replace("SCALE", "float_of((uint32_t)positive)")
     limit = float(reach(form))
     if limit == 1:
-        return "float_of((uint32_t)(negative > positive ? negative : positive))"
-    return f"negative >= positive ? float_of((uint32_t)negative) / {literal(limit, 'f')} : float_of((uint32_t)positive)"
+        return _MAGNITUDE
+    below = f"float_of((uint32_t)negative) / {literal(limit, 'f')}"
+    return _SIDES.replace("SCALE", f"negative >= positive ? {below} : float_of((uint32_t)positive)")
 
 
 def _nearest(form: Format) -> str:

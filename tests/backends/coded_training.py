@@ -105,9 +105,11 @@ class Training:
         return arrays
 
 
-def training(rule: str, formats: Mapping[str, Format], shape: tuple[int, ...], memory: Memory = HERE) -> Training:
+def training(
+    rule: str | rulec.Rule, formats: Mapping[str, Format], shape: tuple[int, ...], memory: Memory = HERE
+) -> Training:
     """The training of a rule's tensor of this shape, with these states in codes."""
-    program = rulec.compile(rulec.load(rule), matrix_view(shape, None).facts)
+    program = rulec.compile(rulec.load(rule) if isinstance(rule, str) else rule, matrix_view(shape, None).facts)
     return Training(*scheduled(program, layout_for(program, "float32", formats=formats)), shape, memory)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rulec
 from rulec.backend import registry
 from rulec.formats import NAMES, parse
 from rulec.runtime.coded import decodes
@@ -48,3 +49,16 @@ def test_one_state_in_codes_and_the_other_in_floats(backend: str) -> None:
 def test_kernels_in_main_memory_read_and_write_codes_themselves(backend: str) -> None:
     case = training("adamw", {"m": signed("int8"), "v": unsigned("int8")}, (5003,))
     assert decodes(registry.get(backend), case.program, case.layout)
+
+
+@pytest.mark.parametrize("backend", ["c", "cpu"])
+def test_values_may_have_the_names_of_variables_of_parts(backend: str) -> None:
+    rule = rulec.parse("""
+name: Named
+hyper: {count: 0.9, first: 0.5, last: 0.25, part: 2.0}
+state: {m: 0}
+step: |
+  m = count*m + first*g
+  p = p - last*m*part
+""")
+    check(training(rule, {"m": signed("int8")}, (5003,)), backend)

@@ -530,7 +530,7 @@ static const float threshold_dynamic8_256_signed[2800] = {
     INFINITY, INFINITY
 };
 
-/* The values of count elements, of whole blocks and perhaps a short last one. */
+/* The values of count elements: of some of a block, or of whole blocks and perhaps a short last one. */
 RULEC_FUNCTION void decode_dynamic8_256_signed(const uint8_t *codes, const float *scales, int64_t count, float *values)
 {
     for (int64_t first = 0; first < count; first += 256) {
@@ -552,27 +552,42 @@ RULEC_FUNCTION uint32_t code_dynamic8_256_signed(float x, float inverse)
     return code;
 }
 
+/* The codes and the scale of a block of this many elements. */
+RULEC_FUNCTION void codes_dynamic8_256_signed(uint8_t *codes, float *scales, int64_t count, const float *values)
+{
+    int32_t positive = 0;
+    uint32_t bits = 0;
+#pragma omp simd reduction(max : positive, bits)
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t each = bits_of(values[i]);
+        positive = (int32_t)each > positive ? (int32_t)each : positive;
+        bits = each > bits ? each : bits;
+    }
+    const int32_t negative = bits >> 31 ? (int32_t)(bits & 0x7fffffff) : 0;
+    const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
+    const float most = negative >= positive ? float_of((uint32_t)negative) / 0.99296874f : float_of((uint32_t)positive);
+    if (!finite) {
+        for (int64_t i = 0; i < count; i++)
+            codes[i] = 0;
+        scales[0] = NAN;
+        return;
+    }
+    const float scale = most < 1.1754944e-38f ? 1.1754944e-38f : most > 3.4028235e38f ? 3.4028235e38f : most;
+    const float inverse = 1.0f / scale;
+    scales[0] = scale;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        codes[i] = (uint8_t)code_dynamic8_256_signed(values[i], inverse);
+}
+
 /* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
 RULEC_FUNCTION void encode_dynamic8_256_signed(uint8_t *codes, float *scales, int64_t count, const float *values)
 {
-    for (int64_t first = 0; first < count; first += 256) {
-        const int64_t last = count - first < 256 ? count : first + 256;
-        int32_t positive = 0, negative = 0;
-#pragma omp simd reduction(max : positive, negative)
-        for (int64_t i = first; i < last; i++) {
-            const int32_t above = (int32_t)bits_of(values[i]), below = (int32_t)bits_of(-values[i]);
-            positive = above > positive ? above : positive;
-            negative = below > negative ? below : negative;
-        }
-        const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
-        float scale = negative >= positive ? float_of((uint32_t)negative) / 0.99296874f : float_of((uint32_t)positive);
-        scale = scale < 1.1754944e-38f ? 1.1754944e-38f : scale > 3.4028235e38f ? 3.4028235e38f : scale;
-        const float inverse = finite ? 1.0f / scale : 0;
-        scales[first / 256] = finite ? scale : NAN;
-#pragma omp simd
-        for (int64_t i = first; i < last; i++)
-            codes[i] = (uint8_t)(finite ? code_dynamic8_256_signed(values[i], inverse) : 0);
-    }
+    int64_t first = 0;
+    for (; first + 256 <= count; first += 256)
+        codes_dynamic8_256_signed(codes + first, scales + first / 256, 256, values + first);
+    if (first < count)
+        codes_dynamic8_256_signed(codes + first, scales + first / 256, count - first, values + first);
 }
 
 static const float table_dynamic4_128_unsigned_floor[16] = {
@@ -590,7 +605,7 @@ static const float threshold_dynamic4_128_unsigned_floor[29] = {
     0.53125f, 0.59375f, 0.65625f, 0.71875f, 0.78125f, 0.84375f, 0.90625f, 0.96875f, INFINITY
 };
 
-/* The values of count elements, of whole blocks and perhaps a short last one. */
+/* The values of count elements: of some of a block, or of whole blocks and perhaps a short last one. */
 RULEC_FUNCTION void decode_dynamic4_128_unsigned_floor(const uint8_t *codes, const float *scales, int64_t count, float *values)
 {
     for (int64_t first = 0; first < count; first += 128) {
@@ -611,29 +626,44 @@ RULEC_FUNCTION uint32_t code_dynamic4_128_unsigned_floor(float x, float inverse)
     return code;
 }
 
+/* The codes and the scale of a block of this many elements. */
+RULEC_FUNCTION void codes_dynamic4_128_unsigned_floor(uint8_t *codes, float *scales, int64_t count, const float *values)
+{
+    int32_t positive = 0;
+    uint32_t bits = 0;
+#pragma omp simd reduction(max : positive, bits)
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t each = bits_of(values[i]);
+        positive = (int32_t)each > positive ? (int32_t)each : positive;
+        bits = each > bits ? each : bits;
+    }
+    const int32_t negative = bits >> 31 ? (int32_t)(bits & 0x7fffffff) : 0;
+    const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
+    const float most = float_of((uint32_t)positive);
+    if (!finite) {
+        for (int64_t i = 0; i < (count + 1) / 2; i++)
+            codes[i] = 0;
+        scales[0] = NAN;
+        return;
+    }
+    const float scale = most < 1.1754944e-38f ? 1.1754944e-38f : most > 3.4028235e38f ? 3.4028235e38f : most;
+    const float inverse = 1.0f / scale;
+    scales[0] = scale;
+    for (int64_t i = 0; i < count; i += 2) {
+        const uint32_t upper = code_dynamic4_128_unsigned_floor(values[i], inverse);
+        const uint32_t lower = i + 1 < count ? code_dynamic4_128_unsigned_floor(values[i + 1], inverse) : 0;
+        codes[i / 2] = (uint8_t)(upper << 4 | lower);
+    }
+}
+
 /* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
 RULEC_FUNCTION void encode_dynamic4_128_unsigned_floor(uint8_t *codes, float *scales, int64_t count, const float *values)
 {
-    for (int64_t first = 0; first < count; first += 128) {
-        const int64_t last = count - first < 128 ? count : first + 128;
-        int32_t positive = 0, negative = 0;
-#pragma omp simd reduction(max : positive, negative)
-        for (int64_t i = first; i < last; i++) {
-            const int32_t above = (int32_t)bits_of(values[i]), below = (int32_t)bits_of(-values[i]);
-            positive = above > positive ? above : positive;
-            negative = below > negative ? below : negative;
-        }
-        const bool finite = positive < 0x7f800000 && negative < 0x7f800000;
-        float scale = float_of((uint32_t)positive);
-        scale = scale < 1.1754944e-38f ? 1.1754944e-38f : scale > 3.4028235e38f ? 3.4028235e38f : scale;
-        const float inverse = finite ? 1.0f / scale : 0;
-        scales[first / 128] = finite ? scale : NAN;
-        for (int64_t i = first; i < last; i += 2) {
-            const uint32_t upper = code_dynamic4_128_unsigned_floor(values[i], inverse);
-            const uint32_t lower = i + 1 < last ? code_dynamic4_128_unsigned_floor(values[i + 1], inverse) : 0;
-            codes[i / 2] = (uint8_t)(finite ? upper << 4 | lower : 0);
-        }
-    }
+    int64_t first = 0;
+    for (; first + 128 <= count; first += 128)
+        codes_dynamic4_128_unsigned_floor(codes + first / 2, scales + first / 128, 128, values + first);
+    if (first < count)
+        codes_dynamic4_128_unsigned_floor(codes + first / 2, scales + first / 128, count - first, values + first);
 }
 
 /* One element: stores m, v, p. */
@@ -682,17 +712,20 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
         uint8_t *m_codes = (uint8_t *)bucket->m[at->tensor] + part;
         float *m_scale = (float *)bucket->m_scale[at->tensor] + part / 256;
         float m_at[1024];
-        decode_dynamic8_256_signed(m_codes, m_scale, count, m_at);
         uint8_t *v_codes = (uint8_t *)bucket->v[at->tensor] + part / 2;
         float *v_scale = (float *)bucket->v_scale[at->tensor] + part / 128;
         float v_at[1024];
-        decode_dynamic4_128_unsigned_floor(v_codes, v_scale, count, v_at);
+        for (int64_t first = 0; first < count; first += 32) {
+            const int64_t last = count - first < 32 ? count : first + 32;
+            decode_dynamic8_256_signed(m_codes + first, m_scale + first / 256, last - first, m_at + first);
+            decode_dynamic4_128_unsigned_floor(v_codes + first / 2, v_scale + first / 128, last - first, v_at + first);
 #pragma omp simd
-        for (int64_t i = 0; i < count; i++) {
-            step_element(
-                i, p_at, g_at, m_at, v_at,
-                beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                eps, weight_decay, lr);
+            for (int64_t i = first; i < last; i++) {
+                step_element(
+                    i, p_at, g_at, m_at, v_at,
+                    beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
+                    eps, weight_decay, lr);
+            }
         }
         encode_dynamic8_256_signed(m_codes, m_scale, count, m_at);
         encode_dynamic4_128_unsigned_floor(v_codes, v_scale, count, v_at);
