@@ -16,6 +16,7 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
+from rulec.formats.tables import DYNAMIC
 
 from ..fragments import filled
 from .dialect import Dialect
@@ -158,27 +159,37 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
         "FIRST": "first / 2" if pairs else "first", "BYTES": "(count + 1) / 2" if pairs else "count",
     }  # fmt: skip
     decode = filled(_DECODE, {
-        "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": _value(form),
-        "ROOT": _number(np.float32(1) / np.float32(255)),
-        "UNIT": _number(np.float32(1) / np.float32(form.largest)), **common,
-    })  # fmt: skip
-    nearest = filled(_NEAREST, {
-        "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)", **common,
+        "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": value(form, "codes[i]"),
+        "UNIT": unit(form), **common,
     })  # fmt: skip
     encode = filled(_ENCODE, {
         "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
         "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
     })  # fmt: skip
-    return [*_tables(form), decode, nearest, encode]
+    return [*_tables(form, dialect), decode, nearest(form, dialect), encode]
 
 
-def _value(form: Format) -> str:
-    """The value of element i where the unit is 1: by arithmetic where that is short, else from a table."""
+def nearest(form: Format, dialect: Dialect) -> str:
+    """The function `code_NAME` of a format: the code of x in a block with this `inverse`."""
+    return filled(_NEAREST, {
+        "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
+        "FUNCTION": dialect.function, "NAME": function_name(form),
+    })  # fmt: skip
+
+
+def value(form: Format, code: str) -> str:
+    """The value of a code where the unit is 1: by arithmetic where that is short, else from a table."""
     if form.name == "int8" and form.signed:
-        return "(float)codes[i]"
+        return f"(float){code}"
     if form.name in ("int8", "softsign8") and not form.signed:
-        return "((float)codes[i] * ROOT) * ((float)codes[i] * ROOT)"
-    return "table_NAME[(uint8_t)codes[i]]"
+        root = f"((float){code} * {_number(np.float32(1) / np.float32(255))})"
+        return f"{root} * {root}"
+    return f"table_{function_name(form)}[(uint8_t){code}]"
+
+
+def unit(form: Format) -> str:
+    """The factor from the scale of a block to the unit of its values."""
+    return _number(np.float32(1) / np.float32(form.largest))
 
 
 def _most(form: Format) -> str:
@@ -194,7 +205,7 @@ def _most(form: Format) -> str:
 
 def _nearest(form: Format) -> str:
     """The statements that return the code of y."""
-    if form.name in ("dynamic8", "dynamic4"):
+    if form.name in DYNAMIC:
         code = _steps(form)
     elif form.name.startswith("float8"):
         code = _float8(form)
@@ -230,22 +241,34 @@ def _steps(form: Format) -> str:
     })  # fmt: skip
 
 
-def _tables(form: Format) -> list[str]:
+def _tables(form: Format, dialect: Dialect) -> list[str]:
     """The tables that the functions of a format read."""
-    name, texts = function_name(form), []
-    if "table_" in _value(form) or form.bits == 4:
-        texts.append(_table("float", f"table_{name}", [_number(x) for x in table(form)]))
-    if form.name in ("dynamic8", "dynamic4"):
-        look = steps(form)
-        texts.append(_table("int32_t", f"first_{name}", [str(x) for x in look.first]))
-        texts.append(_table("float", f"threshold_{name}", [_number(x) for x in look.threshold]))
-    return texts
+    values = [constants(dialect, "float", f"table_{function_name(form)}", [_number(x) for x in table(form)])]
+    return [*values * looks_up(form), *step_tables(form, dialect)]
+
+
+def looks_up(form: Format) -> bool:
+    """Whether values come from a table."""
+    return form.bits == 4 or value(form, "").startswith("table_")
+
+
+def step_tables(form: Format, dialect: Dialect, infinity: str = "INFINITY") -> list[str]:
+    """The tables of the function `code_NAME` of a format."""
+    if form.name not in DYNAMIC:
+        return []
+    name, look = function_name(form), steps(form)
+    limits = [_number(x) if np.isfinite(x) else infinity for x in look.threshold]
+    return [
+        constants(dialect, "int32_t", f"first_{name}", [str(x) for x in look.first]),
+        constants(dialect, "float", f"threshold_{name}", limits),
+    ]
 
 
 def _number(value: np.float32) -> str:
     return literal(float(value), "f")
 
 
-def _table(kind: str, name: str, items: Sequence[str]) -> str:
+def constants(dialect: Dialect, kind: str, name: str, items: Sequence[str]) -> str:
+    """A table of constants."""
     body = textwrap.fill(", ".join(items), WIDTH - 4, initial_indent="    ", subsequent_indent="    ")
-    return f"static const {kind} {name}[{len(items)}] = {{\n{body}\n}};\n"
+    return f"{dialect.table} {kind} {name}[{len(items)}] = {{\n{body}\n}};\n"

@@ -21,6 +21,7 @@ from ..noise import fill
 from .binary import CupyBinary
 from .binary_source import source as binary_source
 from .call import CudaCall, Functions
+from .coded import decodes
 from .memory import memory_of, used
 from .noise import estimate_source
 from .noise_call import CudaNoiseCall, shared_ring
@@ -58,6 +59,10 @@ class CupyBackend:
     def emit(self, program: Program, layout: Layout) -> str:
         """The source of the kernels: one for each stage, one that finishes reductions, one for the scalar program."""
         return kernel_source(program, layout)
+
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        """Whether the kernels read and write states in codes: where no such stage sees rows or columns."""
+        return decodes(program, layout, self.threads)
 
     def build(self, program: Program, layout: Layout, source: str) -> CupyKernel:
         """The kernel of a source text, compiled for a device at the first `bind` there."""

@@ -18,8 +18,9 @@ from rulec.kernel.bucket.uploads import Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
 from ..scalars import arguments, has_scalars, scalar_leaves
+from .coded import bound_in, scales_of
 from .memory import Memory, used
-from .plan import GIVEN, bound_lines, given_lines
+from .plan import GIVEN, given_lines
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
 
@@ -45,7 +46,8 @@ class CudaCall(AddressedCall[Work]):
         ring: Ring | None = None,
     ) -> None:  # fmt: skip
         super().__init__(params, states)
-        self._program, self._functions, self._threads, self._memory = program, functions, threads, memory
+        self._program, self._layout, self._functions = program, layout, functions
+        self._threads, self._memory = threads, memory
         per_call = given_lines(program)
         words = (len(GIVEN) + len(per_call) + len(program.columns)) * len(params)
         self._ring = ring or Ring(memory)
@@ -67,11 +69,11 @@ class CudaCall(AddressedCall[Work]):
 
     def _bound_addresses(self) -> Whole:
         """The fixed addresses of each tensor: of its parameter, states and slots."""
-        arrays = bound_arrays(self._program, self._params, self._states)
+        arrays = bound_arrays(self._program, self._params, self._states) | scales_of(self._layout, self._states)
         columns: dict[str, Any] = {n: [*map(self._memory.address, each)] for n, each in arrays.items()}
         for work in filter(None, self._works):
             columns |= work.slots.addresses()
-        lines = bound_lines(self._program)
+        lines = bound_in(self._program, self._layout)
         table = np.zeros((len(self._params), len(lines)), np.int64)
         for column, name in enumerate(lines):
             table[:, column] = columns[name]

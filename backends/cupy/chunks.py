@@ -31,13 +31,14 @@ def chunk_length(size: int, moved: int) -> int:
 
 @dataclass(frozen=True)
 class Flat:
-    """Chunks of neighbouring elements, with `moved` bytes moved for each."""
+    """Chunks of at least `least` neighbouring elements, a power of two, with `moved` bytes moved for each."""
 
     moved: int
+    least: int = 1
 
     def cut(self, tensors: Lying) -> Cut:
         """Single rows in chunks."""
-        return Cut(tensors, 1, 1, [chunk_length(size, self.moved) for size in tensors.width.tolist()])
+        return Cut(tensors, 1, 1, [max(self.least, chunk_length(size, self.moved)) for size in tensors.width.tolist()])
 
     def table(self, cut: Cut) -> Whole:
         """The `CHUNK` words of each chunk."""

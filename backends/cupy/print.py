@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
+from rulec.errors import BackendUnsupported
+from rulec.kernel.place import is_shaped
 
 from ..comment import about
 from ..cstyle.text import comment
 from ..cstyle.words import words_used
+from .coded import CodedKernel, coded_in
+from .format_words import format_functions
 from .plan import kernel_name
 from .scalars import scalars_kernel
 from .stage import StageKernel
@@ -22,10 +26,20 @@ def kernel_source(program: Program, layout: Layout) -> str:
     for index, stage in enumerate(program.stages):
         if stage.roots:
             element = "element" if len(program.stages) == 1 else f"element_{index}"
-            kernels += StageKernel(program, layout, stage, kernel_name(program, index), element).texts()
+            kind = _kind(program, layout, stage)
+            kernels += kind(program, layout, stage, kernel_name(program, index), element).texts()
+    kernels = [*format_functions([form for _, form in layout.formats], "\n".join(kernels)), *kernels]
     if any(stage.reduces for stage in program.stages):
         kernels.append(FINISH_KERNEL)
     return file_text(program, f"{program.name} by the cupy backend: {layout.text()}.", kernels)
+
+
+def _kind(program: Program, layout: Layout, stage: Stage) -> type[StageKernel]:
+    if not coded_in(program, stage, layout):
+        return StageKernel
+    if is_shaped(program, stage, layout):
+        raise BackendUnsupported("cupy", "states in codes in a stage with rows and columns", program.name)
+    return CodedKernel
 
 
 def file_text(program: Program, title: str, kernels: list[str]) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rulec.compiler.ir import Program, Result, Stage
-from rulec.compiler.layout import Layout
+from rulec.compiler.layout import Layout, scale_name
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 
@@ -41,7 +41,10 @@ class StageKernel:
         self.parameters, self.nest = self.writer.parameters(), self.writer.nest
         self.wide = pack_width(program, layout, stage)
         self.shaped = self.nest.shaped
-        self.bound, self.per_call = bound_lines(program), given_lines(program)
+        self.bound, self.per_call = (
+            [*bound_lines(program), *map(scale_name, dict(layout.formats))],
+            given_lines(program),
+        )
 
     def texts(self) -> list[str]:
         """The function and the kernel."""

@@ -56,6 +56,9 @@ __device__ inline uint16_t to_bfloat16(float from)
 
 #: The types and macros of C that a text may use, each printed where it is used.
 _TYPES: Mapping[str, str] = {
+    "int8_t": "typedef signed char int8_t;",
+    "uint8_t": "typedef unsigned char uint8_t;",
+    "int32_t": "typedef int int32_t;",
     "int64_t": "typedef long long int64_t;",
     "uint64_t": "typedef unsigned long long uint64_t;",
     "uint32_t": "typedef unsigned int uint32_t;",
@@ -189,7 +192,7 @@ _PARTS: Mapping[str, str] = {
         "Neighbouring totals to be joined with those of other lines, a stride apart, and where they go.",
     ),
     r"\bat<": _ADDRESS,
-    r"\bpack<": _PACK,
+    r"\b[pP]ack<": _PACK,
     r"\bjoined\(": _JOINED,
     r"\bover_lanes\(": _OVER_LANES,
     r"\bover_block\(": _OVER_BLOCK,
@@ -213,7 +216,7 @@ _RESERVED = frozenset(
 )  # fmt: skip
 
 #: CUDA C as a dialect of the C family.
-DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED)
+DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED, table="__device__ const")
 
 
 def parts_used(text: str) -> list[str]:

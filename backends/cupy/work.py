@@ -71,7 +71,8 @@ class Planner:
     def _cut(self, nest: Nest, pack: int) -> tuple[Cut, Whole]:
         """The cut of a stage into blocks, and the words of these; stages with the same cut share them."""
         columns = bool(nest.totals(COL))
-        how = Tiles(pack, columns, nest.sees(COL) or nest.sees(MATRIX)) if nest.shaped else Flat(_moved(nest))
+        longest = max([1, *(form.block for _, form in nest.layout.formats)])
+        how = Tiles(pack, columns, nest.sees(COL) or nest.sees(MATRIX)) if nest.shaped else Flat(_moved(nest), longest)
         if how not in self._cuts:
             cut = how.cut(self._tensors.seen(nest.shaped))
             self._cuts[how] = cut, how.table(cut)

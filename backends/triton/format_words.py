@@ -49,9 +49,6 @@ def encode_NAME(
     i = tl.arange(0, BLOCK)
     x = values if ALL else tl.where(i < size - start, values, 0.0)
     bits = x.to(tl.int32, bitcast=True)
-    all_sizes = bits & 0x7FFFFFFF
-    most = tl.max(tl.reshape(all_sizes, (BLOCK // GROUP, GROUP)), 1)
-    finite = most < 0x7F800000
 SCALE
     scale = tl.minimum(tl.maximum(top, SMALLEST), 3.4028234663852886e38)
     inverse = tl.where(finite, tl.div_rn(tl.full((BLOCK // GROUP,), LARGEST, tl.float32), scale), 0.0)
@@ -73,14 +70,21 @@ def spread(x, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     return tl.reshape(tl.broadcast_to(x[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
 '''
 
-#: The largest magnitude of a format whose codes reach as far below zero as above, or not below zero at all.
-_EVEN = "    top = most.to(tl.float32, bitcast=True)"
-_UNSIGNED = """\
-    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, bits), (BLOCK // GROUP, GROUP)), 1)
-    top = positive.to(tl.float32, bitcast=True)"""
+#: The largest magnitude of a block, where codes reach as far below zero as above, or not below zero at all: there a
+#: finite value below zero counts as zero.
+_EVEN = """\
+    length = bits & 0x7FFFFFFF
+    most = tl.max(tl.reshape(length, (BLOCK // GROUP, GROUP)), 1)
+    finite = most < 0x7F800000
+    top = most.to(tl.float32, bitcast=True)"""
+_UNSIGNED = _EVEN.replace(
+    "    most", "    length = tl.where((bits < 0) & (length < 0x7F800000), 0, length)\n    most", 1
+)
 _UNEVEN = """\
-    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, bits), (BLOCK // GROUP, GROUP)), 1)
-    negative = tl.max(tl.reshape(tl.where(bits < 0, all_sizes, 0), (BLOCK // GROUP, GROUP)), 1)
+    length = bits & 0x7FFFFFFF
+    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, length), (BLOCK // GROUP, GROUP)), 1)
+    negative = tl.max(tl.reshape(tl.where(bits < 0, length, 0), (BLOCK // GROUP, GROUP)), 1)
+    finite = tl.maximum(positive, negative) < 0x7F800000
     below = tl.div_rn(negative.to(tl.float32, bitcast=True), tl.full((BLOCK // GROUP,), REACH, tl.float32))
     top = tl.where(negative >= positive, below, positive.to(tl.float32, bitcast=True))"""
 
