@@ -65,20 +65,28 @@ _FUNCTIONS: Mapping[Op, str] = {
 #: Functions that array libraries lack, spell differently or compute badly.
 _OTHERS: Mapping[Op, str] = {Op.CBRT: "cbrt", Op.ERF: "erf", Op.POW: "power", Op.SIGMOID: "sigmoid"}
 
+#: Functions of the bits of numbers; they take the library first.
+_BITS: Mapping[Op, str] = {Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse"}
+
+
+#: The lines of import of the functions of bits, for `Dialect.functions`.
+BITS_IMPORTS = {name: f"from rulec.arrays.bits import {name}" for name in _BITS.values()}
+
 
 def operations(dialect: Dialect, compute: str) -> OpTable:
     """The table of a dialect for code in the dtype `compute`."""
 
-    def call(function: str) -> Callable[..., str]:
+    def call(function: str, *first: str) -> Callable[..., str]:
         def text(*operands: str) -> str:
             # A call with bare numbers alone would have the library's own dtype.
-            typed = [dialect.number.format(x, compute) if is_number(x) else x for x in operands]
+            typed = [*first, *(dialect.number.format(x, compute) if is_number(x) else x for x in operands)]
             return f"{function}({', '.join(typed)})"
 
         return text
 
     functions = {op: call(f"{dialect.module}.{name}") for op, name in _FUNCTIONS.items()}
     others = {op: call(name) for op, name in {**_OTHERS, **dialect.others}.items()}
+    others |= {op: call(name, dialect.module) for op, name in _BITS.items()}
     composed = {Op.FLOORDIV: f"{dialect.module}.floor({{}} / {{}})", Op.RSQRT: f"(1.0 / {dialect.module}.sqrt({{}}))"}
     table = {**_OPERATORS, **functions, **others, **composed}
     return {op: text for op, text in table.items() if op not in dialect.lacks}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.noise import Noise
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS, ITEM_SIZE
 from rulec.errors import TensorError
 from rulec.kernel.bucket.address import address_of, array_address, element_count
 from rulec.kernel.bucket.chunks import Chunks, flat_chunks
@@ -62,8 +62,8 @@ def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
 def _kernel(noise: Noise, out: Any) -> Machine:
     """The kernel that fills an array with noise."""
     dtype = _dtype(out)
-    if dtype not in ITEM_SIZE:
-        raise TensorError(f"noise is written into arrays of {', '.join(ITEM_SIZE)}, not of {dtype}")
+    if dtype not in FLOATS:
+        raise TensorError(f"noise is written into arrays of {', '.join(FLOATS)}, not of {dtype}")
     return _filling(noise.values, dtype)
 
 

@@ -23,6 +23,7 @@ OPS: OpTable = {
     Op.SQRT: "sqrt({})", Op.RSQRT: "rsqrt({})", Op.CBRT: "cbrt({})", Op.ABS: "magnitude({})", Op.SIGN: "sign({})",
     Op.EXP: "exp({})", Op.LOG: "log({})", Op.TANH: "tanh({})", Op.SIGMOID: "sigmoid({})", Op.ERF: "erf({})",
     Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
+    Op.AWAY: "away({}, {})", Op.ULPS: "ulps({}, {})", Op.COARSE: "coarse({}, {})",
 }  # fmt: skip
 
 #: Words for single exponents: faster than `power`, and as accurate. Small whole exponents are products already.
@@ -113,7 +114,7 @@ class StageWriter:
         text = f"load_{storage}({self._element(buffer)})"
         if self.layout.compute == "float64" and storage != "float64":
             text = f"float64({text})"
-        if storage != "bfloat16":
+        if storage not in ("bfloat16", "int16", "int8"):
             text = self._tamed(text)
         return f"-{text}" if self.layout.maximize and buffer == "g" else text
 

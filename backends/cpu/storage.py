@@ -12,7 +12,7 @@ from typing import Any
 
 from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
 
-STORAGES = ("float64", "float32", "float16", "bfloat16")
+STORAGES = ("float64", "float32", "float16", "bfloat16", "int16", "int8")
 
 
 def memory_type(storage: str) -> Any:
@@ -24,6 +24,8 @@ def memory_type(storage: str) -> Any:
         "float32": ir.FloatType(),
         "float16": ir.HalfType(),
         "bfloat16": ir.IntType(16),
+        "int16": ir.IntType(16),
+        "int8": ir.IntType(8),
     }
     return types[storage]
 
@@ -37,6 +39,8 @@ def widen(builder: Any, value: Any, storage: str) -> Any:
     if storage == "bfloat16":
         bits = builder.zext(value, ir.IntType(32))
         return builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+    if storage in ("int16", "int8"):
+        return builder.sitofp(value, ir.FloatType())
     return value
 
 
@@ -48,10 +52,35 @@ def narrow(value: Real, storage: str) -> Any:
         return value.value if wide else builder.fpext(value.value, element)
     if storage == "float32":
         return builder.fptrunc(value.value, element) if wide else value.value
+    if storage in ("int16", "int8"):
+        return builder.trunc(_count(value).value, element)
     single = _to_odd_single(ordinary(value)) if wide else value
     if storage == "float16":
         return builder.fptrunc(single.value, element)
     return builder.trunc(_brain_bits(single).value, element)
+
+
+def _count(value: Real) -> Whole:
+    """A whole number far below 2**31 as an integer."""
+    return Whole(value.unit, value.unit.builder.fptosi(value.value, value.unit.whole_type))
+
+
+def away(x: Real, count: Real) -> Real:
+    """`x` moved away from zero by a count of ulps."""
+    return (x.bits() + _count(count)).as_real()
+
+
+def ulps(x: Real, y: Real) -> Real:
+    """The ulps from `y` away from zero to `x`, of one sign; 0 where `x` is NaN."""
+    count = x.bits() - y.bits()
+    number = Real(x.unit, x.unit.builder.sitofp(count.value, x.unit.real_type))
+    return where(x.is_nan(), 0.0, number)
+
+
+def coarse(x: Real, count: Real) -> Real:
+    """`x` moved away from zero by a count of ulps, its lowest 16 bits cleared; `x` where it is not finite."""
+    moved = (x.bits() + _count(count)) & -0x10000
+    return where(abs(x) < math.inf, moved.as_real(), x)
 
 
 def ordinary(value: Real) -> Real:

@@ -38,8 +38,11 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "minimum": cpu_math.minimum,
     "maximum": cpu_math.maximum,
     "remainder": cpu_math.remainder,
+    "away": cpu_storage.away,
+    "ulps": cpu_storage.ulps,
+    "coarse": cpu_storage.coarse,
 }
-_BINARY = ("power", "minimum", "maximum", "remainder")
+_BINARY = ("power", "minimum", "maximum", "remainder", "away", "ulps", "coarse")
 
 _Signature = Callable[..., Any]  # the types of the arguments -> the type of the result, or None where they do not fit
 _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of the arguments -> the LLVM value
@@ -207,7 +210,7 @@ def _element(storage: str, as_bits: bool) -> Any:
     from llvmlite import ir
 
     kind = cpu_storage.memory_type(storage)
-    return ir.IntType({"float64": 64, "float32": 32}.get(storage, 16)) if as_bits else kind
+    return ir.IntType({"float64": 64, "float32": 32, "int8": 8}.get(storage, 16)) if as_bits else kind
 
 
 def _load(storage: str, as_bits: bool) -> Any:

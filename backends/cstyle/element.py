@@ -20,7 +20,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
-from rulec.language.node import Node, Op, is_boolean
+from rulec.language.node import Kind, Node, Op, is_boolean
 
 from ..comment import line_comment
 from .dialect import Dialect
@@ -30,6 +30,7 @@ from .words import RESERVED
 #: The C type of a stored element; elements of 16 bits move as integers.
 STORAGE: Mapping[str, str] = {
     "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "uint16_t",
+    "int16": "int16_t", "int8": "int8_t",
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ SPELLINGS: Mapping[Op, Infix | str] = {
     Op.EQ: Infix("==", _EQUALITY), Op.NE: Infix("!=", _EQUALITY), Op.AND: Infix("&&", _AND), Op.OR: Infix("||", _OR),
     Op.POW: "pow", Op.MOD: "modulo", Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "fabs", Op.SIGN: "sign", Op.EXP: "exp",
     Op.LOG: "log", Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.FLOOR: "floor", Op.MINIMUM: "minimum",
-    Op.MAXIMUM: "maximum",
+    Op.MAXIMUM: "maximum", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
 }  # fmt: skip
 
 #: The reduction of no elements.
@@ -209,6 +210,8 @@ class ElementWriter:
             return f"to_{storage}({text if self.suffix else f'to_odd({text})'})"
         if storage == self.layout.compute:
             return text
+        if storage in ("int16", "int8"):
+            return f"({STORAGE[storage]})({text})"
         return f"(float)({text})" if " " in text or text.startswith("-") else f"(float){text}"
 
     def _totals(self) -> list[str]:
@@ -249,7 +252,8 @@ class ElementPrinter(StagePrinter):
             raise BackendUnsupported(self.backend, f"{value.op.symbol!r}", self.program.name)
         if isinstance(spelling, Infix):
             return self._infix(spelling, *value.args), spelling.level
-        return f"{spelling}{self._suffix}({', '.join(map(self.text, value.args))})", _ATOM
+        suffix = "" if value.op.kind is Kind.BITS else self._suffix
+        return f"{spelling}{suffix}({', '.join(map(self.text, value.args))})", _ATOM
 
     @property
     def _suffix(self) -> str:

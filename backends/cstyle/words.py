@@ -103,6 +103,29 @@ FUNCTION uint32_t bits_of(float value)
     return both.bits;
 }
 """,
+    "away": """\
+/* x moved away from zero by a count of ulps. */
+FUNCTION float away(float x, float count)
+{
+    return float_of(bits_of(x) + (uint32_t)(int32_t)count);
+}
+""",
+    "ulps": """\
+/* The ulps from y away from zero to x, of one sign; 0 where x is NaN. */
+FUNCTION float ulps(float x, float y)
+{
+    const int32_t count = (int32_t)(bits_of(x) - bits_of(y));
+    return x != x ? 0.0f : (float)count;
+}
+""",
+    "coarse": """\
+/* x moved away from zero by a count of ulps, its lowest 16 bits cleared; x where it is not finite. */
+FUNCTION float coarse(float x, float count)
+{
+    const uint32_t bits = (bits_of(x) + (uint32_t)(int32_t)count) & 0xffff0000;
+    return isfinite(x) ? float_of(bits) : x;
+}
+""",
     "to_odd": """\
 /* The next float towards zero, its last bit set where x lies beyond it: rounded once more, to 16 bits, that gives
  * what rounding x at once would. A NaN is the one that has only its highest fraction bit set. */

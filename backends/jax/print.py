@@ -6,7 +6,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.language.node import Node, Op
 
-from ..array_print import Dialect
+from ..array_print import BITS_IMPORTS, Dialect
 from ..pure_print import PureFunction
 from .sums import SumPrinter
 
@@ -21,6 +21,7 @@ DIALECT = Dialect(
         "power": "from jax.numpy import power",
         "rounded": "from rulec_backends.jax.words import rounded",
         "sigmoid": "from jax.nn import sigmoid",
+        **BITS_IMPORTS,
     },
     cast="{}.astype(jnp.{})",
     number="jnp.{1}({0})",

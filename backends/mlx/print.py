@@ -5,7 +5,7 @@ from __future__ import annotations
 from rulec.compiler.ir import Result
 from rulec.language.node import Op
 
-from ..array_print import Dialect
+from ..array_print import BITS_IMPORTS, Dialect
 from ..pure_print import PureFunction
 
 _WORDS = ("cbrt", "exp", "greatest", "least", "sigmoid", "sign", "total")
@@ -16,7 +16,8 @@ DIALECT = Dialect(
     parameters=(),
     imports=("import mlx.core as mx",),
     functions={"power": "from mlx.core import power"}
-    | {name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS},
+    | {name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS}
+    | BITS_IMPORTS,
     cast="{}.astype(mx.{})",
     number="mx.array({}, mx.{})",
     copy="{}",

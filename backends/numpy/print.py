@@ -9,7 +9,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.language.node import Op
 
-from ..array_print import Dialect, StageFunction
+from ..array_print import BITS_IMPORTS, Dialect, StageFunction
 
 DIALECT = Dialect(
     backend="numpy",
@@ -19,7 +19,8 @@ DIALECT = Dialect(
     functions={
         name: f"from rulec_backends.numpy.words import {name}"
         for name in ("cbrt", "erf", "greatest", "least", "power", "sigmoid")
-    },
+    }
+    | BITS_IMPORTS,
     cast="real({})",
     number="real({})",
     copy="xp.asarray({}, copy=True)",

@@ -18,7 +18,7 @@ _OPERATORS: OpTable = {
 _WORDS: Mapping[Op, str] = {
     Op.POW: "power", Op.MOD: "remainder", Op.CBRT: "cbrt", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log",
     Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf",
-    Op.FLOOR: "floor",
+    Op.FLOOR: "floor", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
 }  # fmt: skip
 
 #: Functions with another name in float64.

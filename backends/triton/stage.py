@@ -192,6 +192,8 @@ class StageSource:
         if self.layout.dtype(buffer) == "bfloat16" and not is_bare(value):
             value = f"{value}.to(tl.float32)" if self.compute == "float64" else value
             value = f"to_bfloat16({value}, EMULATED)"
+        elif self.layout.dtype(buffer) in ("int16", "int8"):
+            value = f"{value}.to(tl.{self.layout.dtype(buffer)})"
         kept = self.guarded and self.program.buffer(buffer).role != "scratch"
         return f"tl.store({self.at[buffer]} + start + i, {value}, mask={'writable' if kept else 'inside'})"
 

@@ -78,9 +78,33 @@ def sign(x):
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
 '''
 
+_AWAY = '''\
+@triton.jit
+def away(x, count):
+    """`x` moved away from zero by a count of ulps."""
+    return (x.to(tl.int32, bitcast=True) + count.to(tl.int32)).to(tl.float32, bitcast=True)
+'''
+
+_ULPS = '''\
+@triton.jit
+def ulps(x, y):
+    """The ulps from `y` away from zero to `x`, of one sign; 0 where `x` is NaN."""
+    count = x.to(tl.int32, bitcast=True) - y.to(tl.int32, bitcast=True)
+    return tl.where(x == x, count, 0).to(tl.float32)
+'''
+
+_COARSE = '''\
+@triton.jit
+def coarse(x, count):
+    """`x` moved away from zero by a count of ulps, its lowest 16 bits cleared; `x` where it is not finite."""
+    bits = (x.to(tl.int32, bitcast=True) + count.to(tl.int32)) & -65536
+    return tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
+'''
+
 #: The text of each function by name, after the functions it calls.
 WORDS: Mapping[str, str] = {
-    "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN, **FUNCTIONS,
+    "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN,
+    "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, **FUNCTIONS,
 }  # fmt: skip
 
 

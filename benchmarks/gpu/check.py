@@ -14,7 +14,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Checked, Part, sentence
 from benchmarks.reductions import rule_of
 from rulec.backend import registry
-from rulec.compiler.layout import ITEM_SIZE, layout_for
+from rulec.compiler.layout import FLOATS, layout_for
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
 from rulec.testing import conformance
@@ -116,7 +116,7 @@ def rule(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
 
 def _dtypes(bench: Bench) -> list[str]:
     """All dtypes, or in a quick run the dtypes of arithmetic."""
-    return list(_COMPUTED if bench.quick else ITEM_SIZE)
+    return list(_COMPUTED if bench.quick else FLOATS)
 
 
 def _by_stages(subject: Subject, tested: Rule, dtype: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.numpy import NumpyLibrary
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
@@ -73,8 +73,8 @@ class NumpyArrays(Arrays):
 
     def dtype(self, array: Array) -> str:
         name: str = array.dtype.name
-        if name not in ITEM_SIZE:
-            raise TensorError(f"an array of dtype {name} cannot be optimized: use one of {', '.join(ITEM_SIZE)}")
+        if name not in FLOATS:
+            raise TensorError(f"an array of dtype {name} cannot be optimized: use one of {', '.join(FLOATS)}")
         if not array.dtype.isnative:
             raise TensorError(
                 "an array in foreign byte order cannot be optimized: use array.astype of its native dtype"

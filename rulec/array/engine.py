@@ -88,10 +88,10 @@ class ArrayEngine(Engine):
 
     def __init__(
         self, rule: Rule, params: dict[str, Any], tags: dict[str, frozenset[str]], backend: str | Backend | None,
-        state_dtype: Mapping[str, str] | None, maximize: bool, seed: int,
+        state_dtype: Mapping[str, str] | None, maximize: bool, seed: int, weights: str = "",
     ) -> None:  # fmt: skip
         arrays = arrays_for(params)
-        super().__init__(rule, arrays, backend, state_dtype, maximize, seed)
+        super().__init__(rule, arrays, backend, state_dtype, maximize, seed, weights=weights)
         self.params, self.tags = params, tags
         for name, array in params.items():
             arrays.check_parameter(array, name)

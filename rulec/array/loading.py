@@ -30,7 +30,8 @@ def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[A
     hyper = default_hyper(rule, dict(saved["hyper"]))
     seed = checked_seed(saved.get("seed", before.seed))
     engine = ArrayEngine(
-        rule, before.params, before.tags, before.backend_name, before.state_dtype, before.maximize, seed
+        rule, before.params, before.tags, before.backend_name, before.state_dtype, before.maximize, seed,
+        before.weights,
     )  # fmt: skip
     table = engine.hyper_table([hyper])
     engine.check_hyper(table)
@@ -90,7 +91,7 @@ def contents(engine: ArrayEngine) -> dict[str, Any]:
     return {
         "params": engine.params,
         "tags": engine.tags,
-        "engine": (engine.backend_name, engine.state_dtype, engine.maximize, engine.seed),
+        "engine": (engine.backend_name, engine.state_dtype, engine.maximize, engine.seed, engine.weights),
         # As the arrays joined, in their order.
         "buckets": [([t.name for t in b.tensors], b.layout.dtype("g"), dict(b.static)) for b in buckets],
         "state": {name: engine.states(name) for name in engine.params},

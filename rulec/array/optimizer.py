@@ -17,6 +17,7 @@ from rulec.language.library import load
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.rows import Numbers
+from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 
 #: Types that hyper-parameters nearly always have.
@@ -28,8 +29,9 @@ class Optimizer(Turns):
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
     float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint, those of CuPy on one GPU). `state_dtype`
-    gives the storage dtype of states by name, or of all. `tags` has words for arrays by name, for
-    rules with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
+    gives the storage dtype of states by name, or of all. `weights` is the kind of arrays of 16 bits in memory: `split`,
+    `split24`, `master`, `kahan`, `stochastic`, or empty for plain ones. `tags` has words for arrays by name, for rules
+    with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
     Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
@@ -38,7 +40,7 @@ class Optimizer(Turns):
 
     def __init__(
         self, rule: Rule | str | Path, params: Any, backend: str | None = None, *,
-        state_dtype: str | Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0,
+        state_dtype: str | Mapping[str, str] | None = None, weights: str = "", maximize: bool = False, seed: int = 0,
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
         self.rule = rule if isinstance(rule, Rule) else load(rule)
@@ -46,7 +48,9 @@ class Optimizer(Turns):
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         words = checked_tags(tags or {}, [*leaves])
-        self._begin(ArrayEngine(self.rule, leaves, words, backend, dtypes, maximize, seed))
+        engine = ArrayEngine(self.rule, leaves, words, backend, dtypes, maximize, seed, weights)
+        Storage(engine.state_dtype, weights).check_weights(map(engine.arrays.dtype, leaves.values()))
+        self._begin(engine)
         # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
         coarsest = max(map(self._engine.arrays.dtype, leaves.values()), key=EPS.__getitem__, default="float32")
         self.hyper = default_hyper(self.rule, hyper, coarsest)

@@ -6,8 +6,10 @@ A library with another name or another method for one has a class of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from rulec.arrays import bits
 from rulec.language.node import Op
 
 #: Dtypes that every library multiplies matrices in.
@@ -118,6 +120,7 @@ def arithmetic(of: Functions, **different: Callable[..., Any]) -> Table:
         Op.FLOORDIV: lambda a, b: xp.floor(xp.divide(a, b)), Op.RSQRT: lambda x: 1 / xp.sqrt(x),
         Op.SIGN: lambda x: xp.where(xp.isnan(x), x, xp.sign(x)),
         Op.WHERE: lambda condition, a, b: xp.where(condition != 0, a, b), Op.SIGMOID: _sigmoid(of),
+        Op.AWAY: partial(bits.away, xp), Op.ULPS: partial(bits.ulps, xp), Op.COARSE: partial(bits.coarse, xp),
     }  # fmt: skip
     operations = {op: different.get(op.name.lower(), function) for op, function in composed.items()}
     return operations | {op: different.get(name) or getattr(xp, name) for op, name in NAMES.items()}

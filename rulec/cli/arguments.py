@@ -109,23 +109,23 @@ def numbers(texts: Sequence[str] | None, option: str) -> dict[str, float]:
 
 def check_dtype(dtype: str) -> str:
     """The same dtype; RulecError where no kernel stores it."""
-    from rulec.compiler.layout import ITEM_SIZE
+    from rulec.compiler.layout import FLOATS
     from rulec.language.source import did_you_mean
 
-    if dtype not in ITEM_SIZE:
-        raise RulecError(f"there is no dtype {dtype!r}{did_you_mean(dtype, ITEM_SIZE)}: use {', '.join(ITEM_SIZE)}")
+    if dtype not in FLOATS:
+        raise RulecError(f"there is no dtype {dtype!r}{did_you_mean(dtype, FLOATS)}: use {', '.join(FLOATS)}")
     return dtype
 
 
 def check_state_dtype(word: str) -> str:
     """The same dtype or format of states; RulecError for neither."""
-    from rulec.compiler.layout import ITEM_SIZE
+    from rulec.compiler.layout import FLOATS
     from rulec.formats import NAMES, parse
     from rulec.language.source import did_you_mean
 
     if word.partition("/")[0] in NAMES:
         return parse(word).text if "/" in word else word
-    if word not in ITEM_SIZE:
-        known = [*ITEM_SIZE, *NAMES]
+    if word not in FLOATS:
+        known = [*FLOATS, *NAMES]
         raise RulecError(f"there is no state dtype {word!r}{did_you_mean(word, known)}: use {', '.join(known)}")
     return word

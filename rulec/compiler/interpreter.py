@@ -7,6 +7,7 @@ float64 form with the mpmath one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -297,7 +298,7 @@ class Run:
         numbers = random.normal(count, **position)
         if value.op is Op.UNIFORM:
             numbers = random.uniform(random.stream(count, **position))
-        return self.how.array(numbers.reshape(1, *extents))
+        return self.how.array(numbers.reshape(math.prod(extents[:-2]), *extents[-2:]))
 
 
 def _count(level: Any) -> str:

@@ -138,7 +138,8 @@ class Program:
     name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
     before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
     `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
-    different shapes match their joins by site. `counts` are the values that must be whole numbers.
+    different shapes match their joins by site. `counts` are the values that must be whole numbers. `weights` is the
+    kind of the parameter in memory, of `rulec.compiler.weights`; empty for a plain one.
 
     Two compilations of one rule for one set of decisions are the same object.
     """
@@ -160,6 +161,7 @@ class Program:
     sites: Mapping[Node, Site] = field(default_factory=dict)
     joins: tuple[Node, ...] = ()
     counts: tuple[Count, ...] = ()
+    weights: str = ""
     decisions: tuple[str, ...] = ()
 
     def buffer(self, buffer_name: str) -> Buffer:

@@ -8,11 +8,15 @@ from typing import NamedTuple
 
 from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
+from rulec.compiler.weights import part_dtypes
 from rulec.formats import Format
 from rulec.language.node import Op, walk
 
-#: Storage dtype of parameters, gradients and states, by our name -> its size in bytes.
-ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+#: Storage dtype of an element, by our name -> its size in bytes. Integers are for parts of weights.
+ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1}
+
+#: The storage dtypes of parameters, gradients and states.
+FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 
 def scale_name(state: str) -> str:
@@ -65,7 +69,7 @@ class Layout:
 
     def text(self) -> str:
         """The layout in one line, for messages and file names."""
-        short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
+        short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int16": "i16", "int8": "i8"}
         words = [f"{b}:{form.key if (form := self.format(b)) else short[d]}" for b, d in self.dtypes]
         return " ".join(words + ["maximize"] * self.maximize + ["transposed"] * self.transposed)
 
@@ -85,6 +89,7 @@ def layout_for(
     """
     formats = formats or {}
     chosen = {"p": param, "g": grad or param, **(states or {}), **dict.fromkeys(formats, "float32")}
+    chosen |= part_dtypes(program)
     stored = [b for b in array_buffers(program) if b.role != "scratch"]
     dtypes = [(b.name, chosen.get(b.name, param)) for b in stored]
     compute = Layout(tuple(dtypes)).compute

@@ -9,6 +9,7 @@ from typing import Any
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Site, Stage, Store, axes_of_letters
+from rulec.compiler.weights import stored, weight, with_parts
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
@@ -167,12 +168,12 @@ def _numeric_operands(value: Node) -> Node:
     return node(value.op, *map(_numeric, value.args), value.arg) if any(map(is_boolean, value.args)) else value
 
 
-def _leaves(rule: Rule, states: Mapping[str, Any]) -> dict[str, Node]:
+def _leaves(rule: Rule, states: Mapping[str, Any], weights: str) -> dict[str, Node]:
     """The value of each name before the first line."""
     leaves = {fact: node(Op.FACT, fact) for fact in FACTS}
     leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
     leaves |= {key: node(Op.LOAD, key) for key in (*states, *rule.inputs)}
-    return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": node(Op.LOAD, "p"), "t": node(Op.STEP)}
+    return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": weight(weights), "t": node(Op.STEP)}
 
 
 def is_made_of(value: Node, leaves: Container[Op]) -> bool:
@@ -181,12 +182,14 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 
 
 def lower(
-    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None
-) -> Program:
+    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
+    weights: str = "",
+) -> Program:  # fmt: skip
     """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
 
     `static` are the values of static hyper-parameters. `assumed` maps the place of a branch to a truth value: the
-    program has only this arm of it. Raises RuleError at the line of a mistake.
+    program has only this arm of it. `weights` is the kind of the parameter in memory. Raises RuleError at the line of a
+    mistake.
     """
     rule = rule.standalone()
     known = {**facts, **static}
@@ -195,7 +198,7 @@ def lower(
     for key, state in rule.state.items():
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
-    lowering = _Lowering(rule, known, _leaves(rule, states), assumed or {})
+    lowering = _Lowering(rule, known, _leaves(rule, states, weights), assumed or {})
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
@@ -205,7 +208,7 @@ def lower(
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
-            stores.append(Store(key, value))
+            stores += stored(weights, value) if key == "p" else [Store(key, value)]
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
     buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
     counts = [*lowering.counts.values()]
@@ -217,11 +220,12 @@ def lower(
     for key, kind in rule.inputs.items():
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
-    return Program(
+    program = Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
         sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts),
     )  # fmt: skip
+    return with_parts(program, weights)
 
 
 def _foreseen(count: Count, rule: Rule) -> Count:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
 from rulec.errors import HyperError, StateMismatch
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import flat
@@ -100,8 +100,8 @@ def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
 
 def _dtype(keyword: str, value: Any) -> str:
     dtype = str(jax.dtypes.canonicalize_dtype(value))
-    if dtype not in ITEM_SIZE:
-        raise HyperError(f"{keyword}={value!r} is none of {', '.join(ITEM_SIZE)}")
+    if dtype not in FLOATS:
+        raise HyperError(f"{keyword}={value!r} is none of {', '.join(FLOATS)}")
     return dtype
 
 

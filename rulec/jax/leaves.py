@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
 from rulec.errors import TensorError
 
 #: The name of a leaf that is the whole tree.
@@ -89,9 +89,9 @@ def called(what: str, name: str) -> str:
 def _checked(array: Any, name: str, wide: bool) -> Any:
     if isinstance(array, float) or (str(array.dtype) == "float64" and getattr(array, "weak_type", False)):
         return jnp.asarray(array).astype(jnp.float64 if wide else jnp.float32)
-    if str(array.dtype) not in (*ITEM_SIZE, *COMPLEX.values()):
+    if str(array.dtype) not in (*FLOATS, *COMPLEX.values()):
         raise TensorError(
-            f"{name} is of {array.dtype}, and only {', '.join((*ITEM_SIZE, *COMPLEX.values()))} can be updated: leave "
+            f"{name} is of {array.dtype}, and only {', '.join((*FLOATS, *COMPLEX.values()))} can be updated: leave "
             f"it out, as with optax.masked, or cast it"
         )
     if str(array.dtype) in ("float64", "complex128") and not wide:

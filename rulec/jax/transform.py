@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
 from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
 from rulec.jax.injection import injectable
@@ -67,9 +67,9 @@ def _dtype(value: Any) -> str:
         dtype = str(jnp.dtype(value))
     except TypeError:
         dtype = str(value)
-    if dtype not in ITEM_SIZE:
+    if dtype not in FLOATS:
         if dtype.partition("/")[0] not in NAMES:
-            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*ITEM_SIZE, *NAMES])}")
+            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*FLOATS, *NAMES])}")
         parse(dtype)
     if dtype == "float64" and not is_wide():
         raise HyperError(

@@ -37,6 +37,20 @@ def _power(x: Any, y: Any) -> Any:
     return result
 
 
+def _bits(x: Any) -> Any:
+    """The bits of numbers in float32."""
+    return np.asarray(x, np.float32).view(np.int32)
+
+
+def _away(x: Any, count: Any) -> Any:
+    return (_bits(x) + np.asarray(count).astype(np.int32)).view(np.float32)
+
+
+def _coarse(x: Any, count: Any) -> Any:
+    cleared = _bits(_away(x, count)) & np.int32(-0x10000)
+    return np.where(np.isfinite(x), cleared.view(np.float32), np.asarray(x, np.float32))
+
+
 #: Operations on NumPy arrays, in the arrays' own dtype.
 NUMPY: Table = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.DIV: np.divide, Op.POW: _power,
@@ -47,7 +61,8 @@ NUMPY: Table = {
     Op.WHERE: np.where, Op.SQRT: np.sqrt, Op.RSQRT: lambda x: 1.0 / np.sqrt(x), Op.CBRT: np.cbrt,
     Op.ABS: np.abs, Op.SIGN: np.sign, Op.EXP: np.exp, Op.LOG: np.log, Op.TANH: np.tanh,
     Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.FLOOR: np.floor, Op.ISFINITE: np.isfinite,
-    Op.MINIMUM: np.minimum, Op.MAXIMUM: np.maximum,
+    Op.MINIMUM: np.minimum, Op.MAXIMUM: np.maximum, Op.AWAY: _away, Op.COARSE: _coarse,
+    Op.ULPS: lambda x, y: np.where(np.isnan(x), 0, _bits(x) - _bits(y)).astype(np.float32),
 }  # fmt: skip
 
 

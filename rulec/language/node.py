@@ -24,6 +24,7 @@ class Kind(Enum):
     REDUCE = auto()
     MATRIX = auto()
     RANDOM = auto()
+    BITS = auto()
     CALL = auto()
 
 
@@ -92,9 +93,15 @@ class Op(Enum):
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
     INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and an optional addend of each eigenvalue
 
-    # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...
+    # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...; a
+    # third extent, before rows and columns, is the batch: without it every matrix of a tensor has the same numbers
     UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
+
+    # Of float32 numbers, for weights kept in two parts: no rule can write these. `count` is of ulps, away from zero.
+    AWAY = ("away", Kind.BITS)  # args: x, count; x moved by so many ulps
+    ULPS = ("ulps", Kind.BITS)  # args: x, y; the count from y to x, of one sign; 0 where x is NaN
+    COARSE = ("coarse", Kind.BITS)  # args: x, count; x moved, and its lowest 16 bits cleared; x where it is not finite
 
     CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
 

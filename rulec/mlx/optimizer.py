@@ -12,7 +12,7 @@ from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
 
-from rulec.compiler.layout import ITEM_SIZE, scale_name
+from rulec.compiler.layout import FLOATS, scale_name
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
 from rulec.language.hyper import checked_seed
@@ -251,11 +251,9 @@ def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
 
 def _check(name: str, gradient: Any, parameter: Any) -> None:
     for what, array in (("parameter", parameter), ("gradient", gradient)):
-        if not isinstance(array, mx.array) or dtype_name(array) not in ITEM_SIZE:
+        if not isinstance(array, mx.array) or dtype_name(array) not in FLOATS:
             kind = dtype_name(array) if isinstance(array, mx.array) else type(array).__name__
-            raise TensorError(
-                f"the {what} {name} is of {kind}, and only {', '.join(ITEM_SIZE)} can be updated: cast it"
-            )
+            raise TensorError(f"the {what} {name} is of {kind}, and only {', '.join(FLOATS)} can be updated: cast it")
     if gradient.shape != parameter.shape:
         raise TensorError(f"the gradient of {name} has shape {gradient.shape}, its parameter {parameter.shape}")
 

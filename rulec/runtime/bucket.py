@@ -93,7 +93,7 @@ class Bucket:
             program = self.program
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-                program = compile(program.rule, self.facts[0], self.static, assumed)
+                program = compile(program.rule, self.facts[0], self.static, assumed, weights=program.weights)
             program, layout = scheduled(program, self.layout.of(program))
             source, kernel = kernel_of(self.backend, program, layout, self.decoded)
             if LEVEL >= 4:

@@ -190,7 +190,10 @@ class Buckets:
         """The program of a tensor's rule for its shape and static hyper-parameters, and these hyper-parameters."""
         named = self.common.hyper.of_group(table, tensor.group)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
-        return compile(tensor.rule, self.facts(tensor), static), static
+        return compile(tensor.rule, self.facts(tensor), static, weights=self._weights(tensor)), static
+
+    def _weights(self, tensor: Tensor) -> str:
+        return self.storage.weights_of(self.common.arrays.dtype(tensor.array))
 
     def _key(self, tensor: Tensor, grad_dtype: str | None, table: Numbers) -> Any:
         dtype = self.common.arrays.dtype(tensor.array)

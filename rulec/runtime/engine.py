@@ -43,7 +43,8 @@ class Engine:
 
     `backend` is a backend for all tensors, or its name; by default each device has its own. `state_dtype` gives the
     storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is for the
-    rule's random numbers. `processes` take part in reductions over groups and the model.
+    rule's random numbers. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`; empty
+    for plain ones. `processes` take part in reductions over groups and the model.
 
     Where `resident`, tensors on a device have their step counts and scalars there too, and a step can be captured and
     run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
@@ -52,13 +53,13 @@ class Engine:
     def __init__(
         self, rule: Rule, arrays: Arrays, backend: str | Backend | None = None,
         state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
-        processes: Processes | None = None,
+        processes: Processes | None = None, weights: str = "",
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
         self.state_dtype = dict(state_dtype or {})
         router = Router(self.rule)
-        storage = Storage(self.state_dtype)
+        self.weights, storage = weights, Storage(self.state_dtype, weights)
         storage.check(router.rules)
         _check_shared(router.rules)
         self._values = HyperValues(self.rule)
@@ -245,7 +246,7 @@ class Engine:
                 self._ways[key] = way(bucket.program.rule)
             rule = self._ways[key]
             if rule is not None:
-                other = bucket.under(compile(rule, bucket.facts[0], bucket.static))
+                other = bucket.under(compile(rule, bucket.facts[0], bucket.static, weights=bucket.program.weights))
                 launches += self._launcher.launches(Part(other, None, None, None, list), other.params, {})
         run(launches)
 
@@ -263,7 +264,8 @@ class Engine:
             bucket = part.bucket
             key = way, id(bucket)
             if key not in self._within:
-                program = compile(way(bucket.program.rule), bucket.facts[0], bucket.static)
+                rule = way(bucket.program.rule)
+                program = compile(rule, bucket.facts[0], bucket.static, weights=bucket.program.weights)
                 self._within[key] = bucket.within(program, counts)
             chosen = replace(part, bucket=self._within[key], pick=None)
             launches += self._launcher.launches(chosen, grads if part.pick is None else part.pick(grads), {})

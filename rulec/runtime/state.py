@@ -19,7 +19,7 @@ from rulec.formats import Format, encode
 from rulec.language.node import Node, Op, walk
 
 #: The bytes of an element of a state in memory, by its dtype or the dtype of its codes.
-STATE_SIZE: Mapping[str, int] = {**ITEM_SIZE, "int8": 1, "uint8": 1}
+STATE_SIZE: Mapping[str, int] = {**ITEM_SIZE, "uint8": 1}
 
 #: Buffers begin at multiples of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64

@@ -10,7 +10,7 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.protocol import Backend
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ class NumpyKind:
 
     name = "numpy"
     mutable = True
-    dtypes = tuple(ITEM_SIZE)
+    dtypes = tuple(FLOATS)
 
     def make(self, values: Array, skip: int = 0) -> Array:
         """A view of new memory that begins `skip` elements in."""
@@ -63,7 +63,7 @@ class TorchKind:
 
     name = "torch"
     mutable = True
-    dtypes = tuple(ITEM_SIZE)
+    dtypes = tuple(FLOATS)
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -102,7 +102,7 @@ class JaxKind:
         import jax
 
         wide = jax.config.read("jax_enable_x64")  # type: ignore[no-untyped-call]
-        return [d for d in ITEM_SIZE if d != "float64" or wide]
+        return [d for d in FLOATS if d != "float64" or wide]
 
     def make(self, values: Array, skip: int = 0) -> Any:
         """A new array; JAX chooses its address."""
@@ -120,7 +120,7 @@ class CupyKind:
 
     name = "cupy"
     mutable = True
-    dtypes = tuple(ITEM_SIZE)
+    dtypes = tuple(FLOATS)
 
     def make(self, values: Array, skip: int = 0) -> Any:
         """A view of new memory that begins `skip` elements in."""
@@ -147,7 +147,7 @@ class MlxKind:
         import mlx.core as mx
 
         wide = mx.default_device().type == mx.DeviceType.cpu
-        return [d for d in ITEM_SIZE if d != "float64" or wide]
+        return [d for d in FLOATS if d != "float64" or wide]
 
     def make(self, values: Array, skip: int = 0) -> Any:
         """A new array; MLX chooses its address."""

@@ -35,7 +35,9 @@ class ADOPT(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AMSGrad(RuleOptimizer):
@@ -51,7 +53,9 @@ class AMSGrad(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class ASGD(RuleOptimizer):
@@ -71,7 +75,9 @@ class ASGD(RuleOptimizer):
         capturable: bool = False,
         *,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdEMAMix(RuleOptimizer):
@@ -91,7 +97,9 @@ class AdEMAMix(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdaBelief(RuleOptimizer):
@@ -107,7 +115,9 @@ class AdaBelief(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adadelta(RuleOptimizer):
@@ -126,7 +136,9 @@ class Adadelta(RuleOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adafactor(RuleOptimizer):
@@ -145,7 +157,9 @@ class Adafactor(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdafactorPaper(RuleOptimizer):
@@ -163,7 +177,9 @@ class AdafactorPaper(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adagrad(RuleOptimizer):
@@ -184,7 +200,9 @@ class Adagrad(RuleOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adai(RuleOptimizer):
@@ -201,8 +219,10 @@ class Adai(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adam(RuleOptimizer):
@@ -224,7 +244,9 @@ class Adam(RuleOptimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdamMini(RuleOptimizer):
@@ -240,7 +262,9 @@ class AdamMini(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdamP(RuleOptimizer):
@@ -259,7 +283,9 @@ class AdamP(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class AdamW(RuleOptimizer):
@@ -280,7 +306,9 @@ class AdamW(RuleOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adamax(RuleOptimizer):
@@ -299,7 +327,9 @@ class Adamax(RuleOptimizer):
         differentiable: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Adan(RuleOptimizer):
@@ -316,7 +346,9 @@ class Adan(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Apollo(RuleOptimizer):
@@ -336,6 +368,7 @@ class Apollo(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None: ...
@@ -356,6 +389,7 @@ class ApolloMini(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None: ...
@@ -375,7 +409,9 @@ class CAME(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class CautiousAdamW(RuleOptimizer):
@@ -392,7 +428,9 @@ class CautiousAdamW(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class DAdaptAdam(RuleOptimizer):
@@ -410,8 +448,10 @@ class DAdaptAdam(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
     ) -> None: ...
 
 class DoG(RuleOptimizer):
@@ -427,8 +467,10 @@ class DoG(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
     ) -> None: ...
 
 class DoWG(RuleOptimizer):
@@ -444,8 +486,10 @@ class DoWG(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Fromage(RuleOptimizer):
@@ -459,7 +503,9 @@ class Fromage(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class GaLore(RuleOptimizer):
@@ -478,7 +524,9 @@ class GaLore(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Grams(RuleOptimizer):
@@ -495,7 +543,9 @@ class Grams(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class LAMB(RuleOptimizer):
@@ -512,7 +562,9 @@ class LAMB(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class LARC(RuleOptimizer):
@@ -530,7 +582,9 @@ class LARC(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class LARS(RuleOptimizer):
@@ -547,7 +601,9 @@ class LARS(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class LaProp(RuleOptimizer):
@@ -563,7 +619,9 @@ class LaProp(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Lion(RuleOptimizer):
@@ -579,7 +637,9 @@ class Lion(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class MADGRAD(RuleOptimizer):
@@ -595,7 +655,9 @@ class MADGRAD(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class MARSAdamW(RuleOptimizer):
@@ -613,7 +675,9 @@ class MARSAdamW(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Momentum(RuleOptimizer):
@@ -629,7 +693,9 @@ class Momentum(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Muon(RuleOptimizer):
@@ -652,7 +718,9 @@ class Muon(RuleOptimizer):
         adamw_eps: float = 1e-08,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class NAdam(RuleOptimizer):
@@ -673,7 +741,9 @@ class NAdam(RuleOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Nesterov(RuleOptimizer):
@@ -688,7 +758,9 @@ class Nesterov(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class NorMuon(RuleOptimizer):
@@ -710,7 +782,9 @@ class NorMuon(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class NovoGrad(RuleOptimizer):
@@ -727,7 +801,9 @@ class NovoGrad(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Prodigy(RuleOptimizer):
@@ -746,8 +822,10 @@ class Prodigy(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
     ) -> None: ...
 
 class QHAdam(RuleOptimizer):
@@ -765,7 +843,9 @@ class QHAdam(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class RAdam(RuleOptimizer):
@@ -785,7 +865,9 @@ class RAdam(RuleOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class RMSprop(RuleOptimizer):
@@ -806,7 +888,9 @@ class RMSprop(RuleOptimizer):
         differentiable: bool = False,
         *,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class RMSpropCentered(RuleOptimizer):
@@ -822,7 +906,9 @@ class RMSpropCentered(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class RMSpropCenteredMomentum(RuleOptimizer):
@@ -839,7 +925,9 @@ class RMSpropCenteredMomentum(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class RMSpropMomentum(RuleOptimizer):
@@ -856,7 +944,9 @@ class RMSpropMomentum(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Rprop(RuleOptimizer):
@@ -874,7 +964,9 @@ class Rprop(RuleOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class SGD(RuleOptimizer):
@@ -895,7 +987,9 @@ class SGD(RuleOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class SGDP(RuleOptimizer):
@@ -914,7 +1008,9 @@ class SGDP(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class SM3(RuleOptimizer):
@@ -930,7 +1026,9 @@ class SM3(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class SOAP(RuleOptimizer):
@@ -947,7 +1045,9 @@ class SOAP(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class ScheduleFreeAdamW(EvaluatedOptimizer):
@@ -967,7 +1067,9 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class ScheduleFreeSGD(EvaluatedOptimizer):
@@ -986,7 +1088,9 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Shampoo(RuleOptimizer):
@@ -1005,7 +1109,9 @@ class Shampoo(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Signum(RuleOptimizer):
@@ -1020,7 +1126,9 @@ class Signum(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class StableAdamW(RuleOptimizer):
@@ -1037,7 +1145,9 @@ class StableAdamW(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...
 
 class Yogi(RuleOptimizer):
@@ -1054,5 +1164,7 @@ class Yogi(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         state_dtype: StateDtype = None,
+        weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
     ) -> None: ...

@@ -90,10 +90,11 @@ _MEANINGS = {
     "params": "parameters, named parameters or parameter groups to optimize",
     "maximize": "whether to go up the gradient instead of down",
     "state_dtype": "storage dtype of states, for all or by name; by default each parameter's own",
+    "weights": "kind of parameters of 16 bits in memory: split, split24, master, kahan or stochastic; by default plain",
     "backend": "name of the backend to run on; by default the device's own",
     "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "
     "own part of the parameters",
-    "seed": "of its random numbers, from 0 to 2**32 - 1, the same in all groups",
+    "seed": "of its random numbers, if any, from 0 to 2**32 - 1, the same in all groups",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip
 

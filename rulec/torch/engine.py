@@ -30,8 +30,8 @@ class TorchEngine(Engine):
     ) -> None:
         super().__init__(
             group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
-            seed=seed_of(groups), resident=residence.asked,
-            processes=Processes(options.across, indices, len(groups)),
+            seed=options.seed or seed_of(groups), resident=residence.asked,
+            processes=Processes(options.across, indices, len(groups)), weights=options.weights,
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
         self.take_numbers(groups, residence)

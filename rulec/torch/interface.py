@@ -17,7 +17,7 @@ import torch
 from rulec.errors import HyperError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.torch.entries import Entry, GroupRule, shared_states
+from rulec.torch.entries import Entry, GroupRule, draws, shared_states
 
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
@@ -26,7 +26,7 @@ HINTS = ("foreach", "fused", "capturable", "differentiable")
 ASKING = ("capturable", "fused")
 
 #: Keywords of every class here: of the whole optimizer, not of a group.
-OWN = ("state_dtype", "backend", "reduce_over")
+OWN = ("state_dtype", "weights", "backend", "reduce_over")
 
 #: What torch takes for the same as a keyword's default, which is None.
 AS_NONE = {"adjust_lr_fn": "original"}
@@ -92,8 +92,17 @@ class Interface:
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
         """The keys of a group that matter to its numbers."""
-        known = {k for entry in self.entries for k in entry.keywords} | {"maximize", *CHOOSING, *self._asking}
+        known = {k for entry in self.entries for k in entry.keywords} | {"maximize", *self._choosing, *self._asking}
         return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether a rule draws random numbers; then `seed` is in the groups."""
+        return draws(self.rules)
+
+    @property
+    def _choosing(self) -> tuple[str, ...]:
+        return CHOOSING if self.draws else tuple(key for key in CHOOSING if key != "seed")
 
     @property
     def _asking(self) -> tuple[str, ...]:
@@ -103,7 +112,7 @@ class Interface:
     def flag_keywords(self) -> tuple[str, ...]:
         """The keys of a group that decide its rule."""
         flags = {k for f in self.entries for k in (*f.when, *f.decays, *f.unset_keywords)}
-        flags |= {"maximize", *CHOOSING, *self._asking}
+        flags |= {"maximize", *self._choosing, *self._asking}
         if any(entry.decays for entry in self.entries):
             flags.add("weight_decay")
         return tuple(k for k in self.group_keywords if k in flags)
@@ -125,7 +134,7 @@ class Interface:
 
     def _check_unnamed(self, values: Mapping[str, Any]) -> None:
         """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""
-        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, "params"}
+        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, "params", "seed"}
         for key, value in values.items():
             default = self.signature.parameters[key].default if key in self.signature.parameters else value
             if key not in known and value not in (default, AS_NONE.get(key, default)):

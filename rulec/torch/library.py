@@ -18,7 +18,7 @@ from rulec.language.library import interop_entries, interop_index, load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.torch.across import reaches_across
-from rulec.torch.entries import Entry, Place, draws, reads_tags, shared_states
+from rulec.torch.entries import Entry, Place, reads_tags, shared_states
 from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.memory import without_compiler
 
@@ -127,12 +127,11 @@ def _type(keyword: str, default: Any) -> Any:
 
 
 def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
-    types = {"state_dtype": StateDtype, "backend": str | None, "reduce_over": Any}
+    types = {"state_dtype": StateDtype, "weights": str | None, "backend": str | None, "reduce_over": Any}
     kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
     parameters = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
-    seed = inspect.Parameter("seed", kind, default=0, annotation=int)
-    return [*parameters, seed] if draws(rules) else parameters
+    return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int)]
 
 
 def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:

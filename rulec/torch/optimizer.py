@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, overload
 
 import torch
@@ -22,6 +21,7 @@ from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.across import Across
 from rulec.torch.engine import state_dtypes_of
+from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
@@ -30,7 +30,7 @@ from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.states import Store
-from rulec.torch.tensors import check_parameters
+from rulec.torch.tensors import check_parameters, dtype_name
 
 
 class _AsSaved:
@@ -44,7 +44,8 @@ class RuleOptimizer(Optimizer, Turns):
     """Runs a rule on parameter groups, as `torch.optim` runs its own.
 
     Groups, hooks, schedulers, closures and checkpoints are torch's. Beyond torch's keywords, `state_dtype` gives the
-    storage dtype of states (`torch.bfloat16`, or `{"exp_avg_sq": torch.bfloat16}`; by default the parameter's), and
+    storage dtype of states (`torch.bfloat16`, or `{"exp_avg_sq": torch.bfloat16}`; by default the parameter's),
+    `weights` the kind of parameters of 16 bits in memory (`split`, `split24`, `master`, `kahan`, `stochastic`), and
     `backend` the backend by name (by default the device's). A group's `tags` are its parameters' words for the rules
     that ask for them. What a rule remembers of a group or of the model stands in the groups.
 
@@ -56,16 +57,12 @@ class RuleOptimizer(Optimizer, Turns):
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
-        capturable = bool(self.interface.asks_once and values.pop("capturable"))
-        across = values.pop("reduce_over", None)
-        self._options = options_of(self.interface, values.pop("state_dtype"), values.pop("backend"), capturable)
+        self._options = options_of(self.interface, values)
         self._machine: Machine | None = None
         self._complete = False
         self._skipped = 0
         defaults = {**values, **self.interface.fixed}
         group_rules_of(self.interface, [defaults])
-        if across is not None:
-            self._options = replace(self._options, across=Across(across))
         super().__init__(_iterable(params), defaults)
         self._check_groups()
         self._complete = True
@@ -98,9 +95,15 @@ class RuleOptimizer(Optimizer, Turns):
         group_rules = group_rules_of(self.interface, self.param_groups)
         seed_of(self.param_groups)
         for group_rule in dict.fromkeys(group_rules):
-            Storage(state_dtypes_of(group_rule, self._options)).check(Router(group_rule.rule).rules)
-        check_parameters([p for group in self.param_groups for p in group["params"]], names_of(self.param_groups))
+            self._storage(group_rule).check(Router(group_rule.rule).rules)
+        params = [p for group in self.param_groups for p in group["params"]]
+        check_parameters(params, names_of(self.param_groups))
+        for group_rule in group_rules[:1]:
+            self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
+
+    def _storage(self, group_rule: GroupRule) -> Storage:
+        return Storage(state_dtypes_of(group_rule, self._options), self._options.weights)
 
     @in_turn
     def routing(self) -> Routes:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
-from rulec.errors import TensorError
+from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES
+from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
@@ -27,13 +29,16 @@ class Options:
     """What belongs to the whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
-    over which values of groups and the model are taken.
+    over which values of groups and the model are taken. `weights` is the kind of parameters of 16 bits in memory, of
+    `rulec.compiler.weights`, and `seed` that of its random numbers where no rule draws any.
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
     backend: str | Backend | None = None
     capturable: bool = False
     across: Across | None = None
+    weights: str = ""
+    seed: int = 0
 
 
 def fitting(options: Options, params: Sequence[Tensor]) -> Options:
@@ -57,8 +62,23 @@ def check_whole(options: Options, params: Sequence[Tensor], names: Sequence[str]
             )
 
 
-def options_of(interface: Interface, state_dtype: StateDtype, backend: str | None, capturable: bool) -> Options:
-    """The options that an optimizer's keywords say; TensorError for an unknown state or dtype."""
+def options_of(interface: Interface, values: dict[str, Any]) -> Options:
+    """Takes the options out of an optimizer's keywords.
+
+    TensorError for an unknown state or dtype; HyperError for a seed without random numbers.
+    """
+    backend, weights = values.pop("backend"), values.pop("weights") or ""
+    state_dtypes = _state_dtypes(interface, values.pop("state_dtype"))
+    if backend is not None:
+        registry.usable(backend)
+    capturable, across = bool(interface.asks_once and values.pop("capturable")), values.pop("reduce_over", None)
+    seed = 0 if interface.draws else checked_seed(values.pop("seed"))
+    if seed and weights != "stochastic":
+        raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
+    return Options(state_dtypes, backend, capturable, None if across is None else Across(across), weights, seed)
+
+
+def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:
     requested = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     known = interface.state_names()
     dtypes = {}
@@ -70,6 +90,4 @@ def options_of(interface: Interface, state_dtype: StateDtype, backend: str | Non
         if name not in DTYPES and name.partition("/")[0] not in NAMES:
             raise TensorError(f"state dtype {dtype!r} is none of {', '.join([*DTYPES, *NAMES])}")
         dtypes[state] = name
-    if backend is not None:
-        registry.usable(backend)
-    return Options(dtypes, backend, capturable)
+    return dtypes

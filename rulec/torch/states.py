@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rulec.compiler.layout import scale_name
+from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.formats import Format
 from rulec.runtime.counts import is_count
@@ -208,7 +209,7 @@ class Buffers:
             buffers = self._of(place)
             if buffers:
                 entry = self.store.entry(route.param)
-                for name in [name for name in entry if is_coded(name) and name not in buffers]:
+                for name in [name for name in entry if (is_coded(name) or is_part(name)) and name not in buffers]:
                     del entry[name]
                 entry.take(buffers)
         self._show_formats()
@@ -270,7 +271,7 @@ def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: 
         return
     for key, buffer in buffers.items():
         if key not in saved:
-            if strict:
+            if strict and not is_part(key):  # a part of a weight of another kind begins with the parameter
                 known = ", ".join(sorted(saved))
                 raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
             continue

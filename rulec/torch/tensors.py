@@ -27,7 +27,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 }  # fmt: skip
 
 #: The dtypes of states: these, and those of codes.
-STATE_DTYPES: Mapping[str, torch.dtype] = {**DTYPES, "int8": torch.int8, "uint8": torch.uint8}
+STATE_DTYPES: Mapping[str, torch.dtype] = {**DTYPES, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8}
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

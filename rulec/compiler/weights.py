@@ -1,0 +1,128 @@
+"""Weights in 16 bits that train as weights in 32: the memory beside a parameter, and how both are read and written.
+
+A kind of weights is storage, not mathematics. The program of a rule reads the parameter as an expression of its parts
+in memory, and stores the new parameter in parts. All else, fusion included, is as for other programs.
+
+    split       bfloat16, and an int16: the ulps of float32 from it to the weight. The weight is an exact float32.
+    split24     bfloat16, and an int8: the same in units of 256 ulps. The weight has 16 significant bits.
+    master      bfloat16 or float16, and a copy in float32. The copy counts while the parameter is the copy rounded.
+    kahan       bfloat16, and a bfloat16: the loss of the last rounding.
+    stochastic  bfloat16 alone, rounded up or down at random. The mean of many steps is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rulec.compiler.ir import COLS, ROWS, Buffer, Program, Store, axes_of_letters
+from rulec.language.node import Node, Op, const, node
+
+#: The number of the random draw of a stochastic weight, beyond those of every rule.
+DRAW = 1 << 20
+
+#: The dtypes of parameters that each kind is for.
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "split": ("bfloat16",), "split24": ("bfloat16",), "master": ("bfloat16", "float16"), "kahan": ("bfloat16",),
+    "stochastic": ("bfloat16",),
+}  # fmt: skip
+
+_P = node(Op.LOAD, "p")
+_HALF = const(0x8000)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The memory beside a parameter: its name among the states, its dtype, and its first value."""
+
+    name: str
+    dtype: str
+    init: Node
+
+    @property
+    def value(self) -> Node:
+        """The value before a step."""
+        return node(Op.LOAD, self.name)
+
+    @property
+    def buffer(self) -> Buffer:
+        """The buffer of a program."""
+        return Buffer(self.name, "state", axes_of_letters("knbij"), self.init)
+
+
+def is_part(name: str) -> bool:
+    """Whether a state of this name lies beside a parameter."""
+    return name.startswith("param::")
+
+
+#: Kind -> the memory beside a parameter.
+PARTS: Mapping[str, Part] = {
+    "split": Part("param::low", "int16", const(0)),
+    "split24": Part("param::low", "int8", const(0)),
+    "master": Part("param::master", "float32", _P),
+    "kahan": Part("param::lost", "bfloat16", const(0)),
+}
+
+
+def part_dtypes(program: Program) -> dict[str, str]:
+    """The dtype of the memory beside the parameter of a program, by its name."""
+    part = PARTS.get(program.weights)
+    return {} if part is None else {part.name: part.dtype}
+
+
+def weight(kind: str) -> Node:
+    """The value of a parameter of this kind before a step; `kind` is empty for a plain parameter."""
+    part = PARTS.get(kind)
+    if part is None:
+        return _P
+    if kind == "master":
+        return _unless_changed(part.value)
+    if kind == "kahan":
+        return node(Op.ADD, _P, part.value)
+    low = part.value if kind == "split" else node(Op.MUL, part.value, const(256))
+    return node(Op.AWAY, _P, low)
+
+
+def _unless_changed(master: Node) -> Node:
+    """The master copy; the parameter where someone else wrote it, such as a checkpoint of the model alone."""
+    distance = node(Op.ABS, node(Op.SUB, _P, master))
+    # An ulp of bfloat16, the coarser of the two dtypes, and the smallest number of float16.
+    ulp = node(Op.ADD, node(Op.MUL, node(Op.ABS, master), const(2.0**-7)), const(2.0**-24))
+    return node(Op.WHERE, node(Op.LE, distance, ulp), master, _P)
+
+
+def stored(kind: str, new: Node) -> list[Store]:
+    """The stores of a new parameter of this kind."""
+    if kind == "master":
+        return [Store("p", new), Store(PARTS[kind].name, new)]
+    if not kind:
+        return [Store("p", new)]
+    high = node(Op.COARSE, new, _count(kind))
+    if kind == "stochastic":
+        return [Store("p", high)]
+    return [Store("p", high), Store(PARTS[kind].name, _rest(kind, new, high))]
+
+
+def _count(kind: str) -> Node:
+    """The ulps added to a number before its lowest bits are cleared, so that it is rounded."""
+    if kind == "stochastic":
+        area = node(Op.MUL, ROWS, COLS)
+        batch = node(Op.WHERE, node(Op.GT, area, const(0)), node(Op.DIV, node(Op.FACT, "numel"), area), const(1))
+        uniform = node(Op.UNIFORM, node(Op.STEP), (DRAW, batch, ROWS, COLS))
+        return node(Op.FLOOR, node(Op.MUL, uniform, const(0x10000)))
+    return const(0x8080) if kind == "split24" else _HALF  # 128 more: the low part is rounded up to 127 units at most
+
+
+def _rest(kind: str, new: Node, high: Node) -> Node:
+    """The part of a number beside its rounded value."""
+    if kind == "kahan":
+        return node(Op.SUB, new, high)
+    ulps = node(Op.ULPS, new, high)
+    return ulps if kind == "split" else node(Op.FLOOR, node(Op.ADD, node(Op.DIV, ulps, const(256)), const(0.5)))
+
+
+def with_parts(program: Program, kind: str) -> Program:
+    """The program with the memory beside its parameter among its buffers."""
+    part = PARTS.get(kind)
+    buffers = program.buffers if part is None else (*program.buffers, part.buffer)
+    return replace(program, buffers=buffers, weights=kind)

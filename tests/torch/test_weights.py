@@ -1,0 +1,159 @@
+"""bfloat16 parameters with `weights=`, against torch's own training in float32; checkpoints go on bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rulec.torch
+from rulec.compiler.weights import DTYPES
+from rulec.errors import HyperError
+from rulec.torch.eager import EagerUpdate
+
+BRAIN = torch.bfloat16
+
+
+def model(dtype: torch.dtype = BRAIN) -> nn.Module:
+    """A small net with weights of one, two and four dimensions."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Conv2d(3, 8, 3)).to(dtype)
+
+
+def gradients(net: nn.Module, count: int, seed: int = 1) -> Iterator[list[Tensor]]:
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield [torch.randn(p.shape, generator=draws).to(BRAIN) for p in net.parameters()]
+
+
+def take(net: nn.Module, optimizer: Any, steps: Any) -> None:
+    for grads in steps:
+        for p, g in zip(net.parameters(), grads, strict=True):
+            p.grad = g.to(p.dtype)
+        optimizer.step()
+
+
+def adamw(net: nn.Module, **words: Any) -> Any:
+    return rulec.torch.AdamW(net.named_parameters(), lr=1e-4, **words)
+
+
+def exact(p: Tensor, low: Tensor) -> Tensor:
+    """The float32 weight of a split one."""
+    return (p.detach().float().view(torch.int32) + low.int()).view(torch.float32)
+
+
+def test_split_weights_are_torchs_master_copy() -> None:
+    """torch's AdamW in float32 on a copy, as mixed precision has it: the same but for its kernel's rounding."""
+    net, master = model(), model().float()
+    optimizer, oracle = adamw(net, weights="split"), torch.optim.AdamW(master.parameters(), lr=1e-4)
+    take(net, optimizer, gradients(net, 50))
+    take(master, oracle, gradients(master, 50))
+    for p, m in zip(net.parameters(), master.parameters(), strict=True):
+        weight = exact(p, optimizer.state[p]["param::low"])
+        assert torch.allclose(weight, m, rtol=1e-5, atol=2e-7)
+        assert ((p.float() - weight).abs() <= weight.abs() * 2.0**-8).all()
+    assert optimizer.state[p]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_run_goes_on_from_a_file_bit_for_bit(kind: str) -> None:
+    net, twin = model(), model()
+    whole = adamw(net, weights=kind, seed=3 if kind == "stochastic" else 0)
+    take(net, whole, gradients(net, 12))
+    first = adamw(twin, weights=kind, seed=3 if kind == "stochastic" else 0)
+    steps = [*gradients(twin, 12)]
+    take(twin, first, steps[:5])
+    file = io.BytesIO()
+    torch.save((twin.state_dict(), first.state_dict()), file)
+    file.seek(0)
+    weights, states = torch.load(file)
+    other = model()
+    other.load_state_dict(weights)
+    second = adamw(other, weights=kind, seed=3 if kind == "stochastic" else 0)
+    second.load_state_dict(states)
+    take(other, second, steps[5:])
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])  # noqa: S301
+def test_a_copy_goes_its_own_way_with_its_parts(duplicate: Any) -> None:
+    net = model()
+    optimizer = adamw(net, weights="split", state_dtype="dynamic8")
+    steps = [*gradients(net, 8)]
+    take(net, optimizer, steps[:4])
+    twin, second = duplicate((net, optimizer))
+    take(net, optimizer, steps[4:])
+    take(twin, second, steps[4:])
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(exact(a, optimizer.state[a]["param::low"]), exact(b, second.state[b]["param::low"]))
+
+
+def test_a_plain_run_becomes_a_split_one_by_loading() -> None:
+    net = model()
+    plain = adamw(net, state_dtype=torch.float32)
+    take(net, plain, gradients(net, 3))
+    split = adamw(net, weights="split")
+    split.load_state_dict(plain.state_dict())
+    p = net[0].weight
+    assert torch.equal(split.state[p]["exp_avg"], plain.state[p]["exp_avg"])
+    assert not split.state[p]["param::low"].any()
+    back = adamw(net, state_dtype=torch.float32)
+    take(net, split, gradients(net, 3))
+    back.load_state_dict(split.state_dict())
+    assert "param::low" not in back.state[p]
+
+
+def test_float32_parameters_beside_bfloat16_ones_stay_plain() -> None:
+    net = model()
+    net[2].float()
+    optimizer = adamw(net, weights="split")
+    take(net, optimizer, gradients(net, 2))
+    kept = {name: set(states) for name, states in optimizer.storage().items()}
+    assert "param::low" in kept["0.weight"]
+    assert "param::low" not in kept["2.weight"]
+
+
+def test_eager_updates_have_the_bits_of_steps() -> None:
+    twin, net = model()[:2], model()[:2]
+    whole = adamw(twin, weights="split")
+    eager = EagerUpdate(net, "adamw", lr=1e-4, weights="split")
+    inputs = torch.randn(5, 64).to(BRAIN)
+    for _ in range(3):
+        twin(inputs).square().sum().backward()
+        whole.step()
+        whole.zero_grad()
+        with eager.backward():
+            net(inputs).square().sum().backward()
+        eager.step()
+    assert torch.equal(net[0].weight, twin[0].weight)
+    assert torch.equal(eager.state[net[0].weight]["param::low"], whole.state[twin[0].weight]["param::low"])
+
+
+def test_bytes_of_a_parameter_are_those_counted() -> None:
+    """bfloat16, its second half, and two states in codes: 6.03 bytes where a master copy with float32 states has 14."""
+    p = nn.Parameter(torch.zeros(1 << 16, dtype=BRAIN))
+    optimizer = rulec.torch.AdamW([p], weights="split", state_dtype={"exp_avg": "int8/256", "exp_avg_sq": "dynamic8"})
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    states = [x for x in optimizer.state[p].values() if x.numel() > 1]
+    assert sum(x.nbytes for x in [p, *states]) / p.numel() == 2 + 2 + 2 * (1 + 4 / 256)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"weights": "splt"}, "none of split, .*did you mean 'split'"),
+        ({"weights": "split"}, "is for parameters of bfloat16, and these are of float32"),
+        ({"seed": 3}, "AdamW draws no random numbers for seed=3"),
+        ({"weights": "split", "seed": 3}, "AdamW draws no random numbers for seed=3"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(HyperError, match=message):
+        adamw(model(torch.float32), **words)
