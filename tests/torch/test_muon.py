@@ -42,7 +42,8 @@ def test_the_signature_has_theirs_within_it() -> None:
     ours = inspect.signature(rulec.torch.Muon).parameters
     theirs = inspect.signature(torch.optim.Muon).parameters
     assert [*ours][: len(theirs)] == [*theirs]
-    assert set(ours) - set(theirs) == {"capturable", "state_dtype", "backend", "adamw_lr", "betas", "adamw_eps"}
+    own = {"capturable", "state_dtype", "weights", "backend", "seed"}
+    assert set(ours) - set(theirs) == own | {"adamw_lr", "betas", "adamw_eps"}
     assert all(ours[k].default == theirs[k].default and ours[k].kind == theirs[k].kind for k in theirs)
 
 
