@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
-from rulec.formats import Format, reach, steps, table, zero
+from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC
 
@@ -24,25 +24,37 @@ from .element import literal
 from .text import WIDTH
 
 _DECODE = """\
+/* The values of count elements of one block, where `unit` is the value of 1. */
+FUNCTION void values_NAME(const CODE_t *codes, float unit, int64_t count, float *values)
+{
+LOOP
+}
+
 /* The values of count elements: of some of a block, or of whole blocks and perhaps a short last one. */
 FUNCTION void decode_NAME(const CODE_t *codes, const float *scales, int64_t count, float *values)
 {
     for (int64_t first = 0; first < count; first += BLOCK) {
-        const int64_t last = count - first < BLOCK ? count : first + BLOCK;
-        const float unit = scales[first / BLOCK] * UNIT;
-LOOP
+        const int64_t some = count - first < BLOCK ? count - first : BLOCK;
+        values_NAME(codes + FIRST, scales[first / BLOCK] * UNIT, some, values + first);
     }
 }
 """
 
 _VALUE = """\
 #pragma omp simd
-        for (int64_t i = first; i < last; i++)
-            values[i] = VALUE * unit;"""
+    for (int64_t i = 0; i < count; i++)
+        values[i] = VALUE * unit;"""
 
 _VALUES_OF_BYTES = """\
-        for (int64_t i = first; i < last; i++)
-            values[i] = table_NAME[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * unit;"""
+#pragma omp simd
+    for (int64_t i = 0; i < count / 2; i++) {
+        values[2 * i] = UPPER * unit;
+        values[2 * i + 1] = LOWER * unit;
+    }
+    if (count % 2 != 0) {
+        const int64_t i = count / 2;
+        values[count - 1] = UPPER * unit;
+    }"""
 
 _ENCODE = """\
 /* The codes and the scale of a block of this many elements. */
@@ -103,11 +115,11 @@ _CODE = """\
         codes[i] = (CODE_t)code_NAME(values[i], inverse);"""
 
 _BYTES_OF_CODES = """\
-    for (int64_t i = 0; i < count; i += 2) {
-        const uint32_t upper = code_NAME(values[i], inverse);
-        const uint32_t lower = i + 1 < count ? code_NAME(values[i + 1], inverse) : 0;
-        codes[i / 2] = (uint8_t)(upper << 4 | lower);
-    }"""
+#pragma omp simd
+    for (int64_t i = 0; i < count / 2; i++)
+        codes[i] = (uint8_t)(code_NAME(values[2 * i], inverse) << 4 | code_NAME(values[2 * i + 1], inverse));
+    if (count % 2 != 0)
+        codes[count / 2] = (uint8_t)(code_NAME(values[count - 1], inverse) << 4);"""
 
 #: The code of x in a block with this inverse, as an integer of which the lower bits count.
 _NEAREST = """\
@@ -131,6 +143,15 @@ _STEPS = """\
     const int32_t inside = size < LOW ? 0 : size > HIGH ? CELLS - 1 : size - LOW;
     const int32_t cell = CELL;
     const uint32_t code = (uint32_t)first_NAME[cell] + (y > threshold_NAME[cell]);"""
+
+
+_LINES = """\
+    const float size = SIZE;
+    float place = FIRST_LINE;
+OTHER_LINES
+    const int32_t step = (int32_t)bits_of(place + 12582912.0f) - 0x4b400000;
+    const int32_t index = PLACE + INDEX;
+    const uint32_t code = (uint32_t)(index - (y > BELOW ? 0 : 1));"""
 
 
 class CodedNames:
@@ -160,19 +181,22 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
     }  # fmt: skip
     decode = filled(_DECODE, {
         "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": value(form, "codes[i]"),
-        "UNIT": unit(form), **common,
+        "UPPER": value(form, "(codes[i] >> 4)"), "LOWER": value(form, "(codes[i] & 15)"), "UNIT": unit(form), **common,
     })  # fmt: skip
     encode = filled(_ENCODE, {
         "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
         "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
     })  # fmt: skip
-    return [*_tables(form, dialect), decode, nearest(form, dialect), encode]
+    return [*_tables(form, dialect), decode, nearest(form, dialect, _lines), encode]
 
 
-def nearest(form: Format, dialect: Dialect) -> str:
-    """The function `code_NAME` of a format: the code of x in a block with this `inverse`."""
+def nearest(form: Format, dialect: Dialect, among: Callable[[Format], str]) -> str:
+    """The function `code_NAME` of a format: the code of x in a block with this `inverse`.
+
+    `among` gives the statements for a code among thresholds: `by_steps`, or `_lines` where y is never NaN.
+    """
     return filled(_NEAREST, {
-        "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
+        "NEAREST": _nearest(form, among), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
         "FUNCTION": dialect.function, "NAME": function_name(form),
     })  # fmt: skip
 
@@ -184,6 +208,8 @@ def value(form: Format, code: str) -> str:
     if form.name in ("int8", "softsign8") and not form.signed:
         root = f"((float){code} * {_number(np.float32(1) / np.float32(255))})"
         return f"{root} * {root}"
+    if _is_even(form):
+        return f"(float)({code} + 1) * 0.0625f"
     return f"table_{function_name(form)}[(uint8_t){code}]"
 
 
@@ -203,10 +229,10 @@ def _most(form: Format) -> str:
     return _SIDES.replace("SCALE", f"negative >= positive ? {below} : float_of((uint32_t)positive)")
 
 
-def _nearest(form: Format) -> str:
+def _nearest(form: Format, among: Callable[[Format], str]) -> str:
     """The statements that return the code of y."""
     if form.name in DYNAMIC:
-        code = _steps(form)
+        code = among(form)
     elif form.name.startswith("float8"):
         code = _float8(form)
     elif not form.signed:
@@ -231,7 +257,21 @@ def _float8(form: Format) -> str:
     })  # fmt: skip
 
 
-def _steps(form: Format) -> str:
+def _lines(form: Format) -> str:
+    look, even = lines(form), _is_even(form)
+    (slope, start), *others = [map(_number, line) for line in look.lines]
+    places = [f"place = lower_line(place, {slope}, size, {start});" for slope, start in others]
+    places += ["place = place > 0 ? place : 0;"] * even
+    return filled(_LINES, {
+        "FIRST_LINE": f"line_at({slope}, size, {start})", "OTHER_LINES": "\n".join(f"    {line}" for line in places),
+        "SIZE": "fabsf(y)" if form.signed else "y", "INDEX": look.first,
+        "PLACE": "(step ^ (int32_t)bits_of(y) >> 31)" if form.signed else "step",
+        "BELOW": "(float)index * 0.0625f + 0.03125f" if even else f"below_{function_name(form)}[index]",
+    })  # fmt: skip
+
+
+def by_steps(form: Format) -> str:
+    """The statements for a code by one look into the table of `rulec.formats.steps`, whatever the bits of y."""
     look = steps(form)
     signed = look.first.size > look.cells
     return filled(_STEPS, {
@@ -243,17 +283,26 @@ def _steps(form: Format) -> str:
 
 def _tables(form: Format, dialect: Dialect) -> list[str]:
     """The tables that the functions of a format read."""
-    values = [constants(dialect, "float", f"table_{function_name(form)}", [_number(x) for x in table(form)])]
-    return [*values * looks_up(form), *step_tables(form, dialect)]
+    name, texts = function_name(form), []
+    if looks_up(form):
+        texts.append(constants(dialect, "float", f"table_{name}", [_number(x) for x in table(form)]))
+    if form.name in DYNAMIC and not _is_even(form):
+        texts.append(constants(dialect, "float", f"below_{name}", [_number(x) for x in lines(form).below]))
+    return texts
+
+
+def _is_even(form: Format) -> bool:
+    """Whether the thresholds are evenly spaced."""
+    return form.bits == 4 and not form.signed
 
 
 def looks_up(form: Format) -> bool:
     """Whether values come from a table."""
-    return form.bits == 4 or value(form, "").startswith("table_")
+    return value(form, "").startswith("table_")
 
 
-def step_tables(form: Format, dialect: Dialect, infinity: str = "INFINITY") -> list[str]:
-    """The tables of the function `code_NAME` of a format."""
+def step_tables(form: Format, dialect: Dialect, infinity: str) -> list[str]:
+    """The tables of the function `code_NAME` of a format, by steps."""
     if form.name not in DYNAMIC:
         return []
     name, look = function_name(form), steps(form)

@@ -126,6 +126,25 @@ FUNCTION float coarse(float x, float count)
     return isfinite(x) ? float_of(bits) : x;
 }
 """,
+    "line_at": """\
+/* slope*x + start, rounded once or twice, whichever is faster: for results that may be either. */
+FUNCTION float line_at(float slope, float x, float start)
+{
+#ifdef FP_FAST_FMAF
+    return fmaf(slope, x, start);
+#else
+    return slope * x + start;
+#endif
+}
+""",
+    "lower_line": """\
+/* The lower one of a line so far and slope*x + start. */
+FUNCTION float lower_line(float so_far, float slope, float x, float start)
+{
+    const float other = line_at(slope, x, start);
+    return other < so_far ? other : so_far;
+}
+""",
     "to_odd": """\
 /* The next float towards zero, its last bit set where x lies beyond it: rounded once more, to 16 bits, that gives
  * what rounding x at once would. A NaN is the one that has only its highest fraction bit set. */

@@ -13,7 +13,7 @@ import numpy as np
 from rulec.formats import Format, reach, table
 
 from ..cstyle.element import literal
-from ..cstyle.format_words import constants, function_name, looks_up, nearest, step_tables, unit, value
+from ..cstyle.format_words import by_steps, constants, function_name, looks_up, nearest, step_tables, unit, value
 from ..fragments import filled
 from .plan import THREADS
 from .words import DIALECT
@@ -150,7 +150,7 @@ def _functions(form: Format, text: str) -> list[str]:
     loaded = f"decode_{function_name(form)}(" in text
     return [
         *[_values(form)] * (loaded and looks_up(form)), *[_decode(form)] * loaded,
-        *[*step_tables(form, DIALECT, _HIGH), nearest(form, DIALECT), _encode(form)] * stored,
+        *[*step_tables(form, DIALECT, _HIGH), nearest(form, DIALECT, by_steps), _encode(form)] * stored,
     ]  # fmt: skip
 
 
@@ -161,8 +161,7 @@ def _values(form: Format) -> str:
 
 
 def _decode(form: Format) -> str:
-    pair = "code.at[e / 2] >> (e % 2 ? 0 : 4) & 15"
-    number = f"table_{function_name(form)}[{pair}]" if form.bits == 4 else value(form, "code.at[e]")
+    number = value(form, "(code.at[e / 2] >> (e % 2 ? 0 : 4) & 15)" if form.bits == 4 else "code.at[e]")
     number = f"float_of({number})" if looks_up(form) else number
     return filled(_DECODE, {"VALUE": number, "UNIT": unit(form), **_common(form)})
 

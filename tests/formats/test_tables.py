@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from rulec.errors import InternalError
-from rulec.formats import Format, float8, steps, table, thresholds, zero
+from rulec.formats import Format, Lines, float8, lines, steps, table, thresholds, zero
 from tests.formats.kinds import DYNAMIC, FORMATS
 
 FLOAT8 = {
@@ -102,3 +104,19 @@ def test_the_look_up_reads_inside_its_cells_whatever_the_bits() -> None:
     y = np.array([np.nan, -np.nan, np.inf, -np.inf, 3e38, -3e38], np.float32)
     for format in DYNAMIC.values():
         assert steps(format).code(y).shape == (6,)
+
+
+@pytest.mark.parametrize("key", DYNAMIC)
+def test_lines_give_the_code_of_a_search(key: str) -> None:
+    """The nearest threshold never moves back where y grows, so thresholds and the floats beside them prove the rest."""
+    format = DYNAMIC[key]
+    look, between = lines(format), thresholds(format)
+    ends = np.float32([-1, -0.0, 0, 1e-45, 1]) if format.signed else np.float32([0, 1e-45, 1])
+    y = np.concatenate([beside(between), ends])
+    assert np.array_equal(look.code(y), np.searchsorted(between, y))
+    assert np.array_equal(replace(look, lines=exact(look)).code(y), np.searchsorted(between, y))
+
+
+def exact(look: Lines) -> tuple[tuple[np.float64, np.float64], ...]:
+    """The lines in float64, so that products are not rounded, as in a fused multiply-add."""
+    return tuple((np.float64(slope), np.float64(start)) for slope, start in look.lines)
