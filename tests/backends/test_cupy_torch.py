@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,3 +99,25 @@ def test_scaled_gradients_that_are_not_finite_leave_everything_as_it_was() -> No
         other.step()
     torch.testing.assert_close(param, plain, rtol=1e-12, atol=1e-14)
     assert int(scaled.state[param]["step"]) == 2
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_states_in_codes_are_saved_and_loaded_in_the_middle(capturable: bool) -> None:
+    def run(backend: str, **more: Any) -> Any:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((5,), (72, 80))]
+        optimizer = rulec.torch.AdamW(params, backend=backend, state_dtype="int8", **more)
+        for step in range(4):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+            if step == 1:
+                saved = copy.deepcopy(optimizer.state_dict())
+                optimizer = rulec.torch.AdamW(params, backend=backend, state_dtype="int8", **more)
+                optimizer.load_state_dict(saved)
+        assert [*optimizer.storage().values()][1] == {"exp_avg": "int8/32", "exp_avg_sq": "int8/256"}
+        assert optimizer.state[params[0]]["exp_avg"].dtype is torch.float32
+        return [*params, *optimizer.state[params[1]].values()]
+
+    ours, theirs = run("cupy", capturable=capturable), run("cpu")
+    assert all(torch.equal(a.detach().float(), b.detach().float()) for a, b in zip(ours, theirs, strict=True))
