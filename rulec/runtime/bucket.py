@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class Bucket:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed, weights=program.weights)
             program, layout = scheduled(program, self.layout.of(program))
-            source, kernel = kernel_of(self.backend, program, layout, self.decoded)
+            source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
             version = self.versions[decided] = Version(program, layout, kernel, Plan(program))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scratch, Written
+from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scalars, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, scale_name
 from rulec.compiler.view import MatrixView
@@ -20,26 +22,39 @@ from rulec.errors import BackendUnsupported
 from rulec.formats import Format, decode, encode
 from rulec.kernel.bucket.address import address_of, element_count
 from rulec.kernel.place import used_buffers
+from rulec.runtime.coded_device import DeviceFormats, DeviceState
 
 Flat = np.ndarray[Any, Any]
 
 #: Memory for one decoded state of a parameter, by the state's name and the parameter: float32, in its memory order.
 Decoded = Callable[[str, Any], Any]
 
+#: Arrays of one dimension, one after the other as one array.
+Joined = Callable[[Sequence[Any]], Any]
 
-def kernel_of(backend: Backend, program: Program, layout: Layout, decoded: Decoded) -> tuple[str, Kernel]:
+
+def kernel_of(
+    backend: Backend, program: Program, layout: Layout, decoded: Decoded, joined: Joined = np.concatenate
+) -> tuple[str, Kernel]:
     """The source and the kernel of a program. BackendUnsupported for codes on a device without kernels for them."""
     if not layout.formats or decodes(backend, program, layout):
         source = backend.emit(program, layout)
         return source, backend.build(program, layout, source)
+    there = None
     if getattr(backend, "on_device", False):
-        states = [name for name, _ in layout.formats]
-        where = " in a kernel that sees rows and columns" if hasattr(backend, "decodes") else ""
-        floats = f"give state_dtype={dict.fromkeys(states, 'float32')} for these states"
-        what = f"states in codes ({' and '.join(states)}){where}"
-        raise BackendUnsupported(backend.name, what, program.name, floats)
+        there = _there(backend, program, layout)
     source = backend.emit(program, layout.decoded)
-    return source, CodedKernel(backend.build(program, layout.decoded, source), program, layout, decoded)
+    return source, CodedKernel(backend.build(program, layout.decoded, source), program, layout, decoded, there, joined)
+
+
+def _there(backend: Backend, program: Program, layout: Layout) -> DeviceFormats:
+    """The kernels of a device's formats; BackendUnsupported where it has none."""
+    there = DeviceFormats(backend, partial(decodes, backend))
+    lacking = [name for name, form in layout.formats if not there.has(form)]
+    if lacking:
+        floats = f"give state_dtype={dict.fromkeys(lacking, 'float32')} for these states"
+        raise BackendUnsupported(backend.name, f"states in codes ({' and '.join(lacking)})", program.name, floats)
+    return there
 
 
 def decodes(backend: Backend, program: Program, layout: Layout) -> bool:
@@ -51,8 +66,12 @@ def decodes(backend: Backend, program: Program, layout: Layout) -> bool:
 class CodedKernel:
     """A kernel of a layout with codes, by the kernel of the decoded layout."""
 
-    def __init__(self, kernel: Kernel, program: Program, layout: Layout, decoded: Decoded) -> None:
+    def __init__(
+        self, kernel: Kernel, program: Program, layout: Layout, decoded: Decoded,
+        there: DeviceFormats | None = None, joined: Joined = np.concatenate,
+    ) -> None:  # fmt: skip
         self.kernel, self.program, self.layout, self.decoded = kernel, program, layout, decoded
+        self.joined, self.state = joined, CodedState if there is None else there.state
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
@@ -68,7 +87,9 @@ class CodedCall:
         self, kernel: CodedKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
     ) -> None:
         self._kernel, self._params, self._states, self._views = kernel, params, states, views
-        self._calls: dict[int, tuple[Call, dict[str, CodedState]]] = {}
+        self._calls: dict[int, tuple[Call, dict[str, CodedState | DeviceState]]] = {}
+        #: The kernel bound to all tensors, for its scalars.
+        self._all: Any = None
         stages = kernel.program.stages
         self._used = [frozenset(used_buffers(kernel.program, stage)) for stage in stages]
         self._stored = [frozenset(s.buffer for s in stage.stores) for stage in stages]
@@ -82,32 +103,50 @@ class CodedCall:
         reduced = []
         for place, (tensor, gradient) in enumerate(zip(fired, moving, strict=True)):
             arrays = {name: [each[place]] for name, each in (scratch or {}).items()}
-            reduced.append(self._one(stage, tensor, gradient, Rows(rows.table, rows.index[[tensor]]), arrays))
-        return Written(self._params, self._states, _joined(reduced))
+            row = replace(rows, index=rows.index[[tensor]])
+            reduced.append(self._one(stage, tensor, gradient, row, arrays, stream))
+        return Written(self._params, self._states, _joined(reduced, self._kernel.joined))
 
-    def _one(self, stage: int, tensor: int, gradient: Any, rows: Rows, scratch: Scratch) -> Mapping[str, Any]:
+    def _one(
+        self, stage: int, tensor: int, gradient: Any, rows: Rows, scratch: Scratch, stream: Any
+    ) -> Mapping[str, Any]:
         """Runs one stage of one tensor. Its reductions, by name."""
         call, coded = self._bound(tensor)
         for name in coded.keys() & self._used[stage]:
-            coded[name].decode()
-        reduced = call(stage, [gradient], rows, scratch).reduced
+            coded[name].decode(rows, stream)
+        reduced = call(stage, [gradient], rows, scratch, stream=stream).reduced
         for name in coded.keys() & self._stored[stage]:
-            coded[name].encode()
+            coded[name].encode(rows, stream)
         return reduced
 
-    def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState]]:
+    def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState | DeviceState]]:
         """The call of one tensor over its decoded states, and these states."""
         known = self._calls.get(tensor)
         if known is None:
-            param, states = self._params[tensor], dict(self._states[tensor])
-            coded = {}
-            for name, form in self._kernel.layout.formats:
-                codes, scales = states[name], states.pop(scale_name(name))
-                states[name] = self._kernel.decoded(name, param)
-                coded[name] = CodedState(form, states[name], codes, scales)
+            held, states = self._states[tensor], self._floats(tensor)
+            coded: dict[str, CodedState | DeviceState] = {
+                name: self._kernel.state(form, states[name], held[name], held[scale_name(name)])
+                for name, form in self._kernel.layout.formats
+            }
             views = [self._views[tensor]] if self._views else []
-            known = self._calls[tensor] = self._kernel.kernel.bind([param], [states], views), coded
+            known = self._calls[tensor] = self._kernel.kernel.bind([self._params[tensor]], [states], views), coded
         return known
+
+    def _floats(self, tensor: int) -> dict[str, Any]:
+        """The states of a tensor, with memory for values in place of codes and scales."""
+        states = dict(self._states[tensor])
+        for name, _ in self._kernel.layout.formats:
+            del states[scale_name(name)]
+            states[name] = self._kernel.decoded(name, self._params[tensor])
+        return states
+
+    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """The scalar table on a device, and the new scalar states; see `rulec.backend.protocol.ScalarCall`."""
+        if self._all is None:
+            states = [self._floats(tensor) for tensor in range(len(self._params))]
+            self._all = self._kernel.kernel.bind(self._params, states, self._views)
+        table: tuple[Any, dict[str, Any]] = self._all.scalars(known)
+        return table
 
 
 class CodedState:
@@ -118,11 +157,11 @@ class CodedState:
         self.values = memory(values, "float32")
         self.codes, self.scales = memory(codes, form.code_dtype), memory(scales, "float32")
 
-    def decode(self) -> None:
+    def decode(self, rows: Rows, stream: Any) -> None:
         """Writes the values."""
         self.values[...] = decode(self.form, self.codes, self.scales, self.values.shape)
 
-    def encode(self) -> None:
+    def encode(self, rows: Rows, stream: Any) -> None:
         """Writes the codes and the scales."""
         self.codes[...], self.scales[...] = encode(self.form, self.values)
 
@@ -137,12 +176,12 @@ def memory(array: Any, dtype: str) -> Flat:
     return np.frombuffer(held, np.dtype(dtype))
 
 
-def _joined(reduced: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _joined(reduced: Sequence[Mapping[str, Any]], join: Joined) -> Mapping[str, Any]:
     """The reductions of tensors one after the other as those of all: numbers as one array, vectors as one list."""
     if not reduced:
         return {}
     joined: dict[str, Any] = {}
     for name, first in reduced[0].items():
         each = [r[name] for r in reduced]
-        joined[name] = [x for xs in each for x in xs] if isinstance(first, list) else np.concatenate(each)
+        joined[name] = [x for xs in each for x in xs] if isinstance(first, list) else join(each)
     return joined
