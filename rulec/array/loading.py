@@ -9,6 +9,7 @@ import numpy as np
 
 from rulec.array.checks import check_saved, check_states
 from rulec.array.engine import ArrayEngine
+from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
@@ -55,11 +56,18 @@ def _prepare(engine: ArrayEngine, before: ArrayEngine, names: Mapping[str, Any],
 
 def _recoded(engine: ArrayEngine, saved: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The saved states in the formats of the engine's."""
-    keys, states = saved.get("formats", {}), {}
+    keys, states = saved.get("formats", {}), dict[str, Mapping[str, Any]]()
     for name, values in saved["state"].items():
         before, after = formats_of(keys, values, name), engine.formats(engine.ids[name])
-        states[name] = recoded(values, before, after, engine.params[name].shape, name) if before != after else values
+        values = recoded(values, before, after, engine.params[name].shape, name) if before != after else values
+        states[name] = _with_parts(values, engine.states(name))
     return states
+
+
+def _with_parts(saved: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved states of an array. Parts of a weight of another kind give way to first ones, made of the array."""
+    parts = {name: value for name, value in first.items() if is_part(name)}
+    return {**parts, **{name: value for name, value in saved.items() if name in parts or not is_part(name)}}
 
 
 def _check_fits(engine: ArrayEngine, saved: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 | in the file | content |
 | --- | --- |
 | `state/<parameter>/<state>` | a state of a parameter, an array or one number, or its codes (int8 or uint8) |
+| `state/<parameter>/param::low` | the part of a weight beside the parameter; also `param::master`, `param::lost` |
 | `state/<parameter>/<state>::scale` | the scales of codes, float32; the metadata's `parameters` name the formats |
 | `step` | how often each parameter was updated, int64, in the order of the metadata's `parameters` |
 | `group/<state>`, `group_step` | a number of each group, float64; the steps of each group |

@@ -14,6 +14,7 @@ from rulec.checkpoint.tensors import Stored
 from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide
 from rulec.compiler.view import matrix_view
+from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.source import did_you_mean
 from rulec.language.traits import draws, sees_shape
@@ -126,6 +127,7 @@ def _narrowed(file: str | Path, saved: Parameter, leaf: Leaf) -> Parameter:
             known = ", ".join(saved.states) or "none"
             raise StateMismatch(f"{file} has no {name} of {saved.name} (it has {known}): it is of another rule")
     kept = [n for name in names for n in (name, scale_name(name)) if n in saved.states]
+    kept += filter(is_part, saved.states)
     return replace(saved, states={name: saved.states[name] for name in kept})
 
 

@@ -26,6 +26,7 @@ _CODES = {
     "float16": "F16",
     "bfloat16": "BF16",
     "int64": "I64",
+    "int16": "I16",
     "int8": "I8",
     "uint8": "U8",
 }

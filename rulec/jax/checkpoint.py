@@ -19,18 +19,18 @@ from rulec.jax.xla import is_traced
 
 def save(
     file: str | Path, rule: Rules, params: Any, state: Any, *, parameters: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
+    weights: str = "", tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> None:  # fmt: skip
     """Writes a state, and with `parameters` the parameters, as a safetensors file for every framework.
 
     `state` is the result of `rulec.jax.step` or of a transformation of the rule, or a larger state of optax with it
-    inside. Parameters are called by their paths in the tree. `seed` and `tags` are as they were for `init`; `hyper` is
-    written for information. The file is there as a whole, or the one before it stays.
+    inside. Parameters are called by their paths in the tree. `seed`, `weights` and `tags` are as they were for `init`;
+    `hyper` is written for information. The file is there as a whole, or the one before it stays.
 
     Raises StateMismatch where the state is of another rule, TensorError for arrays of other processes.
     """
     _, inner = inner_state(state)
-    run = run_of(rule, hyper, tags, params, seed, state=inner)
+    run = run_of(rule, hyper, tags, params, seed, state=inner, weights=weights)
     _check_here([("the state", x) for x in jax.tree.leaves(inner)], "save")
     _check_here(list(zip(run.tree.names, run.tree.arrays, strict=True)) if parameters else [], "save")
     checkpoint.save(run, file, parameters)
@@ -38,7 +38,7 @@ def save(
 
 def load(
     file: str | Path, rule: Rules, params: Any, *, like: Any = None, names: Names = None, axes: Axes = None,
-    rule_may_differ: bool = False, seed: int = 0, state_dtype: Any = None,
+    rule_may_differ: bool = False, seed: int = 0, state_dtype: Any = None, weights: str = "",
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> Any:  # fmt: skip
     """The state in a file that `save` has written here, or in another framework.
@@ -52,7 +52,7 @@ def load(
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
-    run = run_of(rule, hyper, tags, params, seed, state_dtype)
+    run = run_of(rule, hyper, tags, params, seed, state_dtype, weights=weights)
     loaded = checkpoint.load(run, file, run.plan.groups, names, axes, rule_may_differ)
     first = run.first(params)
     put, inner = inner_state(first if like is None else like)

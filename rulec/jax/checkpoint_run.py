@@ -104,11 +104,11 @@ class JaxRun:
 
 def run_of(
     rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None, params: Any, seed: int,
-    state_dtype: Any = None, state: Any = None,
+    state_dtype: Any = None, state: Any = None, weights: str = "",
 ) -> JaxRun:  # fmt: skip
     """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself."""
     prescription = recipe(rule, hyper, tags)
-    engine = machine(prescription, options(state_dtype, False, 0))
+    engine = machine(prescription, options(state_dtype, False, 0, weights))
     tree = real_tree(params)
     plan = engine.plan_of(tree, None, None, False)
     return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state)

@@ -27,23 +27,24 @@ from rulec.pure.values import Leaf, Values
 
 
 def init(
-    rule: Rules, params: Any, *, state_dtype: Any = None, tags: Mapping[str, Collection[str]] | None = None,
-    packed: bool = False, **hyper: Given,
+    rule: Rules, params: Any, *, state_dtype: Any = None, weights: str = "",
+    tags: Mapping[str, Collection[str]] | None = None, packed: bool = False, **hyper: Given,
 ) -> Any:  # fmt: skip
     """The state of a rule before its first step, for a tree of parameters; `step` takes it.
 
     `rule`, `state_dtype`, `tags` and hyper-parameters are as for `rulec.jax.transform`. Hyper-parameters are needed
     only where a state begins with one, such as `d0` of Prodigy: without it the state begins with the default, whatever
-    `step` is given. With `packed` the state is packed, as by `rulec.jax.packed`.
+    `step` is given. `weights` is the kind of leaves of 16 bits in memory: `split`, `split24`, `master`, `kahan` or
+    `stochastic`; `step` needs it too. With `packed` the state is packed, as by `rulec.jax.packed`.
     """
     current, numbers = numbered(recipe(rule, hyper, tags))
-    functions = machine(current, options(state_dtype, False, 0))
+    functions = machine(current, options(state_dtype, False, 0, weights))
     state = call(functions.init, params, numbers)
     return pack(state) if packed else state
 
 
 def step(
-    rule: Rules, params: Any, grads: Any, state: Any, *, maximize: bool = False, seed: int = 0,
+    rule: Rules, params: Any, grads: Any, state: Any, *, weights: str = "", maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None, **hyper: Given,
 ) -> tuple[Any, Any]:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
@@ -65,7 +66,7 @@ def step(
     alone = is_outermost(numbers, inputs, *(() if chosen == "either" else (params, grads, state)))
     if not alone and chosen == "either":
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
-    functions = machine(current, replace(options(None, maximize, seed), backend=chosen))
+    functions = machine(current, replace(options(None, maximize, seed, weights), backend=chosen))
     function = functions.step if donate and alone else functions.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state
@@ -86,12 +87,13 @@ def _names(rule: Rule) -> list[str]:
 
 
 def eval_params(
-    rule: Rules, params: Any, state: Any, *, tags: Mapping[str, Collection[str]] | None = None, **hyper: Given
-) -> Any:
+    rule: Rules, params: Any, state: Any, *, weights: str = "", tags: Mapping[str, Collection[str]] | None = None,
+    **hyper: Given,
+) -> Any:  # fmt: skip
     """The parameters at which the model is evaluated, in the shapes and dtypes of the trained ones.
 
-    `state` is the last result of `rulec.jax.step` or of `update` of `rulec.jax.transform`. `rule`, `tags` and
-    hyper-parameters are as for these calls; functions of the count have their values in the last step. Nothing is
+    `state` is the last result of `rulec.jax.step` or of `update` of `rulec.jax.transform`. `rule`, `weights`, `tags`
+    and hyper-parameters are as for these calls; functions of the count have their values in the last step. Nothing is
     changed or donated: training goes on with `params` and `state`.
 
     RuleError for a rule that is evaluated where it is trained; TensorError or StateMismatch as in a step.
@@ -99,7 +101,7 @@ def eval_params(
     count = getattr(state, "count", None)
     # The last step was given the number of those before it.
     current, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
-    functions = machine_of(Evaluation, current, options(None, False, 0))
+    functions = machine_of(Evaluation, current, options(None, False, 0, weights))
     return call(functions.evaluate, params, state, numbers)
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
+from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Tree, flat, like
@@ -47,7 +48,8 @@ class Machine:
         self.options, self.wide = options, is_wide()
         self.rules = _rules(recipe)
         Storage(dict(options.state_dtype)).check(self.rules)
-        self.fields: Fields = fields_of(self.rules, dict(renamed))
+        parts = [PARTS[options.weights].name] if options.weights in PARTS else []
+        self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
         self.init = jax.jit(self._init, inline=True)

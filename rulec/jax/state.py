@@ -132,11 +132,15 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
         )
 
 
-def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str]) -> Fields:
-    """The fields for the states of these rules: `renamed` of the state's name, else the name as an identifier."""
+def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str], parts: Sequence[str] = ()) -> Fields:
+    """The fields for the states of these rules: `renamed` of the state's name, else the name as an identifier.
+
+    `parts` are the names of what lies beside parameters.
+    """
     taken = {"count", "index"}
     numbers = number_states(rules)
-    names = {name: None for rule in rules for name in rule.state}
+    renamed = {**renamed, **{part: part.replace("::", "_") for part in parts}}
+    names = dict.fromkeys([*(name for rule in rules for name in rule.state), *parts])
     fields = {name: unique_name(renamed.get(name, name), taken) for name in names}
     return Fields(
         {name: field for name, field in fields.items() if name not in numbers},

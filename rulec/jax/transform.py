@@ -19,6 +19,7 @@ from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.xla import is_traced
 from rulec.language.hyper import checked_seed
 from rulec.pure.plan import Options
+from rulec.runtime.storage import Storage
 
 
 @injectable
@@ -45,7 +46,7 @@ def transform(
     return of_recipe(recipe(rule, hyper, tags), options(state_dtype, maximize, seed))
 
 
-def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
+def options(state_dtype: Any, maximize: bool, seed: int, weights: str = "") -> Options:
     """Options from users' keywords; HyperError for a wrong kind or dtype."""
     for name, value, wrong in (
         ("seed", seed, isinstance(seed, jax.Array)),
@@ -59,7 +60,8 @@ def options(state_dtype: Any, maximize: bool, seed: int) -> Options:
             )
     named = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     dtypes = tuple(sorted((name, _dtype(value)) for name, value in named.items()))
-    return Options(False, maximize, checked_seed(seed), dtypes)
+    Storage(dict(dtypes), weights).check_weights(())
+    return Options(False, maximize, checked_seed(seed), dtypes, weights)
 
 
 def _dtype(value: Any) -> str:

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from rulec.compiler.layout import FLOATS, scale_name
 from rulec.compiler.routing import Router
+from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
 from rulec.language.hyper import checked_seed
 from rulec.language.library import load
@@ -61,15 +62,16 @@ class RuleOptimizer(Optimizer):
     Parameters are float32, float16, bfloat16, or float64 on the CPU; states have their parameter's dtype, or
     the `state_dtype` of all or by name: a dtype or one of `rulec.formats`, as in `{"m": "int8", "v": "dynamic8"}`, by
     the rule's names. A state `m` in codes is two arrays of a parameter of 4096 elements or more, `m` (int8 or uint8)
-    and `m::scale` (float32). A step is pure and lazy. HyperError for a keyword without meaning to the rule, TensorError
-    for a gradient out of place.
+    and `m::scale` (float32). `weights` is the kind of parameters of 16 bits in memory (`split`, `split24`, `master`,
+    `kahan`, `stochastic`), with its part in a state such as `param::low`. A step is pure and lazy. HyperError for a
+    keyword without meaning to the rule, TensorError for a gradient out of place.
     """
 
     entry: Entry
 
     def __init__(
         self, learning_rate: Rate | None = None, *, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None,
-        **keywords: Any,
+        weights: str = "", **keywords: Any,
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         rule = self.entry.rule
@@ -78,10 +80,13 @@ class RuleOptimizer(Optimizer):
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
         rules = Router(rule).rules
         dtypes = _dtypes(state_dtype, rules)
-        self._rule, self._options = rule, Options(seed=checked_seed(seed), state_dtype=dtypes, functions="mlx")
+        Storage(dict(dtypes), weights).check_weights(())
+        self._rule = rule
+        self._options = Options(seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx")
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         #: The names that users know the states by, and the states that are numbers.
         self._names = {name: self.entry.state.get(name, name) for each in rules for name in each.state}
+        self._names |= {part.name: part.name for kind, part in PARTS.items() if kind == weights}
         self._numbers = number_states(rules)
         lr = self._settings.get("lr")
         default = 0.0 if lr is None else lr.default
@@ -263,7 +268,9 @@ class MlxOptimizer(RuleOptimizer):
 
     signature: ClassVar[inspect.Signature]
 
-    def __init__(self, *values: Any, state_dtype: str | Mapping[str, str] | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, *values: Any, state_dtype: str | Mapping[str, str] | None = None, weights: str = "", **keywords: Any
+    ) -> None:
         name = type(self).__name__
         try:
             arguments = self.signature.bind(*values, **keywords)
@@ -272,7 +279,7 @@ class MlxOptimizer(RuleOptimizer):
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)
-        super().__init__(learning_rate, state_dtype=state_dtype, **hyper)
+        super().__init__(learning_rate, state_dtype=state_dtype, weights=weights, **hyper)
 
 
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:

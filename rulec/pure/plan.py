@@ -46,7 +46,8 @@ class Route:
 class Options:
     """The options of compilation.
 
-    `state_dtype` has the storage dtypes or formats of states by name, or of all by "". With `update` a step computes
+    `state_dtype` has the storage dtypes or formats of states by name, or of all by "". `weights` is the
+    kind of leaves of 16 bits in memory, of `rulec.compiler.weights`. With `update` a step computes
     the change of each parameter, not the new parameter. `functions` is the backend of a step's functions. `backend`
     runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
     """
@@ -55,6 +56,7 @@ class Options:
     maximize: bool = False
     seed: int = 0
     state_dtype: tuple[tuple[str, str], ...] = ()
+    weights: str = ""
     backend: str = "jax"
     functions: str = "jax"
 
@@ -131,7 +133,8 @@ class StepPlan:
 
     def __init__(self, leaves: Sequence[Leaf], routes: Sequence[Route | None], options: Options, groups: int) -> None:
         self.leaves, self.routes, self.options, self.groups = leaves, routes, options, groups
-        self._storage = Storage(dict(options.state_dtype))
+        self._storage = Storage(dict(options.state_dtype), options.weights)
+        self._storage.check_weights(leaf.dtype for leaf in leaves)
         # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
         rules = {id(one.rule): one.rule for one in routes if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}
@@ -160,7 +163,8 @@ class StepPlan:
         view = matrix_view(leaf.shape, rule.view)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
-        program = check_counts(compile(rule, facts, static), {**facts, **static})
+        weights = self._storage.weights_of("" if leaf.paired else leaf.dtype)
+        program = check_counts(compile(rule, facts, static, weights=weights), {**facts, **static})
         states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
         key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())

@@ -1,0 +1,83 @@
+"""Files of weights in parts: NumPy, torch, JAX and back go on with the bits of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import rulec.array.checkpoint as of_arrays
+import rulec.jax
+import rulec.jax.checkpoint as of_jax
+import rulec.torch
+import rulec.torch.checkpoint as of_torch
+from rulec.array import Optimizer
+from rulec.compiler.weights import PARTS
+
+BRAIN = np.dtype(ml_dtypes.bfloat16)
+SHAPE = (12, 20)
+DRAWS = np.random.default_rng(4)
+FIRST = DRAWS.standard_normal(SHAPE).astype(BRAIN)
+GRADS = [DRAWS.standard_normal(SHAPE).astype(BRAIN) for _ in range(9)]
+
+
+def tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+
+
+def in_arrays(params: Any, kind: str, grads: Any, file: Path | None = None) -> Optimizer:
+    optimizer = Optimizer("adamw", params, "cpu", weights=kind, lr=1e-4)
+    if file is not None:
+        of_arrays.load(optimizer, file, parameters=True)
+    for grad in grads:
+        optimizer.step({"w": grad})
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", [*PARTS, "stochastic"])
+def test_a_run_goes_through_three_frameworks(kind: str, tmp_path: Path) -> None:
+    whole = {"w": FIRST.copy()}
+    in_arrays(whole, kind, GRADS)
+    start = {"w": FIRST.copy()}
+    of_arrays.save(in_arrays(start, kind, GRADS[:3]), tmp_path / "a", parameters=True)
+
+    param = torch.nn.Parameter(torch.zeros(SHAPE, dtype=torch.bfloat16))
+    there = rulec.torch.AdamW([("w", param)], lr=1e-4, weights=kind)
+    of_torch.load(there, tmp_path / "a", parameters=True)
+    for grad in GRADS[3:6]:
+        param.grad = tensor(grad)
+        there.step()
+    of_torch.save(there, tmp_path / "b", parameters=True)
+
+    params = of_jax.load_params(tmp_path / "b", {"w": jnp.zeros(SHAPE, jnp.bfloat16)})
+    state = of_jax.load(tmp_path / "b", "adamw", params, weights=kind)
+    for grad in GRADS[6:]:
+        params, state = rulec.jax.step("adamw", params, {"w": jnp.asarray(grad)}, state, weights=kind, lr=1e-4)
+    assert np.array_equal(np.asarray(params["w"]).view(np.uint16), whole["w"].view(np.uint16))
+    of_jax.save(tmp_path / "c", "adamw", params, state, parameters=True, weights=kind)
+    back = {"w": np.zeros(SHAPE, BRAIN)}
+    again = in_arrays(back, kind, [], tmp_path / "c")
+    if kind in PARTS:
+        part = PARTS[kind]
+        field = getattr(state, part.name.replace("::", "_"))["w"]
+        assert np.array_equal(np.asarray(field).view(np.uint8), again.state("w")[part.name].view(np.uint8))
+
+
+def test_a_plain_file_begins_a_split_run(tmp_path: Path) -> None:
+    params = {"w": FIRST.copy()}
+    plain = Optimizer("adamw", params, "cpu", state_dtype="float32", lr=1e-4)
+    plain.step({"w": GRADS[0]})
+    of_arrays.save(plain, tmp_path / "plain", parameters=True)
+    split = in_arrays({"w": np.zeros(SHAPE, BRAIN)}, "split", [], tmp_path / "plain")
+    assert np.array_equal(split.state("w")["m"], plain.state("w")["m"])
+    assert not split.state("w")["param::low"].any()
+    master = in_arrays({"w": FIRST.copy()}, "master", [])
+    of_arrays.save(split, tmp_path / "split", parameters=True)
+    of_arrays.load(master, tmp_path / "split", parameters=True)
+    master.step({"w": np.zeros(SHAPE, BRAIN)})
+    assert np.allclose(master.state("w")["param::master"], params["w"].astype(np.float32), atol=1e-3)
