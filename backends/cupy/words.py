@@ -58,6 +58,7 @@ __device__ inline uint16_t to_bfloat16(float from)
 _TYPES: Mapping[str, str] = {
     "int8_t": "typedef signed char int8_t;",
     "uint8_t": "typedef unsigned char uint8_t;",
+    "int16_t": "typedef short int16_t;",
     "int32_t": "typedef int int32_t;",
     "int64_t": "typedef long long int64_t;",
     "uint64_t": "typedef unsigned long long uint64_t;",

@@ -1,0 +1,88 @@
+"""Weights in 16 bits in the text of GPU kernels, run on the CPU: the bits are those of the cpu backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rulec
+from rulec.array import Optimizer
+from rulec.compiler.layout import layout_for, scheduled
+from rulec.compiler.pipeline import compile
+from rulec.compiler.weights import DTYPES, PARTS
+from rulec_backends.cupy import CupyBackend
+from rulec_backends.cupy.plan import kernel_name
+from tests.backends import cuda_stand_in
+from tests.backends.cuda_assembly import kernels, missing
+from tests.backends.triton_process import in_the_interpreter
+
+BRAIN = np.dtype(ml_dtypes.bfloat16)
+needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
+
+TRITON = """
+import torch
+import rulec.torch
+from rulec.compiler.weights import DTYPES
+
+def train(backend, kind, rule):
+    draws = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n, generator=draws).bfloat16()) for n in ((40, 50), (7,))]
+    optimizer = getattr(rulec.torch, rule)(params, lr=1e-4, weights=kind, backend=backend)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=draws).bfloat16()
+        optimizer.step()
+    return [(p, *(v for k, v in optimizer.state[p].items() if "param" in k)) for p in params]
+
+for rule, kinds in (("AdamW", [*DTYPES]), ("LAMB", ["split", "master"])):
+    for kind in kinds:
+        for ours, theirs in zip(train("triton", kind, rule), train("cpu", kind, rule), strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.dtype == b.dtype and torch.equal(a, b), (rule, kind, a, b)
+"""
+
+
+def test_triton_has_the_bits_of_the_cpu() -> None:
+    in_the_interpreter(TRITON)
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with cuda_stand_in.installed() as module:
+        yield module
+        cuda_stand_in.flush()
+
+
+def arrays(kind: str, backend: str, make: Any) -> list[np.ndarray[Any, Any]]:
+    """The weights, and what lies beside them, after three steps."""
+    draws = np.random.default_rng(0)
+    params = {"w": make(draws.standard_normal((40, 50)).astype(BRAIN))}
+    optimizer = Optimizer("adamw", params, backend, lr=1e-4, weights=kind)
+    for _ in range(3):
+        optimizer.step({"w": make(draws.standard_normal((40, 50)).astype(BRAIN))})
+    beside = [optimizer.state("w")[PARTS[kind].name]] if kind in PARTS else []
+    return [np.asarray(x.get() if hasattr(x, "get") else x) for x in (params["w"], *beside)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", DTYPES)
+def test_cuda_has_the_bits_of_the_cpu(cupy: Any, kind: str) -> None:
+    ours, theirs = arrays(kind, "cupy", cuda_stand_in.asarray), arrays(kind, "cpu", np.array)
+    for a, b in zip(ours, theirs, strict=True):
+        assert np.array_equal(a.view(np.uint8), b.view(np.uint8))
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
+@pytest.mark.parametrize("kind", PARTS)
+def test_machine_code_keeps_a_split_weight_in_registers(kind: str) -> None:
+    program = compile(rulec.load("adamw"), weights=kind)
+    kernel = scheduled(program, layout_for(program, "bfloat16", states={"m": "float32", "v": "float32"}))
+    source = CupyBackend().emit(*kernel)
+    code = kernels(source, "sm_90", [kernel_name(kernel.program, 0)])
+    for each in code.values():
+        assert (each.local(), each.stack) == ([], 0)
+        assert each.wide_accesses()
