@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
-from rulec.formats import Format, lines, reach, steps, table, zero
+from rulec.formats import Format, lines, reach, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC
 
@@ -138,13 +138,6 @@ _FLOAT8 = """\
     const uint32_t small = bits_of(float_of(size) + POWER) - bits_of(POWER);
     const uint32_t code = (size < LEAST ? small : normal) | (bits >> 24 & 0x80);"""
 
-_STEPS = """\
-    const int32_t size = (int32_t)(bits_of(y) >> SHIFT & UPPER);
-    const int32_t inside = size < LOW ? 0 : size > HIGH ? CELLS - 1 : size - LOW;
-    const int32_t cell = CELL;
-    const uint32_t code = (uint32_t)first_NAME[cell] + (y > threshold_NAME[cell]);"""
-
-
 _LINES = """\
     const float size = SIZE;
     float place = FIRST_LINE;
@@ -187,16 +180,13 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
         "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
         "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
     })  # fmt: skip
-    return [*_tables(form, dialect), decode, nearest(form, dialect, _lines), encode]
+    return [*_tables(form, dialect), decode, nearest(form, dialect), encode]
 
 
-def nearest(form: Format, dialect: Dialect, among: Callable[[Format], str]) -> str:
-    """The function `code_NAME` of a format: the code of x in a block with this `inverse`.
-
-    `among` gives the statements for a code among thresholds: `by_steps`, or `_lines` where y is never NaN.
-    """
+def nearest(form: Format, dialect: Dialect) -> str:
+    """The function `code_NAME` of a format: the code of x, not NaN, in a block with this `inverse`."""
     return filled(_NEAREST, {
-        "NEAREST": _nearest(form, among), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
+        "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
         "FUNCTION": dialect.function, "NAME": function_name(form),
     })  # fmt: skip
 
@@ -229,10 +219,10 @@ def _most(form: Format) -> str:
     return _SIDES.replace("SCALE", f"negative >= positive ? {below} : float_of((uint32_t)positive)")
 
 
-def _nearest(form: Format, among: Callable[[Format], str]) -> str:
+def _nearest(form: Format) -> str:
     """The statements that return the code of y."""
     if form.name in DYNAMIC:
-        code = among(form)
+        code = _lines(form)
     elif form.name.startswith("float8"):
         code = _float8(form)
     elif not form.signed:
@@ -270,25 +260,20 @@ def _lines(form: Format) -> str:
     })  # fmt: skip
 
 
-def by_steps(form: Format) -> str:
-    """The statements for a code by one look into the table of `rulec.formats.steps`, whatever the bits of y."""
-    look = steps(form)
-    signed = look.first.size > look.cells
-    return filled(_STEPS, {
-        "SHIFT": look.shift, "UPPER": f"0x{0x7FFFFFFF >> look.shift:x}", "LOW": look.low,
-        "HIGH": look.low + look.cells - 1, "CELLS": look.cells,
-        "CELL": f"inside + (bits_of(y) >> 31 ? {look.cells} : 0)" if signed else "inside",
-    })  # fmt: skip
-
-
 def _tables(form: Format, dialect: Dialect) -> list[str]:
     """The tables that the functions of a format read."""
     name, texts = function_name(form), []
     if looks_up(form):
         texts.append(constants(dialect, "float", f"table_{name}", [_number(x) for x in table(form)]))
-    if form.name in DYNAMIC and not _is_even(form):
-        texts.append(constants(dialect, "float", f"below_{name}", [_number(x) for x in lines(form).below]))
-    return texts
+    return [*texts, *below_table(form, dialect, "-INFINITY")]
+
+
+def below_table(form: Format, dialect: Dialect, lowest: str) -> list[str]:
+    """The table of the function `code_NAME` of a format, if it has one; it begins with the number `lowest`."""
+    if form.name not in DYNAMIC or _is_even(form):
+        return []
+    limits = [lowest, *map(_number, lines(form).below[1:])]
+    return [constants(dialect, "float", f"below_{function_name(form)}", limits)]
 
 
 def _is_even(form: Format) -> bool:
@@ -299,18 +284,6 @@ def _is_even(form: Format) -> bool:
 def looks_up(form: Format) -> bool:
     """Whether values come from a table."""
     return value(form, "").startswith("table_")
-
-
-def step_tables(form: Format, dialect: Dialect, infinity: str) -> list[str]:
-    """The tables of the function `code_NAME` of a format, by steps."""
-    if form.name not in DYNAMIC:
-        return []
-    name, look = function_name(form), steps(form)
-    limits = [_number(x) if np.isfinite(x) else infinity for x in look.threshold]
-    return [
-        constants(dialect, "int32_t", f"first_{name}", [str(x) for x in look.first]),
-        constants(dialect, "float", f"threshold_{name}", limits),
-    ]
 
 
 def _number(value: np.float32) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from rulec.formats import Format, reach, table
 
 from ..cstyle.element import literal
-from ..cstyle.format_words import by_steps, constants, function_name, looks_up, nearest, step_tables, unit, value
+from ..cstyle.format_words import below_table, constants, function_name, looks_up, nearest, unit, value
 from ..fragments import filled
 from .plan import THREADS
 from .words import DIALECT
@@ -63,8 +63,8 @@ CODES
 }
 """
 
-#: The largest float32, in place of infinity: no value exceeds it as a threshold either.
-_HIGH = "3.4028235e38f"
+#: The lowest float32, in place of -infinity, which is no constant of CUDA C: every value exceeds it too.
+_LOWEST = "-3.4028235e38f"
 
 #: The bits of the largest magnitude of a block, where codes reach as far below zero as above, or not below zero at all:
 #: there a finite value below zero counts as zero.
@@ -100,8 +100,8 @@ _BYTES = """\
 _PAIRS = """\
 #pragma unroll
     for (int e = 0; e < wide; e += 2) {
-        const uint32_t upper = code_NAME(values[e], inverse);
-        const uint32_t lower = e + 1 < count ? code_NAME(values[e + 1], inverse) : 0;
+        const uint32_t upper = code_NAME(finite ? values[e] : 0.0f, inverse);
+        const uint32_t lower = e + 1 < count ? code_NAME(finite ? values[e + 1] : 0.0f, inverse) : 0;
         code.at[e / 2] = (uint8_t)(finite ? upper << 4 | lower : 0);
     }"""
 
@@ -150,7 +150,7 @@ def _functions(form: Format, text: str) -> list[str]:
     loaded = f"decode_{function_name(form)}(" in text
     return [
         *[_values(form)] * (loaded and looks_up(form)), *[_decode(form)] * loaded,
-        *[*step_tables(form, DIALECT, _HIGH), nearest(form, DIALECT, by_steps), _encode(form)] * stored,
+        *[*below_table(form, DIALECT, _LOWEST), nearest(form, DIALECT), _encode(form)] * stored,
     ]  # fmt: skip
 
 

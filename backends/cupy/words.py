@@ -25,6 +25,13 @@ __device__ inline uint32_t bits_of(float value)
     return __float_as_uint(value);
 }
 """,
+    "line_at": """\
+// slope*x + start, rounded once.
+__device__ inline float line_at(float slope, float x, float start)
+{
+    return fmaf(slope, x, start);
+}
+""",
     "from_float16": """\
 // The number that a float16 is.
 __device__ inline float from_float16(uint16_t from)

@@ -13,7 +13,7 @@ import numpy as np
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format
-from rulec.kernel.bucket.cut import Whole
+from rulec.formats.tables import Floats
 from rulec.kernel.coded import CodedBuffer, coded_buffers
 from rulec.kernel.place import used_buffers
 
@@ -55,17 +55,17 @@ def lengthened(block: Block, coded: Sequence[tuple[str, Format]]) -> Block:
 
 
 class Tables:
-    """The tables of formats on a device, one after the other in one array of 64-bit words."""
+    """The tables of formats on a device, one after the other in one array of float32."""
 
     def __init__(self, coded: Sequence[tuple[str, Format]]) -> None:
         parts = [words(form) for _, form in coded]
-        self.words: Whole = np.concatenate([np.zeros(0, np.int64), *parts])
+        self.words: Floats = np.concatenate([np.zeros(0, np.float32), *parts])
         first = np.cumsum([0, *(len(part) for part in parts)])
         self._first = dict(zip((table_name(name) for name, _ in coded), first.tolist(), strict=False))
 
     def addresses(self, at: int) -> Mapping[str, int]:
         """Column -> address, where the array is at this address."""
-        return {name: at + 8 * first for name, first in self._first.items()}
+        return {name: at + 4 * first for name, first in self._first.items()}
 
 
 class CodedStage(FlatStage):
@@ -98,8 +98,8 @@ class CodedStage(FlatStage):
         """Addresses as pointers: of codes, scales and tables too."""
         lines = super().pointer_lines()
         for name in self._coded:
-            for variable, dtype in ((self._scales[name], "float32"), (self._words[name], "int64")):
-                lines.append(f"{variable} = {variable}.to(tl.pointer_type(tl.{dtype}))")
+            for variable in (self._scales[name], self._words[name]):
+                lines.append(f"{variable} = {variable}.to(tl.pointer_type(tl.float32))")
         return lines
 
     def _storage(self, name: str) -> str:

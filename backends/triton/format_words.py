@@ -2,7 +2,7 @@
 
 They equal `rulec.formats` bit for bit, in float32 without contraction. The magnitudes of floats grow with their bits,
 so the largest one of each block of the format is taken over whole numbers. Whole numbers are rounded by a sum with
-1.5*2**23. A table of a format, with its values and its steps, lies in the memory of the device.
+1.5*2**23. A table of a format, with its values and thresholds, lies in the memory of the device.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rulec.formats import Format, reach, steps, table, zero
+from rulec.formats import Format, lines, reach, table, zero
 from rulec.formats.float8 import E4M3, E5M2
-from rulec.formats.tables import DYNAMIC
-from rulec.kernel.bucket.cut import Whole
+from rulec.formats.tables import DYNAMIC, Floats
 
 from ..fragments import filled
 
@@ -57,9 +56,10 @@ SCALE
     stored = known if write is None else (write if ALL else known & write)
     tl.store(scales + start // GROUP + group, tl.where(finite, scale, float("nan")), mask=stored)
 OPERAND
-    y = x * spread(inverse, GROUP, BLOCK)
+    known = spread(finite.to(tl.int32), GROUP, BLOCK) != 0
+    y = tl.where(known, x, 0.0) * spread(inverse, GROUP, BLOCK)
 NEAREST
-    code = tl.where(spread(finite.to(tl.int32), GROUP, BLOCK) != 0, code, 0)
+    code = tl.where(known, code, 0)
 STORE
 '''
 
@@ -109,14 +109,15 @@ _FLOAT8 = """\
     small = (tl.abs(y) + POWER).to(tl.int32, bitcast=True) - POWER_BITS
     code = tl.where(length < LEAST, small, normal) | ((bits >> 24) & 0x80)"""
 
-#: The word of a cell has the threshold's bits in its lower half, and the first code in its upper half.
-_STEPS = """\
+_LINES = """\
     bits = y.to(tl.int32, bitcast=True)
-    cell = tl.minimum(tl.maximum((bits & 0x7FFFFFFF) >> SHIFT, LOW), HIGH) - LOW
-    word = tl.load(words + FIRST + CELL)
-    code = (word >> 32).to(tl.int32) + (y > word.to(tl.int32).to(tl.float32, bitcast=True)).to(tl.int32)"""
+    length = tl.abs(y)
+PLACE
+    step = (tl.maximum(place, 0.0) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    index = FIRST + (step ^ (bits >> 31))
+    code = index - (y <= BELOW).to(tl.int32)"""
 
-_LOOK = "tl.load(words.to(tl.pointer_type(tl.float32)) + {})"
+_LOOK = "tl.load(words + {})"
 
 
 def function_name(form: Format) -> str:
@@ -141,19 +142,22 @@ def format_functions(formats: Iterable[Format], text: str) -> list[str]:
     return [_SPREAD, *each] if each else []
 
 
-def words(form: Format) -> Whole:
-    """The table of a format: the float32 values of codes, two in a word, and then a word for each cell of its steps."""
-    values = table(form).view(np.int64) if reads_table(form) else np.zeros(0, np.int64)
-    if form.name not in DYNAMIC:
-        return values
-    look = steps(form)
-    thresholds = look.threshold.view(np.uint32).astype(np.int64)
-    return np.concatenate([values, look.first.astype(np.int64) << 32 | thresholds])
+def words(form: Format) -> Floats:
+    """The table of a format: the values of codes, and then for each the threshold below it."""
+    nothing = np.zeros(0, np.float32)
+    values = table(form) if looks_up(form) else nothing
+    return np.concatenate([values, lines(form).below if form.name in DYNAMIC and not _is_even(form) else nothing])
 
 
-def reads_table(form: Format) -> bool:
-    """Whether the values of codes come from a table; those of int8, and of roots, are computed."""
-    return form.name in (*DYNAMIC, "float8_e4m3", "float8_e5m2") or (form.signed and form.name == "softsign8")
+def looks_up(form: Format) -> bool:
+    """Whether the values of codes come from a table; those of int8, of roots, and evenly spaced ones are computed."""
+    arithmetic = (form.name == "int8" and form.signed) or (form.name in ("int8", "softsign8") and not form.signed)
+    return not arithmetic and not _is_even(form)
+
+
+def _is_even(form: Format) -> bool:
+    """Whether values are evenly spaced, from 1/16 to 1."""
+    return form.name == "dynamic4" and not form.signed
 
 
 def _decode(form: Format) -> str:
@@ -179,7 +183,9 @@ def _names(form: Format) -> dict[str, object]:
 
 def _value(form: Format) -> str:
     """The value of a code where the unit is 1."""
-    if reads_table(form):
+    if _is_even(form):
+        return "(code + 1).to(tl.float32) * 0.0625"
+    if looks_up(form):
         # A code below zero counts as the byte that it is.
         return _LOOK.format("(code.to(tl.int32) & 0xFF)")
     if form.signed:
@@ -191,7 +197,7 @@ def _value(form: Format) -> str:
 def _nearest(form: Format) -> str:
     """The statements for the variable `code`: the code of y, as an integer of which the lower bits count."""
     if form.name in DYNAMIC:
-        code = _steps(form)
+        code = _lines(form)
     elif form.name.startswith("float8"):
         code = _float8(form)
     elif not form.signed:
@@ -216,13 +222,15 @@ def _float8(form: Format) -> str:
     })  # fmt: skip
 
 
-def _steps(form: Format) -> str:
-    look = steps(form)
-    signed = look.first.size > look.cells
-    return filled(_STEPS, {
-        "SHIFT": look.shift, "LOW": look.low, "HIGH": look.low + look.cells - 1, "FIRST": table(form).size // 2,
-        "CELL": f"tl.where(bits < 0, cell + {look.cells}, cell)" if signed else "cell",
-    })  # fmt: skip
+def _lines(form: Format) -> str:
+    look = lines(form)
+    (slope, start), *others = [tuple(map(_number, line)) for line in look.lines]
+    places = [f"    place = {slope} * length + {start}"]
+    places += [f"    place = tl.minimum(place, {slope} * length + {start})" for slope, start in others]
+    below = (
+        "(index.to(tl.float32) * 0.0625 + 0.03125)" if _is_even(form) else _LOOK.format(f"{table(form).size} + index")
+    )
+    return filled(_LINES, {"PLACE": "\n".join(places), "FIRST": look.first, "BELOW": below})
 
 
 def _number(value: np.float32) -> str:
@@ -230,4 +238,4 @@ def _number(value: np.float32) -> str:
     return repr(float(value))
 
 
-__all__: Sequence[str] = ["format_functions", "function_name", "function_names", "reads_table", "words"]
+__all__: Sequence[str] = ["format_functions", "function_name", "function_names", "words"]
