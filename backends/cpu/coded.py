@@ -8,30 +8,44 @@ from rulec.compiler.layout import ITEM_SIZE, scale_name
 from rulec.formats import Format
 from rulec.kernel.coded import CodedBuffer, coded_buffers, coded_lines, part_length
 
-from .format_words import traits
+from .format_words import one_size, traits
 from .source import loop
 from .stage import StageWriter
 
 _DECODE = '''\
-@compiled
+@inlined
 def decode_<name>(codes, scales, count, values):
-    """The values of count elements, of whole blocks and perhaps a short last one."""
+    """The values of count elements: of some of a block, or of whole blocks and perhaps a short last one."""
     for block in range((count + <most>) // <block>):
         unit = unit_<traits>(scales, block)
-        for i in range(block * <block>, min((block + 1) * <block>, count)):
-            decode_<traits>(values, i, codes, unit)
+        first, last = block * <block>, min((block + 1) * <block>, count)
+<loop>
 '''
 
+_VALUES = """\
+        for i in range(first, last):
+            decode_<traits>(values, i, codes, unit)"""
+
+_VALUES_OF_PAIRS = """\
+        for i in range(first // 2, last // 2):
+            decode_<traits>(values, i, codes, unit)
+        if last % 2:
+            decode_last_<traits>(values, last // 2, codes, unit)"""
+
 _ENCODE = '''\
-@compiled
+@inlined
 def encode_<name>(codes, scales, count, values):
     """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
     for block in range((count + <most>) // <block>):
         first, last = block * <block>, min((block + 1) * <block>, count)
         positive = negative = int32(0)
         for i in range(first, last):
-            positive, negative = above(positive, values, i), below(negative, values, i)
+            <largest>
         factor = scale_<traits>(scales, block, positive, negative)
+        if factor != factor:
+            for i in range(<bytes>):
+                clear(codes, i)
+            continue
 <loop>
 '''
 
@@ -45,6 +59,10 @@ _PAIRS = """\
         if last % 2:
             encode_last_<traits>(codes, last // 2, values, factor)"""
 
+#: The elements that are decoded, updated and, where blocks are no longer, encoded before the next ones: few enough for
+#: a processor to begin with the next ones while the divisions of these wait for one another.
+PIECE = 32
+
 
 def format_functions(formats: Iterable[Format]) -> list[str]:
     """The functions that decode and encode parts of states in these formats, each once."""
@@ -52,9 +70,16 @@ def format_functions(formats: Iterable[Format]) -> list[str]:
 
 
 def _filled(text: str, form: Format) -> str:
-    text = text.replace("<loop>", _PAIRS if form.bits == 4 else _CODES)
-    parts = {"name": _function_name(form), "traits": traits(form), "block": str(form.block)}
-    for name, part in {**parts, "most": str(form.block - 1)}.items():
+    pairs = form.bits == 4
+    loops = (_VALUES_OF_PAIRS, _PAIRS) if pairs else (_VALUES, _CODES)
+    sides = "positive, negative = above(positive, values, i), below(negative, values, i)"
+    parts = {
+        "loop": loops[text is _ENCODE], "name": _function_name(form), "traits": traits(form),
+        "largest": "positive = size(positive, values, i)" if one_size(form) else sides,
+        "bytes": "first // 2, (last + 1) // 2" if pairs else "first, last",
+        "block": str(form.block), "most": str(form.block - 1),
+    }  # fmt: skip
+    for name, part in parts.items():
         text = text.replace(f"<{name}>", part)
     return text.rstrip("\n")
 
@@ -93,12 +118,20 @@ class CodedParts:
         if not self.buffers:
             return loop("i", "start", "stop", body)
         length = part_length(self.write.layout)
+        # A sum over a loop has an order of its own, that of whole parts.
+        piece = length if self.write.stage.reduces else PIECE
+        stored = [b for b in self.buffers if b.stored]
+        inner = [
+            f"last, place = min(first + {piece}, count), part + first",
+            *(self._moved("decode", b, "first", "last - first") for b in self.buffers if b.loaded),
+            *loop("i", "first", "last", body),
+            *(self._moved("encode", b, "first", "last - first") for b in stored if b.format.block <= piece),
+        ]
         return loop("part", "start", f"stop, {length}", [
             f"count = min(stop - part, {length})",
             *(self._shifted(name) for name in self._arrays()),
-            *(self._moved("decode", b) for b in self.buffers if b.loaded),
-            *loop("i", "0", "count", body),
-            *(self._moved("encode", b) for b in self.buffers if b.stored),
+            *loop("first", "0", f"count, {piece}", inner),
+            *(self._moved("encode", b, "0", "count") for b in stored if b.format.block > piece),
         ])  # fmt: skip
 
     def _arrays(self) -> list[str]:
@@ -112,9 +145,11 @@ class CodedParts:
         write = self.write
         return f"{write.at[name]} = {write.address(name)} + {ITEM_SIZE[write.storage(name)]} * part"
 
-    def _moved(self, way: str, buffer: CodedBuffer) -> str:
-        """The call that decodes or encodes a part of a state."""
+    def _moved(self, way: str, buffer: CodedBuffer, first: str, count: str) -> str:
+        """The call that decodes or encodes `count` elements from `first` of a part of a state."""
         name, form = buffer.name, buffer.format
-        codes = f"{self.write.codes[name]} + part" + " // 2" * (form.bits == 4)
-        scales = f"{self.write.scales[name]} + part // {form.block} * 4"
-        return f"{way}_{_function_name(form)}({codes}, {scales}, count, {self.write.at[name]})"
+        at = "part" if first == "0" else "place"
+        codes = f"{self.write.codes[name]} + {at}" + " // 2" * (form.bits == 4)
+        scales = f"{self.write.scales[name]} + {at} // {form.block} * 4"
+        values = self.write.at[name] + f" + 4 * {first}" * (first != "0")
+        return f"{way}_{_function_name(form)}({codes}, {scales}, {count}, {values})"

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from rulec.formats import NAMES as FORMATS
-from rulec.formats import Format, reach, steps, table, zero
+from rulec.formats import Format, lines, reach, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 
-from .lanes import SINGLE, Real, Truth, Unit, Whole, sqrt, where
+from .lanes import SINGLE, Real, Truth, Unit, Whole, near_sum, sqrt, where
 from .words import alias_scopes, intrinsic_word, made_once, of_numba, pointer_of
 
 #: The sets of memory that LLVM knows not to overlap, in a domain of their own.
@@ -69,8 +69,7 @@ def _entry(unit: Unit, name: str, entries: Any, index: Any) -> Any:
         held = ir.GlobalVariable(module, numbers, name)
         held.linkage, held.global_constant = "internal", True
         held.initializer = numbers([kind(x.item()) for x in entries])
-    zero_index = ir.IntType(64)(0)
-    pointer = unit.builder.gep(held, [zero_index, unit.builder.zext(index, ir.IntType(64))], inbounds=True)
+    pointer = unit.builder.gep(held, [ir.IntType(32)(0), index], inbounds=True)
     return _access(unit.builder, _TABLES, unit.builder.load(pointer))
 
 
@@ -109,19 +108,29 @@ def _unit_of(form: Format) -> Any:
     return intrinsic_word(2, lambda scales, block: types.float32, generate)
 
 
-def _decode(form: Format) -> Any:
-    """`decode_<format>(values, i, codes, unit)`: writes value i."""
+def _decode(form: Format, both: bool = True) -> Any:
+    """`decode_<format>(values, i, codes, unit)`: writes the value of byte i of codes, or the two values.
+
+    With `both` false, the byte has one of four bits, in its upper half.
+    """
     from llvmlite import ir
     from numba import types
 
     def generate(builder: Any, _: Any, arguments: Any) -> None:
         values, index, codes, factor = arguments
         unit, byte, wide = Unit(builder, SINGLE), ir.IntType(8), ir.IntType(64)
-        code = _load(builder, _CODES, codes, builder.lshr(index, wide(1)) if form.bits == 4 else index, byte)
-        if form.bits == 4:
-            odd = builder.trunc(builder.and_(index, wide(1)), byte)
-            code = builder.and_(builder.lshr(code, builder.sub(byte(4), builder.shl(odd, byte(2)))), byte(15))
-        _store(builder, _VALUES, values, index, (_value(form, unit, code) * Real(unit, factor)).value)
+        code = _load(builder, _CODES, codes, index, byte)
+
+        def store(at: Any, code: Any) -> None:
+            _store(builder, _VALUES, values, at, (_value(form, unit, code) * Real(unit, factor)).value)
+
+        if form.bits == 8:
+            store(index, code)
+            return
+        first = builder.shl(index, wide(1))
+        store(first, builder.lshr(code, byte(4)))
+        if both:
+            store(builder.add(first, wide(1)), builder.and_(code, byte(15)))
 
     return intrinsic_word(4, lambda values, index, codes, unit: types.void, generate)
 
@@ -129,22 +138,32 @@ def _decode(form: Format) -> Any:
 # Codes of values
 
 
+def one_size(form: Format) -> bool:
+    """Whether the scale of a block is its largest magnitude."""
+    return form.signed and float(reach(form)) == 1
+
+
 def _largest(side: str) -> Any:
-    """`above(most, values, i)`, `below(most, values, i)`: the larger of `most` and the bits of x or -x, as int32."""
+    """The larger of `most` and of the bits of an element x, as int32, for the bits of the largest number of a block.
+
+    `size(most, values, i)` is for the largest magnitude, and `above(most, values, i)` for the largest x above zero.
+    `below(most, values, i)` is for the largest x below zero: the bits of negative numbers are the larger ones.
+    """
     from numba import types
 
     def generate(builder: Any, _: Any, arguments: Any) -> Any:
         most, values, index = arguments
         unit = Unit(builder, SINGLE)
-        x = Real(unit, _load(builder, _VALUES, values, index, unit.real_type))
-        bits = (x if side == "above" else -x).bits().value
-        return builder.select(builder.icmp_signed(">", bits, most), bits, most)
+        bits = Real(unit, _load(builder, _VALUES, values, index, unit.real_type)).bits()
+        each = (bits & 0x7FFFFFFF if side == "size" else bits).value
+        compare = builder.icmp_unsigned if side == "below" else builder.icmp_signed
+        return builder.select(compare(">", each, most), each, most)
 
     return intrinsic_word(3, lambda most, values, index: types.int32, generate)
 
 
 def _scale(form: Format) -> Any:
-    """`scale_<format>(scales, block, positive, negative)`: writes the scale of a block with these largest bits.
+    """`scale_<format>(scales, block, positive, negative)`: writes the scale of a block with these bits of `_largest`.
 
     It returns the factor from values to codes, NaN for a block with a value that is not finite.
     """
@@ -153,6 +172,8 @@ def _scale(form: Format) -> Any:
     def generate(builder: Any, _: Any, arguments: Any) -> Any:
         scales, block, positive, negative = arguments
         unit = Unit(builder, SINGLE)
+        is_below = builder.icmp_signed("<", negative, unit.whole(0).value)
+        negative = builder.select(is_below, (Whole(unit, negative) & 0x7FFFFFFF).value, unit.whole(0).value)
         scale = _most(form, Whole(unit, positive), Whole(unit, negative))
         scale = where(scale < form.smallest_scale, form.smallest_scale, scale)
         scale = where(scale > SINGLE.largest, SINGLE.largest, scale)
@@ -167,12 +188,11 @@ def _scale(form: Format) -> Any:
 
 def _most(form: Format, positive: Whole, negative: Whole) -> Real:
     """The scale of a block before its bounds."""
-    if not form.signed:
+    if not form.signed or one_size(form):
         return positive.as_real()
     unit = positive.unit
     below = Truth(unit, unit.builder.icmp_signed(">=", negative.value, positive.value))
-    limit = float(reach(form))
-    return where(below, negative.as_real() if limit == 1 else negative.as_real() / limit, positive.as_real())
+    return where(below, negative.as_real() / float(reach(form)), positive.as_real())
 
 
 def _encode(form: Format, both: bool = True) -> Any:
@@ -202,7 +222,7 @@ def _encode(form: Format, both: bool = True) -> Any:
 
 
 def _code(form: Format, x: Real, factor: Real) -> Whole:
-    """The code of x in the lower bits; 0 where the factor is NaN."""
+    """The code of x in the lower bits, in a block of finite values."""
     unit = x.unit
     y = (x if form.signed else where(x > 0.0, x, 0.0)) * factor
     code = _nearest(form, y) & 0xFF
@@ -210,7 +230,7 @@ def _code(form: Format, x: Real, factor: Real) -> Whole:
     if form.floor and none is not None:
         is_none = Truth(unit, unit.builder.icmp_unsigned("==", code.value, unit.whole(none).value))
         code = _choice((x > 0.0) & is_none, unit.whole(none + 1), code)
-    return _choice(factor.is_nan(), unit.whole(0), code)
+    return code
 
 
 def _choice(condition: Truth, a: Whole, b: Whole) -> Whole:
@@ -224,7 +244,7 @@ def _less(a: Whole, b: int) -> Truth:
 def _nearest(form: Format, y: Real) -> Whole:
     """The code nearest to y, in the lower bits."""
     if form.name in ("dynamic8", "dynamic4"):
-        return _looked_up(form, y)
+        return _by_lines(form, y)
     if form.name.startswith("float8"):
         return _float8(form, y)
     if not form.signed:
@@ -234,19 +254,19 @@ def _nearest(form: Format, y: Real) -> Whole:
     return (y + _ROUNDING).bits()
 
 
-def _looked_up(form: Format, y: Real) -> Whole:
-    """The code by one look into the table of `rulec.formats.steps`."""
-    unit, look, bits = y.unit, steps(form), y.bits()
-    size = (bits & 0x7FFFFFFF) >> look.shift
-    size = _choice(_less(size, look.low), unit.whole(look.low), size)
-    high = look.low + look.cells - 1
-    cell = _choice(_less(size, high), size, unit.whole(high)) - look.low
-    if look.first.size > look.cells:
-        cell = cell + (bits >> 31) * look.cells
-    name = traits(form)
-    first = Whole(unit, _entry(unit, f"rulec_first_{name}", look.first.astype(np.int32), cell.value))
-    threshold = Real(unit, _entry(unit, f"rulec_threshold_{name}", look.threshold, cell.value))
-    return first + Whole(unit, unit.builder.zext((y > threshold).value, unit.whole_type))
+def _by_lines(form: Format, y: Real) -> Whole:
+    """The code by `rulec.formats.lines`."""
+    unit, look, size = y.unit, lines(form), abs(y) if form.signed else y
+    place, *others = [near_sum(size, float(slope), float(start)) for slope, start in look.lines]
+    for other in others:
+        place = where(other < place, other, place)
+    place = where(place > 0.0, place, 0.0)
+    step = (place + _ROUNDING).bits() - 0x4B400000
+    if form.signed:
+        step = step ^ Whole(unit, unit.builder.ashr(y.bits().value, unit.whole(31).value))
+    index = step + look.first
+    below = Real(unit, _entry(unit, f"rulec_below_{traits(form)}", look.below, index.value))
+    return index - Whole(unit, unit.builder.zext((~(y > below)).value, unit.whole_type))
 
 
 def _float8(form: Format, y: Real) -> Whole:
@@ -260,6 +280,18 @@ def _float8(form: Format, y: Real) -> Whole:
     small = (size.as_real() + power).bits() - power.bits()
     least = int(np.float32(2.0 ** (1 - kind.bias)).view(np.uint32))
     return _choice(_less(size, least), small, normal) | ((bits >> 24) & 0x80)
+
+
+def _clear() -> Any:
+    """`clear(codes, i)`: writes zeros into byte i."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, arguments: Any) -> None:
+        codes, index = arguments
+        _store(builder, _CODES, codes, index, ir.IntType(8)(0))
+
+    return intrinsic_word(2, lambda codes, index: types.void, generate)
 
 
 def _floats() -> Any:
@@ -285,11 +317,12 @@ def _formats() -> Iterator[Format]:
 
 #: The makers of words.
 WORDS: Mapping[str, Callable[[], Any]] = {
-    "floats": _floats, "int32": partial(of_numba, "int32"),
-    "above": partial(_largest, "above"), "below": partial(_largest, "below"),
+    "floats": _floats, "clear": _clear, "int32": partial(of_numba, "int32"),
+    **{side: partial(_largest, side) for side in ("size", "above", "below")},
     **{f"{way}_{traits(form)}": partial(word, form) for form in _formats()
        for way, word in (("unit", _unit_of), ("decode", _decode), ("scale", _scale), ("encode", _encode))},
-    **{f"encode_last_{traits(form)}": partial(_encode, form, False) for form in _formats() if form.bits == 4},
+    **{f"{way}_last_{traits(form)}": partial(word, form, False) for form in _formats() if form.bits == 4
+       for way, word in (("decode", _decode), ("encode", _encode))},
 }  # fmt: skip
 
 NAMES = frozenset(WORDS)

@@ -209,6 +209,11 @@ def fma(a: Real, b: Real | float, c: Real | float) -> Real:
     return a.unit.intrinsic("fma", a, a.unit.real(b), a.unit.real(c))
 
 
+def near_sum(a: Real, b: float, c: float) -> Real:
+    """`a*b + c`, rounded once or twice, whichever is faster: for results that may be either."""
+    return a.unit.intrinsic("fmuladd", a, a.unit.real(b), a.unit.real(c))
+
+
 def rint(x: Real) -> Real:
     """The nearest integer, halves to even."""
     return x.unit.intrinsic("roundeven", x)

@@ -37,8 +37,8 @@ INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
 
 _LOCALS = {
     "i", "j", "inf", "nan", "range", "elements", "kernel", "mask", "others", "mixed", "float", "pointers", "tensors",
-    "row", "start", "stop", "part", "count", "min", "floats", "place", "chunk", "matrix", "line", "back",
-    *CHUNK_COLUMNS,
+    "row", "start", "stop", "part", "count", "first", "last", "min", "floats", "place", "chunk", "matrix", "line",
+    "back", *CHUNK_COLUMNS,
 }  # fmt: skip
 
 

@@ -67,12 +67,13 @@ def of_numba(name: str) -> Any:
     return getattr(numba, name)
 
 
-def _compiled() -> Any:
-    """The decorator of a kernel's functions."""
+def _compiled(inlined: bool = False) -> Any:
+    """The decorator of a kernel's functions; `inlined` of those whose text takes the place of their calls."""
     from numba import njit
 
     # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
-    return njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+    options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": inlined}
+    return njit(**options)  # type: ignore[call-overload]
 
 
 def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> Any:
@@ -286,7 +287,8 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 
 #: The makers of words, for `from rulec_backends.cpu.words import exp`.
 WORDS: Mapping[str, Callable[[], Any]] = {
-    "compiled": _compiled, "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
+    "compiled": _compiled, "inlined": partial(_compiled, True),
+    "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
     "where": _where, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),

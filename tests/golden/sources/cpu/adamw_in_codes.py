@@ -1,25 +1,27 @@
 """AdamW: the cpu kernel for p:f32 g:f32 m:dynamic8/256-signed v:dynamic4/128-unsigned-floor. Printed by rulec."""
 
 from rulec_backends.cpu.format_words import (
-    above, below, decode_dynamic4_unsigned_floor, decode_dynamic8_signed, encode_dynamic4_unsigned_floor,
-    encode_dynamic8_signed, encode_last_dynamic4_unsigned_floor, floats, int32, scale_dynamic4_unsigned_floor,
-    scale_dynamic8_signed, unit_dynamic4_unsigned_floor, unit_dynamic8_signed,
+    above, below, clear, decode_dynamic4_unsigned_floor, decode_dynamic8_signed,
+    decode_last_dynamic4_unsigned_floor, encode_dynamic4_unsigned_floor, encode_dynamic8_signed,
+    encode_last_dynamic4_unsigned_floor, floats, int32, scale_dynamic4_unsigned_floor, scale_dynamic8_signed,
+    unit_dynamic4_unsigned_floor, unit_dynamic8_signed,
 )
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, word,
+    compiled, fetch_add, float32, inlined, load_float32, number, sqrt, store_float32, word,
 )
 
 
-@compiled
+@inlined
 def decode_dynamic8_256_signed(codes, scales, count, values):
-    """The values of count elements, of whole blocks and perhaps a short last one."""
+    """The values of count elements: of some of a block, or of whole blocks and perhaps a short last one."""
     for block in range((count + 255) // 256):
         unit = unit_dynamic8_signed(scales, block)
-        for i in range(block * 256, min((block + 1) * 256, count)):
+        first, last = block * 256, min((block + 1) * 256, count)
+        for i in range(first, last):
             decode_dynamic8_signed(values, i, codes, unit)
 
 
-@compiled
+@inlined
 def encode_dynamic8_256_signed(codes, scales, count, values):
     """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
     for block in range((count + 255) // 256):
@@ -28,20 +30,27 @@ def encode_dynamic8_256_signed(codes, scales, count, values):
         for i in range(first, last):
             positive, negative = above(positive, values, i), below(negative, values, i)
         factor = scale_dynamic8_signed(scales, block, positive, negative)
+        if factor != factor:
+            for i in range(first, last):
+                clear(codes, i)
+            continue
         for i in range(first, last):
             encode_dynamic8_signed(codes, i, values, factor)
 
 
-@compiled
+@inlined
 def decode_dynamic4_128_unsigned_floor(codes, scales, count, values):
-    """The values of count elements, of whole blocks and perhaps a short last one."""
+    """The values of count elements: of some of a block, or of whole blocks and perhaps a short last one."""
     for block in range((count + 127) // 128):
         unit = unit_dynamic4_unsigned_floor(scales, block)
-        for i in range(block * 128, min((block + 1) * 128, count)):
+        first, last = block * 128, min((block + 1) * 128, count)
+        for i in range(first // 2, last // 2):
             decode_dynamic4_unsigned_floor(values, i, codes, unit)
+        if last % 2:
+            decode_last_dynamic4_unsigned_floor(values, last // 2, codes, unit)
 
 
-@compiled
+@inlined
 def encode_dynamic4_128_unsigned_floor(codes, scales, count, values):
     """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
     for block in range((count + 127) // 128):
@@ -50,6 +59,10 @@ def encode_dynamic4_128_unsigned_floor(codes, scales, count, values):
         for i in range(first, last):
             positive, negative = above(positive, values, i), below(negative, values, i)
         factor = scale_dynamic4_unsigned_floor(scales, block, positive, negative)
+        if factor != factor:
+            for i in range(first // 2, (last + 1) // 2):
+                clear(codes, i)
+            continue
         for i in range(first // 2, last // 2):
             encode_dynamic4_unsigned_floor(codes, i, values, factor)
         if last % 2:
@@ -78,24 +91,26 @@ def elements(pointers, tensors, tensor, row, start, stop):
         count = min(stop - part, 1024)
         p_at = word(pointers, tensor) + 4 * part
         g_at = word(pointers, tensors + tensor) + 4 * part
-        decode_dynamic8_256_signed(m_codes + part, m_scales + part // 256 * 4, count, m_at)
-        decode_dynamic4_128_unsigned_floor(v_codes + part // 2, v_scales + part // 128 * 4, count, v_at)
-        for i in range(0, count):
-            p = load_float32(p_at, i, 0)
-            g = load_float32(g_at, i, 1)
-            m = load_float32(m_at, i, 2)
-            v = load_float32(v_at, i, 3)
-            m_new = beta1 * m + one_minus_beta1 * g
-            v_new = beta2 * v + one_minus_beta2 * g * g
-            m_hat = m_new / one_minus_beta1_t
-            sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
-            adam_direction = m_hat / (sigma + eps)
-            decay_direction = weight_decay * p
-            direction = adam_direction + decay_direction
-            p_new = p - lr * direction
-            store_float32(m_at, i, 2, m_new)
-            store_float32(v_at, i, 3, v_new)
-            store_float32(p_at, i, 0, p_new)
+        for first in range(0, count, 32):
+            last, place = min(first + 32, count), part + first
+            decode_dynamic8_256_signed(m_codes + place, m_scales + place // 256 * 4, last - first, m_at + 4 * first)
+            decode_dynamic4_128_unsigned_floor(v_codes + place // 2, v_scales + place // 128 * 4, last - first, v_at + 4 * first)
+            for i in range(first, last):
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                m = load_float32(m_at, i, 2)
+                v = load_float32(v_at, i, 3)
+                m_new = beta1 * m + one_minus_beta1 * g
+                v_new = beta2 * v + one_minus_beta2 * g * g
+                m_hat = m_new / one_minus_beta1_t
+                sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
+                adam_direction = m_hat / (sigma + eps)
+                decay_direction = weight_decay * p
+                direction = adam_direction + decay_direction
+                p_new = p - lr * direction
+                store_float32(m_at, i, 2, m_new)
+                store_float32(v_at, i, 3, v_new)
+                store_float32(p_at, i, 0, p_new)
         encode_dynamic8_256_signed(m_codes + part, m_scales + part // 256 * 4, count, m_at)
         encode_dynamic4_128_unsigned_floor(v_codes + part // 2, v_scales + part // 128 * 4, count, v_at)
 
