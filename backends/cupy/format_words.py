@@ -95,13 +95,13 @@ _MOST = "negative >= positive ? float_of(negative) / REACH : float_of(positive)"
 _BYTES = """\
 #pragma unroll
     for (int e = 0; e < wide; ++e)
-        code.at[e] = (CODE_t)(finite ? code_NAME(values[e], inverse) : 0);"""
+        code.at[e] = (CODE_t)(finite && e < count ? code_NAME(values[e], inverse) : 0);"""
 
 _PAIRS = """\
 #pragma unroll
     for (int e = 0; e < wide; e += 2) {
-        const uint32_t upper = code_NAME(finite ? values[e] : 0.0f, inverse);
-        const uint32_t lower = e + 1 < count ? code_NAME(finite ? values[e + 1] : 0.0f, inverse) : 0;
+        const uint32_t upper = code_NAME(finite && e < count ? values[e] : 0.0f, inverse);
+        const uint32_t lower = finite && e + 1 < count ? code_NAME(values[e + 1], inverse) : 0;
         code.at[e / 2] = (uint8_t)(finite ? upper << 4 | lower : 0);
     }"""
 

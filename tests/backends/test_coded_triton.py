@@ -16,7 +16,7 @@ from rulec.runtime.coded import decodes, kernel_of
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.coded import lengthened, words
 from tests.backends.coded_training import signed, training, unsigned
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import in_a_process, in_the_interpreter
 
 HEAD = """
 import torch
@@ -160,3 +160,32 @@ def test_tables_are_there_for_the_formats_that_look_into_one(name: str) -> None:
 def test_reductions_between_two_stages_in_codes() -> None:
     """The blocks of GPUs are longer where a format's are, and reductions of the same chunks have the same bits."""
     assert runs_in_codes("run('LAMB', 'dynamic8')") == [2]
+
+
+COMPILED = """
+import json, re
+from rulec_backends.triton import TritonBackend
+from rulec_backends.triton.blocks import block_for
+from rulec_backends.triton.coded import coded_in, lengthened
+from rulec_backends.triton.plan import moved
+from tests.backends.coded_training import signed, training, unsigned
+from tests.backends.triton_compiled import approximate, constants, made_for, memory
+
+def facts(target, m, v):
+    case = training("adamw", {"m": signed(m), "v": unsigned(v)}, (4096,))
+    program, layout, stage = case.program, case.layout, case.program.stages[0]
+    kernel = TritonBackend().build(program, layout, TritonBackend().emit(program, layout)).kernels["stage_0"]
+    block = lengthened(block_for(sum(moved(program, stage, layout)), target), coded_in(program, stage, layout))
+    made = made_for(target, kernel, constants(program, layout, 0, block), block.threads)
+    text = made.asm.get("ptx") or made.asm["amdgcn"]
+    return [*memory(made), approximate(text), len(re.findall("fma.rn.f32|v_fma_f32|v_fmac_f32", text))]
+"""
+
+
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_kernels_compile_for_gpus_without_local_memory_or_approximations(target: str) -> None:
+    facts = f"[facts({target!r}, 'dynamic4', 'dynamic8'), facts({target!r}, 'float8_e4m3', 'softsign8')]"
+    for stack, local, inexact, fused in in_a_process(f"{COMPILED}\nprint(json.dumps({facts}))\n"):
+        assert (stack, local, inexact) == (0, 0, [])
+        # Divisions and roots of AMD's GPUs are exact by fused multiply-adds of their own.
+        assert fused == 0 or target.startswith("hip")

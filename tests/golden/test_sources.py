@@ -71,7 +71,7 @@ def kept_estimate(backend: str) -> Path:
 
 #: The rule and the formats of its states of the kernel with states in codes, and the backends that have one.
 CODED = ("adamw", {"m": "dynamic8/256-signed", "v": "dynamic4/128-unsigned-floor"})
-DECODING = ("cpu", "c")
+DECODING = ("cpu", "c", "triton", "cupy")
 
 
 def coded(backend: str) -> str:
