@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,16 +67,24 @@ def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Ten
     """A symmetric matrix of which `write` computes some rows and columns; of a large one a quarter is only copied.
 
     An element and its mirror image are sums of the same products in the same order: the copied quarter has the same
-    bits as a computed one.
+    bits as a computed one. With tiles the order of a sum depends on the number of rows, and a matrix is computed whole:
+    its bits are those of one product, and it is quicker.
     """
     matrix = torch.empty(size, size, dtype=dtype, device="cpu")
-    if size < _WORTH_HALVING:
+    if size < _WORTH_HALVING or (dtype == torch.bfloat16 and _has_tiles()):
         return write(slice(None), slice(None), matrix)
     half = size // 2
     write(slice(half, None), slice(None), matrix[half:])
     matrix[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype, device="cpu"))
     matrix[:half, half:] = matrix[half:, :half].T
     return matrix
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 (AMX); False where this torch does not know."""
+    capabilities: Callable[[], Mapping[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)
+    return bool(capabilities().get("amx_bf16", False))
 
 
 #: The matrix functions: products by torch, decompositions by LAPACK through NumPy, which torch's would call too.

@@ -13,6 +13,7 @@ from torch import Tensor
 import rulec.torch
 from rulec.errors import HyperError
 from rulec.language.node import Op
+from rulec.torch import matrix
 from rulec.torch.matrix import TORCH_MATRIX
 from tests.torch.test_rules import advance, through_a_file
 from tests.torch.twins import difference, parameters
@@ -74,6 +75,28 @@ def test_newton_schulz_is_theirs_bit_for_bit(shape: tuple[int, int]) -> None:
     theirs = _zeropower_via_newtonschulz(grad, (3.4445, -4.7750, 2.0315), 5, 1e-7).float()
     ours = TORCH_MATRIX[Op.NEWTON_SCHULZ](np.stack([grad.numpy()] * 2), 5.0, dtype="bfloat16")
     assert all(np.array_equal(found, theirs.numpy()) for found in ours)
+
+
+@pytest.mark.parametrize(("tiles", "dtype", "halves"), [
+    (True, torch.bfloat16, False), (False, torch.bfloat16, True), (True, torch.float32, True),
+])  # fmt: skip
+def test_a_quarter_of_a_large_symmetric_product_is_copied_where_that_is_quicker(
+    tiles: bool, dtype: torch.dtype, halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of bfloat16 multiply a matrix whole. Both ways have the same sums, up to the order of their terms."""
+    y = torch.randn(300, 513, generator=torch.Generator().manual_seed(0)).to(dtype) / 16
+    rows: list[int] = []
+    multiply = torch.mm
+    monkeypatch.setattr(matrix, "_has_tiles", lambda: tiles)
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: rows.append(len(a)) or multiply(a, b, out=out))
+    product = matrix.gram(y)
+    assert rows == ([150, 150] if halves else [300])
+    assert torch.equal(product, product.T)
+    exact = y.double() @ y.double().T
+    most = y.double().abs() @ y.double().abs().T
+    # Sums in float32, then one rounding to the dtype.
+    bound = 513 * 2**-24 * most + torch.finfo(dtype).eps / 2 * exact.abs()
+    assert ((product.double() - exact).abs() <= bound * (1 + 2**-8)).all()
 
 
 def updates_in_bfloat16(optimizer: Any, grads: list[Tensor], ours: bool) -> list[Tensor]:
