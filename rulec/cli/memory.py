@@ -47,6 +47,9 @@ def memory(
     ] = False,
     dtype: DtypeOption = "float32",
     state_dtype: Annotated[str | None, typer.Option(help="The dtype or format of states, where it is another.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="The kind of bfloat16 weights: split, split24, master, kahan or stochastic.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 1,
     length: Annotated[
         int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
@@ -71,7 +74,7 @@ def memory(
     if epilogue and not known:
         raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
     states = None if state_dtype is None else check_state_dtype(state_dtype)
-    training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states)
+    training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights)
     way: Way = "epilogue" if epilogue else "eager" if eager else "deferred"
     with progress() as shown:
         shown.add_task(f"a step of {training.rule.name}", total=None)
@@ -125,10 +128,12 @@ def _parameters(measured: Account, training: Training) -> int:
 def _print(measured: Account, training: Training, way: Way, known: bool) -> None:
     from rulec.memory.live import KINDS
 
-    state = training.dtype if training.state_dtype is None else training.state_dtype
+    usual = "float32" if training.weights else training.dtype
+    state = usual if training.state_dtype is None else training.state_dtype
+    kept = f"{training.dtype} ({training.weights})" if training.weights else training.dtype
     unit, size = ("GiB", 2**30) if measured.total >= 2**30 else ("MiB", 2**20)
     print(
-        f"{_parameters(measured, training):,} parameters in {training.dtype}, {training.rule.name} with states in "
+        f"{_parameters(measured, training):,} parameters in {kept}, {training.rule.name} with states in "
         f"{state}, {way}; {unit}"
     )
     rows = [("at the peak", measured.peak, True), ("most of each", measured.most, False)]

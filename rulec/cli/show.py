@@ -32,6 +32,9 @@ def show(
     backend: BackendOption = "cpu",
     dtype: DtypeOption = "float32",
     state_dtype: Annotated[str, typer.Option(help="The dtype or format of states, where it is another.")] = "",
+    weights: Annotated[
+        str, typer.Option(help="The kind of 16-bit weights: split, split24, master, kahan or stochastic.")
+    ] = "",
     epilogue: Annotated[
         bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
     ] = False,
@@ -65,7 +68,7 @@ def show(
         text = _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
     else:
         language = _LANGUAGES.get(backend, "python")
-        kind, text = "source", _source(loaded, backend, check_dtype(dtype), state_dtype)
+        kind, text = "source", _source(loaded, backend, check_dtype(dtype), state_dtype, weights)
     if json:
         printed = backend if kind in ("source", "epilogue", "estimate") else None
         print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
@@ -73,13 +76,15 @@ def show(
         print_source(text, language)
 
 
-def _source(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
+def _source(rule: Rule, backend: str, dtype: str, state_dtype: str, weights: str) -> str:
     from rulec.backend import registry
     from rulec.compiler.layout import scheduled
     from rulec.compiler.pipeline import compile
     from rulec.runtime.coded import decodes
+    from rulec.runtime.storage import Storage
 
-    program = compile(rule)
+    Storage(weights=weights).check_weights([dtype])
+    program = compile(rule, weights=weights)
     printer, kernel = registry.get(backend), scheduled(program, _layout(program, dtype, state_dtype))
     if kernel.layout.formats and not decodes(printer, *kernel):
         raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")

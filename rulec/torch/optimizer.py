@@ -25,6 +25,7 @@ from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
+from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
@@ -65,6 +66,8 @@ class RuleOptimizer(Optimizer, Turns):
         group_rules_of(self.interface, [defaults])
         super().__init__(_iterable(params), defaults)
         self._check_groups()
+        plain = not self._options.weights
+        self._lost = watch_of(self.interface.name, self.param_groups, names_of(self.param_groups)) if plain else None
         self._complete = True
         self.state = Store(self.state)
         if self.interface.full_at_once:
@@ -186,6 +189,13 @@ class RuleOptimizer(Optimizer, Turns):
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
         machine, scaling = self._current(), self._scaling()
+        if self._lost is not None:
+            self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
+            self._lost = None if self._lost.done else self._lost
+        elif not machine.step(self.param_groups, inputs, scaling):
+            self._build().step(self.param_groups, inputs, scaling)
+
+    def _step_of(self, machine: Machine, inputs: Inputs | None, scaling: Scaling | None) -> None:
         if not machine.step(self.param_groups, inputs, scaling):
             self._build().step(self.param_groups, inputs, scaling)
 
@@ -279,7 +289,7 @@ class RuleOptimizer(Optimizer, Turns):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
-            self._machine, self._complete = None, True
+            self._machine, self._complete, self._lost = None, True, None
             super().__setstate__(state)
             self.state = Store(self.state)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,3 +158,20 @@ def test_bytes_of_a_parameter_are_those_counted() -> None:
 def test_a_mistake_is_one_sentence(words: dict[str, Any], message: str) -> None:
     with pytest.raises(HyperError, match=message):
         adamw(model(torch.float32), **words)
+
+
+def test_weights_that_stand_still_are_told_once() -> None:
+    net = model()
+    optimizer = rulec.torch.AdamW(net.named_parameters(), lr=1e-6)
+    with pytest.warns(RuntimeWarning, match=r"AdamW left \d+% of the elements of 0.weight .* weights='split'") as told:
+        take(net, optimizer, gradients(net, 120))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("words", [{"weights": "split"}, {"lr": 1e-1}])
+def test_weights_that_move_or_are_kept_whole_are_no_warning(words: dict[str, Any]) -> None:
+    net = model()
+    optimizer = rulec.torch.AdamW(net.named_parameters(), **{"lr": 1e-6, **words})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take(net, optimizer, gradients(net, 12))

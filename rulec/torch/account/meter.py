@@ -189,7 +189,7 @@ BEFORE = 2
 @dataclass(frozen=True)
 class Training:
     """A training to account for: `model` makes the model in a dtype, and `batch` its arguments; then the rule (its name
-    or itself), its hyper-parameters, and the dtype of its states (by default the weights')."""
+    or itself), its hyper-parameters, the dtype of its states (by default the weights'), and the kind of its weights."""
 
     model: Callable[..., nn.Module]
     batch: Callable[[str], tuple[Tensor, ...]]
@@ -197,6 +197,7 @@ class Training:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     state_dtype: str | None = None
+    weights: str | None = None
 
 
 def account(training: Training, way: Way, fake: bool = True, before: int = BEFORE) -> Account:
@@ -221,7 +222,8 @@ def account(training: Training, way: Way, fake: bool = True, before: int = BEFOR
 
 def stepping(model: nn.Module, training: Training, way: Way) -> tuple[Any, Callable[[], None]]:
     """An optimizer of the model, and what takes one training step."""
-    state = {} if training.state_dtype is None else {"state_dtype": training.state_dtype}
+    storage = {"state_dtype": training.state_dtype, "weights": training.weights}
+    state = {keyword: value for keyword, value in storage.items() if value is not None}
     if way == "deferred":
         plain = optimizer(training.rule)(model.parameters(), **training.hyper, **state)
 
