@@ -52,14 +52,17 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
 
 
 def check_whole(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """TensorError where states are to be in codes and a parameter is a part of a tensor: blocks may reach over it."""
-    coded = [word for word in options.state_dtypes.values() if word not in DTYPES]
+    """TensorError where a parameter is a part of a tensor, and its storage depends on the whole.
+
+    Blocks of codes may reach over a part, and random numbers follow from the place of an element in its tensor.
+    """
+    coded = [f"state_dtype={word!r}" for word in options.state_dtypes.values() if word not in DTYPES]
+    advice = f"give state_dtype one of {', '.join(DTYPES)}"
+    if options.weights == "stochastic":
+        coded, advice = ["weights='stochastic'"], "give weights='split'"
     for param, name in zip(params, names, strict=True):
         if coded and (is_split(param) or is_flat(param)):
-            raise TensorError(
-                f"{name} is a part of a tensor, and state_dtype={coded[0]!r} is for whole tensors alone: give "
-                f"state_dtype one of {', '.join(DTYPES)}"
-            )
+            raise TensorError(f"{name} is a part of a tensor, and {coded[0]} is for whole tensors alone: {advice}")
 
 
 def options_of(interface: Interface, values: dict[str, Any]) -> Options:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import rulec
@@ -217,3 +217,42 @@ def test_a_group_of_processes_is_one() -> None:
         clipped()([nn.Parameter(torch.zeros(2))], reduce_over="world")
     with pytest.raises(HyperError, match="AdamW has no keyword 'reduce_over'"):
         rulec.torch.AdamW([nn.Parameter(torch.zeros(2))], reduce_over=None)
+
+
+def split_shards(rank: int) -> None:
+    """FSDP's shards of bfloat16 weights in two parts are those of whole parameters."""
+
+    def trained(shard: bool) -> tuple[nn.Module, Any]:
+        model = net().bfloat16()
+        model = fully_shard(model) if shard else model
+        optimizer = rulec.torch.AdamW(model.named_parameters(), lr=1e-4, weights="split")
+        for step in range(STEPS):
+            inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).bfloat16()
+            (model(inputs) - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    (whole, first), (sharded, second) = trained(False), trained(True)
+    for p, q in zip(whole.parameters(), sharded.parameters(), strict=True):
+        assert torch.equal(q.full_tensor(), p)
+        low = second.state[q]["param::low"]
+        assert low.dtype is torch.int16
+        # Gloo gathers no int16.
+        assert torch.equal(low.float().full_tensor(), first.state[p]["param::low"].float())
+
+
+def stochastic_shards(rank: int) -> None:
+    model = fully_shard(net().bfloat16())
+    optimizer = rulec.torch.AdamW(model.named_parameters(), weights="stochastic")
+    model(torch.ones(4, 5).bfloat16()).sum().backward()
+    with pytest.raises(TensorError, match="weights='stochastic' is for whole tensors alone: give weights='split'"):
+        optimizer.step()
+
+
+def test_stochastic_weights_of_shards_are_refused() -> None:
+    together(stochastic_shards)
+
+
+def test_split_weights_of_shards_are_those_of_whole_ones() -> None:
+    together(split_shards)
