@@ -15,6 +15,7 @@ from benchmarks.gpu import large as gpu_large
 from benchmarks.gpu import rules as gpu_rules
 from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
+from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tune as gpu_tune
 from benchmarks.gpu.crew import Processes
 from benchmarks.gpu.device import Bench, gpu_facts, missing
@@ -47,6 +48,7 @@ def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
         Section("seed", gpu_seed.parts(only), 30.0),
         Section("rules", gpu_rules.parts(only), 120.0),
         Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
+        Section("states in codes", gpu_states.parts(only), 40.0),
         Section("jax", gpu_jax.parts(only), 60.0),
         Section("eager", gpu_eager.parts(only), 60.0),
         Section("noise", gpu_es.parts(only), 45.0),

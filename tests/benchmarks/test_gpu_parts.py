@@ -21,6 +21,7 @@ from benchmarks.gpu import peers as gpu_peers
 from benchmarks.gpu import rules as gpu_rules
 from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
+from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tensors as gpu_tensors
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Finding, Note
@@ -101,6 +102,19 @@ def test_another_backend_is_named_and_not_judged(bench: Bench) -> None:
     row, *_ = gpu_rules.rule(bench, "lion", True, "float32", "cpu")
     assert isinstance(row, Row)
     assert (row.subject, row.target) == ("lion, float32, cpu", None)
+
+
+def test_states_in_codes_are_held_against_states_in_float32(bench: Bench) -> None:
+    found = rows(gpu_states.coded(bench, "dynamic8"))
+    step = found[f"adamw, states in dynamic8: {gpu_states.TIMES}"]
+    # The parameter read and written, the gradient, and of two states codes and scales read and written.
+    assert step.detail["bytes"] == round((12 + 4 * (1 + 4 / 256)) * gpu_tensors.QUICK)
+    assert step.value == pytest.approx(step.detail["dynamic8"] / step.detail["float32"])
+    assert step.target is None
+    share = found[f"adamw, states in dynamic8: {gpu_rules.SHARE}"]
+    assert share.value > 0
+    assert [part.arguments[0] for part in gpu_states.parts(["adamw"])][:2] == ["int8", "softsign8"]
+    assert gpu_states.parts(["lion"]) == []
 
 
 def test_composed_rules_run_too(bench: Bench) -> None:
