@@ -115,11 +115,14 @@ _CODE = """\
         codes[i] = (CODE_t)code_NAME(values[i], inverse);"""
 
 _BYTES_OF_CODES = """\
+    uint32_t each[BLOCK + 1];
 #pragma omp simd
-    for (int64_t i = 0; i < count / 2; i++)
-        codes[i] = (uint8_t)(code_NAME(values[2 * i], inverse) << 4 | code_NAME(values[2 * i + 1], inverse));
-    if (count % 2 != 0)
-        codes[count / 2] = (uint8_t)(code_NAME(values[count - 1], inverse) << 4);"""
+    for (int64_t i = 0; i < count; i++)
+        each[i] = code_NAME(values[i], inverse);
+    each[count] = 0;
+#pragma omp simd
+    for (int64_t i = 0; i < (count + 1) / 2; i++)
+        codes[i] = (uint8_t)(each[2 * i] << 4 | each[2 * i + 1]);"""
 
 #: The code of x in a block with this inverse, as an integer of which the lower bits count.
 _NEAREST = """\
@@ -137,6 +140,16 @@ _FLOAT8 = """\
     const uint32_t normal = ((size + HALF + (size >> DROP & 1)) >> DROP) - BIAS;
     const uint32_t small = bits_of(float_of(size) + POWER) - bits_of(POWER);
     const uint32_t code = (size < LEAST ? small : normal) | (bits >> 24 & 0x80);"""
+
+#: The value of a signed softsign8 code where the unit is 1: a division takes less than a look into 1 kB where these are
+#: taken one by one.
+_SOFTSIGN = """\
+FUNCTION float value_NAME(int8_t code)
+{
+    const float t = (float)code * ROOT;
+    return t / (2.0f - fabsf(t));
+}
+"""
 
 _LINES = """\
     const float size = SIZE;
@@ -173,14 +186,16 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
         "FIRST": "first / 2" if pairs else "first", "BYTES": "(count + 1) / 2" if pairs else "count",
     }  # fmt: skip
     decode = filled(_DECODE, {
-        "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": value(form, "codes[i]"),
-        "UPPER": value(form, "(codes[i] >> 4)"), "LOWER": value(form, "(codes[i] & 15)"), "UNIT": unit(form), **common,
+        "LOOP": _VALUES_OF_BYTES if pairs else _VALUE, "VALUE": _value(form, "codes[i]"),
+        "UPPER": _value(form, "(codes[i] >> 4)"), "LOWER": _value(form, "(codes[i] & 15)"), "UNIT": unit(form),
+        **common,
     })  # fmt: skip
     encode = filled(_ENCODE, {
         "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
         "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
     })  # fmt: skip
-    return [*_tables(form, dialect), decode, nearest(form, dialect), encode]
+    softsign = filled(_SOFTSIGN, {"ROOT": _number(np.float32(1) / np.float32(127)), **common})
+    return [*_tables(form, dialect), *[softsign] * _is_softsign(form), decode, nearest(form, dialect), encode]
 
 
 def nearest(form: Format, dialect: Dialect) -> str:
@@ -201,6 +216,15 @@ def value(form: Format, code: str) -> str:
     if _is_even(form):
         return f"(float)({code} + 1) * 0.0625f"
     return f"table_{function_name(form)}[(uint8_t){code}]"
+
+
+def _value(form: Format, code: str) -> str:
+    """The value as `value` has it, or from a function."""
+    return f"value_{function_name(form)}({code})" if _is_softsign(form) else value(form, code)
+
+
+def _is_softsign(form: Format) -> bool:
+    return form.signed and form.name == "softsign8"
 
 
 def unit(form: Format) -> str:
@@ -263,7 +287,7 @@ def _lines(form: Format) -> str:
 def _tables(form: Format, dialect: Dialect) -> list[str]:
     """The tables that the functions of a format read."""
     name, texts = function_name(form), []
-    if looks_up(form):
+    if looks_up(form) and not _is_softsign(form):
         texts.append(constants(dialect, "float", f"table_{name}", [_number(x) for x in table(form)]))
     return [*texts, *below_table(form, dialect, "-INFINITY")]
 

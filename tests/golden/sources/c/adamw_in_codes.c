@@ -282,11 +282,14 @@ RULEC_FUNCTION void codes_dynamic4_128_unsigned_floor(uint8_t *codes, float *sca
     const float scale = most < 1.1754944e-38f ? 1.1754944e-38f : most > 3.4028235e38f ? 3.4028235e38f : most;
     const float inverse = 1.0f / scale;
     scales[0] = scale;
+    uint32_t each[128 + 1];
 #pragma omp simd
-    for (int64_t i = 0; i < count / 2; i++)
-        codes[i] = (uint8_t)(code_dynamic4_128_unsigned_floor(values[2 * i], inverse) << 4 | code_dynamic4_128_unsigned_floor(values[2 * i + 1], inverse));
-    if (count % 2 != 0)
-        codes[count / 2] = (uint8_t)(code_dynamic4_128_unsigned_floor(values[count - 1], inverse) << 4);
+    for (int64_t i = 0; i < count; i++)
+        each[i] = code_dynamic4_128_unsigned_floor(values[i], inverse);
+    each[count] = 0;
+#pragma omp simd
+    for (int64_t i = 0; i < (count + 1) / 2; i++)
+        codes[i] = (uint8_t)(each[2 * i] << 4 | each[2 * i + 1]);
 }
 
 /* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
