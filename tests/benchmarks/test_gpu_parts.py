@@ -245,6 +245,7 @@ def test_targets_come_first_and_compiled_peers_last() -> None:
         "seed",
         "rules",
         "reducing rules",
+        "states in codes",
         "jax",
         "eager",
         "noise",
