@@ -104,17 +104,23 @@ def test_another_backend_is_named_and_not_judged(bench: Bench) -> None:
     assert (row.subject, row.target) == ("lion, float32, cpu", None)
 
 
-def test_states_in_codes_are_held_against_states_in_float32(bench: Bench) -> None:
+def test_states_in_codes_are_held_against_states_in_float32(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"float32": 4.0, "dynamic8": 3.0, "copy": 1.0}
+    monkeypatch.setattr(gpu_states, "timed", lambda *_: Times({name: [seconds[name]] for name in _[1]}))
     found = rows(gpu_states.coded(bench, "dynamic8"))
     step = found[f"adamw, states in dynamic8: {gpu_states.TIMES}"]
     # The parameter read and written, the gradient, and of two states codes and scales read and written.
-    assert step.detail["bytes"] == round((12 + 4 * (1 + 4 / 256)) * gpu_tensors.QUICK)
-    assert step.value == pytest.approx(step.detail["dynamic8"] / step.detail["float32"])
-    assert step.target is None
+    each = 12 + 4 * (1 + 4 / 256)
+    assert step.detail["bytes"] == round(each * gpu_tensors.QUICK)
+    assert (step.value, step.target) == (0.75, None)
     share = found[f"adamw, states in dynamic8: {gpu_rules.SHARE}"]
-    assert share.value > 0
+    assert share.value == pytest.approx(each / 8 / 3)
     assert [part.arguments[0] for part in gpu_states.parts(["adamw"])][:2] == ["int8", "softsign8"]
     assert gpu_states.parts(["lion"]) == []
+
+
+def test_a_step_with_states_in_codes_is_timed(bench: Bench) -> None:
+    assert all(row.value > 0 for row in rows(gpu_states.coded(bench, "int8")).values())
 
 
 def test_composed_rules_run_too(bench: Bench) -> None:
