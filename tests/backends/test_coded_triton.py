@@ -83,7 +83,7 @@ def run(name, state_dtype, dtype=torch.float32, **keywords):
         keywords["lr"] = 1e-2
     coded = make([params[0], small], backend="triton", state_dtype=state_dtype, **keywords)
     floats = make([params[1]], backend="triton", state_dtype="float32", **keywords)
-    for step in range(3):
+    for step in range(2):
         grad = torch.randn(72, 80, generator=draws).to(dtype)
         small.grad = torch.ones(5)
         for param in params:
@@ -93,7 +93,7 @@ def run(name, state_dtype, dtype=torch.float32, **keywords):
         keys = coded.param_groups[0]["formats"]
         rounded(floats, params[1], keys)
         assert torch.equal(*params), (name, step)
-        if step == 1:
+        if step == 0:
             state = copy.deepcopy(coded.state_dict())
             coded = make([params[0], small], backend="triton", state_dtype=state_dtype, **keywords)
             coded.load_state_dict(state)
@@ -113,18 +113,38 @@ def runs_in_codes(calls: str) -> list[int]:
 
 
 def test_a_run_of_torchs_is_a_run_in_floats_rounded_after_each_step() -> None:
-    momentum = "run('SGD', 'dynamic8', momentum=0.9)"
-    assert runs_in_codes(f"run('AdamW', 'dynamic8'), run('Lion', 'int8'), {momentum}") == [2, 1, 1]
+    assert runs_in_codes("run('AdamW', 'dynamic8'), run('Lion', 'int8')") == [2, 1]
 
 
-def test_parameters_in_bfloat16_and_scalars_on_the_device() -> None:
-    device = "run('AdamW', 'int8', capturable=True, maximize=True)"
-    assert runs_in_codes(f"run('AdamW', 'softsign8', torch.bfloat16), {device}") == [2, 2]
+def test_parameters_of_other_dtypes_scalars_on_the_device_and_reductions() -> None:
+    narrow = "run('AdamW', 'softsign8', torch.bfloat16, capturable=True, maximize=True)"
+    assert runs_in_codes(f"{narrow}, run('LAMB', 'dynamic4', torch.float64)") == [2, 2]
+
+
+STAYS = """
+for name in ("LAMB", "AdamP"):
+    draws = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(72, 80, generator=draws))
+    optimizer = getattr(rt, name)([param], backend="triton", state_dtype="int8", capturable=True, lr=1e-2)
+    optimizer.grad_scale = torch.tensor(4.0)
+    before = []
+    for infinite in (0.0, 1.0):
+        optimizer.found_inf = torch.tensor(infinite)
+        param.grad = 4*torch.randn(72, 80, generator=draws)
+        optimizer.step()
+        after = [param.detach().clone(), *(x.clone() for x in optimizer.state[param].values())]
+        assert not infinite or all(map(torch.equal, before, after)), name
+        before = after
+    assert all(x.any() for x in after)
+"""
+
+
+def test_tensors_that_stay_keep_their_codes_and_scales() -> None:
+    in_codes(f"{RUNS}{STAYS}")
 
 
 def test_rows_and_columns_get_states_that_are_decoded_before_their_stages() -> None:
-    device = "run('AdamP', 'int8', capturable=True)"
-    assert runs_in_codes(f"run('AdamMini', 'dynamic8'), {device}") == [1, 2]
+    assert runs_in_codes("run('AdamP', 'int8', capturable=True)") == [2]
 
 
 class Foreign:
@@ -157,11 +177,6 @@ def test_tables_are_there_for_the_formats_that_look_into_one(name: str) -> None:
         assert words(form)[: table(form).size].tobytes() in (table(form).tobytes(), b"")
 
 
-def test_reductions_between_two_stages_in_codes() -> None:
-    """The blocks of GPUs are longer where a format's are, and reductions of the same chunks have the same bits."""
-    assert runs_in_codes("run('LAMB', 'dynamic8')") == [2]
-
-
 COMPILED = """
 import json, re
 from rulec_backends.triton import TritonBackend
@@ -184,8 +199,8 @@ def facts(target, m, v):
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 def test_kernels_compile_for_gpus_without_local_memory_or_approximations(target: str) -> None:
-    facts = f"[facts({target!r}, 'dynamic4', 'dynamic8'), facts({target!r}, 'float8_e4m3', 'softsign8')]"
-    for stack, local, inexact, fused in in_a_process(f"{COMPILED}\nprint(json.dumps({facts}))\n"):
-        assert (stack, local, inexact) == (0, 0, [])
-        # Divisions and roots of AMD's GPUs are exact by fused multiply-adds of their own.
-        assert fused == 0 or target.startswith("hip")
+    facts = f"facts({target!r}, 'dynamic4', 'dynamic8')"
+    stack, local, inexact, fused = in_a_process(f"{COMPILED}\nprint(json.dumps({facts}))\n")
+    assert (stack, local, inexact) == (0, 0, [])
+    # Divisions and roots of AMD's GPUs are exact by fused multiply-adds of their own.
+    assert fused == 0 or target.startswith("hip")

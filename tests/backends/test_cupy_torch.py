@@ -101,6 +101,23 @@ def test_scaled_gradients_that_are_not_finite_leave_everything_as_it_was() -> No
     assert int(scaled.state[param]["step"]) == 2
 
 
+@pytest.mark.parametrize("make", [rulec.torch.AdamW, rulec.torch.LAMB], ids=lambda c: c.__name__)
+def test_tensors_that_stay_keep_their_codes_and_scales(make: Any) -> None:
+    torch.manual_seed(1)
+    param = torch.nn.Parameter(torch.randn(72, 80))
+    optimizer = make([param], backend="cupy", state_dtype="int8", capturable=True)
+    optimizer.grad_scale = torch.tensor(4.0)
+    before: list[Any] = []
+    for infinite in (False, True):
+        optimizer.found_inf = torch.tensor(float(infinite))
+        param.grad = 4 * torch.randn(72, 80)
+        optimizer.step()
+        after = [param.detach().clone(), *(x.clone() for x in optimizer.state[param].values())]
+        assert not infinite or all(map(torch.equal, before, after))
+        before = after
+    assert all(bool(x.any()) for x in before)
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 def test_states_in_codes_are_saved_and_loaded_in_the_middle(capturable: bool) -> None:
     def run(backend: str, **more: Any) -> Any:
