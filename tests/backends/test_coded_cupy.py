@@ -52,6 +52,20 @@ def test_several_chunks_and_blocks_of_formats_longer_than_packs_of_all_threads(c
     check(training("adamw", {"m": signed("int8/4096"), "v": unsigned("dynamic4/2048")}, (9001,), GPU), BACKEND)
 
 
+def unaligned(array: Any) -> Any:
+    """A copy that begins one element behind an aligned address."""
+    return cuda_stand_in.asarray(np.concatenate([array.reshape(-1)[:1], array.reshape(-1)]))[1:].reshape(array.shape)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["int8", "dynamic4"])
+@pytest.mark.parametrize("cupy", [False], indirect=True)
+def test_arrays_at_any_address(cupy: Any, name: str) -> None:
+    assert unaligned(np.zeros(3, np.int8)).data.ptr % 16 == 1
+    memory = Memory(unaligned, GPU.back)
+    check(training("adamw", {"m": signed(name), "v": unsigned(name)}, (5003,), memory), BACKEND)
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("rule", "name", "count"), [("adamw", "int8", 2), ("lamb", "dynamic8", 2), ("adam_mini", "int8", 1)]
