@@ -351,8 +351,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
         uint8_t *v_codes = (uint8_t *)bucket->v[at->tensor] + part / 2;
         float *v_scale = (float *)bucket->v_scale[at->tensor] + part / 128;
         float v_at[1024];
-        for (int64_t first = 0; first < count; first += 32) {
-            const int64_t last = count - first < 32 ? count : first + 32;
+        for (int64_t first = 0; first < count; first += 64) {
+            const int64_t last = count - first < 64 ? count : first + 64;
             decode_dynamic8_256_signed(m_codes + first, m_scale + first / 256, last - first, m_at + first);
             decode_dynamic4_128_unsigned_floor(v_codes + first / 2, v_scale + first / 128, last - first, v_at + first);
 #pragma omp simd
