@@ -179,11 +179,16 @@ class StageSource(ChunkLoops):
             *block(f"for (int64_t first = 0; first < count; first += {PIECE})", [
                 f"const int64_t last = count - first < {PIECE} ? count : first + {PIECE};",
                 *(line for buffer in self.coded if buffer.loaded for line in self._moved("decode", buffer)),
+                *(self._prefetched(self.write.at[name]) for name in arrays),
                 *self._loop("first", "last", body),
                 *(line for buffer in stored if buffer.format.block <= PIECE for line in self._moved("encode", buffer)),
             ]),
             *(line for buffer in stored if buffer.format.block > PIECE for line in self._moved("encode", buffer, True)),
         ])  # fmt: skip
+
+    def _prefetched(self, at: str) -> str:
+        """The call that asks for memory of an array in advance: arrays stand still while states are encoded."""
+        return f"prefetch({at} + first, (last - first) * (int64_t)sizeof *{at});"
 
     def _variables_of(self, buffer: CodedBuffer, length: int) -> list[str]:
         """The variables of a state in codes, in a part: its codes and scales, and memory for its values."""

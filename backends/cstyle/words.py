@@ -126,6 +126,16 @@ FUNCTION float coarse(float x, float count)
     return isfinite(x) ? float_of(bits) : x;
 }
 """,
+    "prefetch": """\
+/* Asks for the memory a kilobyte behind some bytes, so that it comes while these are worked on; there may be none. */
+FUNCTION void prefetch(const void *address, int64_t bytes)
+{
+#if defined(__GNUC__)
+    for (int64_t i = 1024; i < 1024 + bytes; i += 64)
+        __builtin_prefetch((const void *)((uintptr_t)address + (uintptr_t)i));
+#endif
+}
+""",
     "line_at": """\
 /* slope*x + start, rounded once or twice, whichever is faster: for results that may be either. */
 FUNCTION float line_at(float slope, float x, float start)

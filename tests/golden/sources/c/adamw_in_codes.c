@@ -59,6 +59,15 @@ RULEC_FUNCTION uint32_t bits_of(float value)
     return both.bits;
 }
 
+/* Asks for the memory a kilobyte behind some bytes, so that it comes while these are worked on; there may be none. */
+RULEC_FUNCTION void prefetch(const void *address, int64_t bytes)
+{
+#if defined(__GNUC__)
+    for (int64_t i = 1024; i < 1024 + bytes; i += 64)
+        __builtin_prefetch((const void *)((uintptr_t)address + (uintptr_t)i));
+#endif
+}
+
 /* slope*x + start, rounded once or twice, whichever is faster: for results that may be either. */
 RULEC_FUNCTION float line_at(float slope, float x, float start)
 {
@@ -355,6 +364,8 @@ static void step_chunk(const Bucket *bucket, int64_t chunk)
             const int64_t last = count - first < 64 ? count : first + 64;
             decode_dynamic8_256_signed(m_codes + first, m_scale + first / 256, last - first, m_at + first);
             decode_dynamic4_128_unsigned_floor(v_codes + first / 2, v_scale + first / 128, last - first, v_at + first);
+            prefetch(p_at + first, (last - first) * (int64_t)sizeof *p_at);
+            prefetch(g_at + first, (last - first) * (int64_t)sizeof *g_at);
 #pragma omp simd
             for (int64_t i = first; i < last; i++) {
                 step_element(
