@@ -124,6 +124,7 @@ class CodedParts:
         inner = [
             f"last, place = min(first + {piece}, count), part + first",
             *(self._moved("decode", b, "first", "last - first") for b in self.buffers if b.loaded),
+            *(line for name in self._arrays() for line in self._prefetched(name)),
             *loop("i", "first", "last", body),
             *(self._moved("encode", b, "first", "last - first") for b in stored if b.format.block <= piece),
         ]
@@ -144,6 +145,11 @@ class CodedParts:
         """The address of an array's first element of a part."""
         write = self.write
         return f"{write.at[name]} = {write.address(name)} + {ITEM_SIZE[write.storage(name)]} * part"
+
+    def _prefetched(self, name: str) -> list[str]:
+        """The loop that asks for memory of an array in advance: arrays stand still while states are encoded."""
+        size = ITEM_SIZE[self.write.storage(name)]
+        return loop("i", f"{size} * first", f"{size} * last, 64", [f"prefetch({self.write.at[name]}, i)"])
 
     def _moved(self, way: str, buffer: CodedBuffer, first: str, count: str) -> str:
         """The call that decodes or encodes `count` elements from `first` of a part of a state."""

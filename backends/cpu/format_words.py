@@ -294,6 +294,23 @@ def _clear() -> Any:
     return intrinsic_word(2, lambda codes, index: types.void, generate)
 
 
+def _prefetch() -> Any:
+    """`prefetch(array, i)`: asks for the memory a kilobyte behind byte i; there may be none."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, arguments: Any) -> None:
+        address, index = arguments
+        word, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        ahead = builder.add(builder.add(address, index), ir.IntType(64)(1024))
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        # To read, into the nearest cache, of data.
+        builder.call(function, [builder.inttoptr(ahead, byte), word(0), word(3), word(1)])
+
+    return intrinsic_word(2, lambda array, index: types.void, generate)
+
+
 def _floats() -> Any:
     """`floats(count)`: the address of `count` floats of the function's own memory; the count is a constant."""
     from llvmlite import ir
@@ -317,7 +334,7 @@ def _formats() -> Iterator[Format]:
 
 #: The makers of words.
 WORDS: Mapping[str, Callable[[], Any]] = {
-    "floats": _floats, "clear": _clear, "int32": partial(of_numba, "int32"),
+    "floats": _floats, "clear": _clear, "prefetch": _prefetch, "int32": partial(of_numba, "int32"),
     **{side: partial(_largest, side) for side in ("size", "above", "below")},
     **{f"{way}_{traits(form)}": partial(word, form) for form in _formats()
        for way, word in (("unit", _unit_of), ("decode", _decode), ("scale", _scale), ("encode", _encode))},

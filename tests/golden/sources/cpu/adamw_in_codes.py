@@ -3,8 +3,8 @@
 from rulec_backends.cpu.format_words import (
     above, below, clear, decode_dynamic4_unsigned_floor, decode_dynamic8_signed,
     decode_last_dynamic4_unsigned_floor, encode_dynamic4_unsigned_floor, encode_dynamic8_signed,
-    encode_last_dynamic4_unsigned_floor, floats, int32, scale_dynamic4_unsigned_floor, scale_dynamic8_signed,
-    unit_dynamic4_unsigned_floor, unit_dynamic8_signed,
+    encode_last_dynamic4_unsigned_floor, floats, int32, prefetch, scale_dynamic4_unsigned_floor,
+    scale_dynamic8_signed, unit_dynamic4_unsigned_floor, unit_dynamic8_signed,
 )
 from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, inlined, load_float32, number, sqrt, store_float32, word,
@@ -95,6 +95,10 @@ def elements(pointers, tensors, tensor, row, start, stop):
             last, place = min(first + 32, count), part + first
             decode_dynamic8_256_signed(m_codes + place, m_scales + place // 256 * 4, last - first, m_at + 4 * first)
             decode_dynamic4_128_unsigned_floor(v_codes + place // 2, v_scales + place // 128 * 4, last - first, v_at + 4 * first)
+            for i in range(4 * first, 4 * last, 64):
+                prefetch(p_at, i)
+            for i in range(4 * first, 4 * last, 64):
+                prefetch(g_at, i)
             for i in range(first, last):
                 p = load_float32(p_at, i, 0)
                 g = load_float32(g_at, i, 1)
