@@ -66,7 +66,7 @@ _FUNCTIONS: Mapping[Op, str] = {
 _OTHERS: Mapping[Op, str] = {Op.CBRT: "cbrt", Op.ERF: "erf", Op.POW: "power", Op.SIGMOID: "sigmoid"}
 
 #: Functions of the bits of numbers; they take the library first.
-_BITS: Mapping[Op, str] = {Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse"}
+_BITS: Mapping[Op, str] = {Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse", Op.CHANCE: "chance"}
 
 
 #: The lines of import of the functions of bits, for `Dialect.functions`.

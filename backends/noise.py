@@ -12,7 +12,7 @@ from rulec.backend.noise import Noise
 from rulec.backend.printer import require_elementwise
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
-from rulec.compiler.layout import Layout, layout_for
+from rulec.compiler.layout import Layout, has_chance, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
@@ -40,6 +40,8 @@ def require_estimate(backend: str, program: Program, values: str) -> None:
     for buffer in program.buffers:
         if buffer.role == "input":
             raise BackendUnsupported(backend, f"the input {buffer.name!r} beside noise", program.name)
+    if has_chance(program):
+        raise BackendUnsupported(backend, "stochastic rounding beside noise", program.name)
     if not any(n.op is Op.LOAD and n.arg == "g" for n in walk(stage.roots)):
         raise BackendUnsupported(backend, "noise in the place of a gradient that is not read", program.name)
 

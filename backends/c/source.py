@@ -190,6 +190,10 @@ class StageSource(ChunkLoops):
         """The call that asks for memory of an array in advance: arrays stand still while states are encoded."""
         return f"prefetch({at} + first, (last - first) * (int64_t)sizeof *{at});"
 
+    def place(self, index: str) -> dict[str, str]:
+        """As of all loops; a loop over a part counts from its first element."""
+        return {"position": f"part + {index}", "origin": "part"} if self.coded else super().place(index)
+
     def _variables_of(self, buffer: CodedBuffer, length: int) -> list[str]:
         """The variables of a state in codes, in a part: its codes and scales, and memory for its values."""
         form, const = buffer.format, "" if buffer.stored else "const "

@@ -62,8 +62,21 @@ class StageWriter:
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
         self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
         self.printer = _Printer(
-            "cpu", program, stage, OPS, self._constant, self.names.__getitem__, frozenset(taken), self.names.__getitem__
+            "cpu",
+            program,
+            stage,
+            {**OPS, Op.CHANCE: self._chance},
+            self._constant,
+            self.names.__getitem__,
+            frozenset(taken),
+            self.names.__getitem__,
         )
+
+    def _chance(self, _: str, *words: str) -> str:
+        first = "line * width + left" if self.nest.shaped else "start"
+        # In a stage with states in codes, `i` counts the elements of a part.
+        parted = any(self.layout.format(buffer) for buffer in self.nest.buffers)
+        return f"chance({'part + i, part' if parted else f'i, {first}'}, {', '.join(words)})"
 
     def _constant(self, value: float) -> str:
         text = repr(value) if math.isfinite(value) else ("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")

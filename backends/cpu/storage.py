@@ -8,7 +8,10 @@ bfloat16, in NaNs of arithmetic, and after `ordinary`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+from rulec.arrays.bits import GOLDEN, MIXING, NUMBERS
 
 from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
 
@@ -81,6 +84,33 @@ def coarse(x: Real, count: Real) -> Real:
     """`x` moved away from zero by a count of ulps, its lowest 16 bits cleared; `x` where it is not finite."""
     moved = (x.bits() + _count(count)) & -0x10000
     return where(abs(x) < math.inf, moved.as_real(), x)
+
+
+def chance(unit: Unit, place: Any, first_place: Any, words: Sequence[Any]) -> Real:
+    """The random number below 2**16 of the element at a place, an int64: see `rulec.arrays.bits`.
+
+    Places lie less than 2**32 behind the first place of a loop, so vectors of 32 bits tell where the upper half grows.
+    """
+    from llvmlite import ir
+
+    builder = unit.builder
+    narrow = Unit(builder, SINGLE)
+    seed_low, seed_high, number, step, draw = (Whole(narrow, builder.fptoui(word, narrow.whole_type)) for word in words)
+    low = Whole(narrow, builder.trunc(place, narrow.whole_type))
+    before = builder.trunc(first_place, narrow.whole_type)
+    start = builder.trunc(builder.lshr(first_place, ir.Constant(place.type, 32)), narrow.whole_type)
+    grown = builder.icmp_unsigned("<", low.value, before)
+    stream = _scrambled(_scrambled(number + draw * NUMBERS) ^ (seed_low + seed_high * (1 << 16)))
+    first, second = _scrambled(stream ^ step) + Whole(narrow, start) * GOLDEN, _scrambled(stream * GOLDEN + step)
+    key = Whole(narrow, builder.select(grown, (first + GOLDEN).value, first.value))
+    mixed = _scrambled(low ^ key)
+    return Real(unit, builder.uitofp((_scrambled(mixed + second) >> 16).value, unit.real_type))
+
+
+def _scrambled(x: Whole) -> Whole:
+    for shift, factor in MIXING:
+        x = (x ^ (x >> shift)) * factor
+    return x
 
 
 def ordinary(value: Real) -> Real:

@@ -98,6 +98,7 @@ def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> An
         2: lambda context, a, b: define(a, b),
         3: lambda context, a, b, c: define(a, b, c),
         4: lambda context, a, b, c, d: define(a, b, c, d),
+        7: lambda context, a, b, c, d, e, f, g: define(a, b, c, d, e, f, g),
     }
     return intrinsic(prefer_literal=True)(shapes[arity])
 
@@ -115,6 +116,19 @@ def _function(formula: Callable[..., Real | Truth], arity: int) -> Any:
         return formula(*(Real(unit, v) for v in values)).value
 
     return intrinsic_word(arity, signature, generate)
+
+
+def _chance() -> Any:
+    """`chance(i, first, *words)`: the random number of element i of a loop from element `first` on."""
+    from numba import types
+
+    def signature(place: Any, first: Any, *words: Any) -> Any:
+        return words[0] if place == first == types.int64 and len({*words}) == 1 else None
+
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        return cpu_storage.chance(_unit(builder, kinds[2]), values[0], values[1], values[2:]).value
+
+    return intrinsic_word(7, signature, generate)
 
 
 def _where() -> Any:
@@ -289,7 +303,7 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "inlined": partial(_compiled, True),
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
-    "where": _where, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
+    "where": _where, "chance": _chance, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
     **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},

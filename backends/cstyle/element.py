@@ -20,7 +20,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
-from rulec.language.node import Kind, Node, Op, is_boolean
+from rulec.language.node import Kind, Node, Op, is_boolean, walk
 
 from ..comment import line_comment
 from .dialect import Dialect
@@ -62,6 +62,10 @@ _POWERS = {-1.0: "{one} / {x}", -2.0: "inverse_square{f}({x})", 0.5: "root{f}({x
 
 _LOCALS = frozenset({"i", "element", "unscale"})
 
+#: The parameters of a function with random bits: the place of its element in its tensor, and a place less than 2**32
+#: before it that is the same for all elements of a loop.
+PLACE = ("position", "origin")
+
 #: A text, and the precedence of its outermost operator.
 _Piece = tuple[str, int]
 
@@ -70,9 +74,9 @@ _Piece = tuple[str, int]
 class Parameter:
     """A parameter of an element's function.
 
-    `kind` is "index", "buffer", "vector", "scalar", "scale" or "total". `of` names its buffer, vector, column of the
-    scalar table or reduction. `place` is for a vector: with a value for each element the parameter is an address; with
-    one for each row, column or matrix, as they lie in memory, it is a number.
+    `kind` is "index", "position", "buffer", "vector", "scalar", "scale" or "total". `of` names its buffer, vector,
+    column of the scalar table or reduction. `place` is for a vector: with a value for each element the parameter is an
+    address; with one for each row, column or matrix, as they lie in memory, it is a number.
     """
 
     kind: str
@@ -102,7 +106,9 @@ class ElementWriter:
         self.nest, self.scaled = Nest(program, layout, stage), scaled
         #: The type of arithmetic, and the suffix of its functions and numbers.
         self.real, self.suffix = ("double", "") if layout.compute == "float64" else ("float", "f")
-        taken = set(RESERVED | _LOCALS | dialect.reserved | {name})
+        #: Whether the function takes the place of its element in its tensor, for random bits.
+        self.placed = any(n.op is Op.CHANCE for n in walk(stage.roots))
+        taken = set(RESERVED | _LOCALS | dialect.reserved | {name} | ({*PLACE} if self.placed else set()))
         lines = address_lines(program)
         self.names = {line: unique_name(line, taken) for line in lines}
         self.at = {line: unique_name(f"{self.names[line]}_at", taken) for line in lines}
@@ -118,6 +124,7 @@ class ElementWriter:
     def parameters(self) -> list[Parameter]:
         """Its parameters, in order."""
         parameters = [Parameter("index", "int64_t", "i")]
+        parameters += [Parameter("position", "int64_t", name) for name in PLACE] * self.placed
         parameters += [self._buffer(b) for b in self.nest.buffers]
         parameters += [self._vector(v) for v in self.nest.vectors]
         parameters += [self._scalar(i) for i in self.printer.columns_used()]
@@ -272,6 +279,8 @@ class ElementPrinter(StagePrinter):
             return f"{one} / sqrt{suffix}({self.text(value.args[0])})", _PRODUCT
         if value.op is Op.FLOORDIV:
             return f"floor{suffix}({self._infix(Infix('/', _PRODUCT), *value.args)})", _ATOM
+        if value.op is Op.CHANCE:
+            return f"chance({', '.join([*PLACE, *map(self.text, value.args[1:])])})", _ATOM
         if value.op is Op.ISFINITE:
             return f"isfinite({self.text(value.args[0])})", _ATOM
         if value.op is Op.POW and value.args[1].op is Op.CONST:
@@ -332,6 +341,8 @@ def _grouped(parameters: Sequence[Parameter], text: Callable[[Parameter], str]) 
     """The texts of parameters in groups, each on a line of a long list: addresses, numbers, totals."""
     groups: dict[str, list[str]] = {}
     for parameter in parameters:
-        kind = {"index": "buffer", "vector": "buffer", "scale": "scalar"}.get(parameter.kind, parameter.kind)
+        kind = {"index": "buffer", "position": "buffer", "vector": "buffer", "scale": "scalar"}.get(
+            parameter.kind, parameter.kind
+        )
         groups.setdefault(kind, []).append(text(parameter))
     return list(groups.values())

@@ -219,9 +219,13 @@ class ChunkLoops:
         head = f"for (int64_t j = {column.format('left')}; j < {column.format('right')}; j++)"
         return block(head, lines) if lines else []
 
+    def place(self, index: str) -> dict[str, str]:
+        """The place in its tensor of the element at an index of the loop, and of the loop's first element."""
+        return {"position": index, "origin": "line * at->width + at->left" if self.nest.shaped else "at->first"}
+
     def _passed(self, index: str, lane: str) -> dict[str, str]:
         """The arguments of the element's function that are not variables of the parameter's name."""
-        arguments = {"i": index}
+        arguments = {"i": index, **self.place(index)}
         for parameter in self.write.parameters():
             if parameter.kind == "vector" and parameter.place == COL:
                 arguments[parameter.name] = self._vector(parameter, f"{index} - back")

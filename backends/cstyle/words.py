@@ -136,6 +136,30 @@ FUNCTION void prefetch(const void *address, int64_t bytes)
 #endif
 }
 """,
+    "scrambled": """\
+/* lowbias32, the mixing function of Chris Wellons (hash-prospector, 2018). */
+FUNCTION uint32_t scrambled(uint32_t x)
+{
+    x = (x ^ x >> 16) * 0x7feb352d;
+    x = (x ^ x >> 15) * 0x846ca68b;
+    return x ^ x >> 16;
+}
+""",
+    "chance": """\
+/* The random number below 2**16 of the element at a position, for a seed of two halves, a tensor, a step and a draw.
+ * The upper half of the position is one more than that of the origin where the lower one is less. */
+FUNCTION float chance(
+    int64_t position, int64_t origin, float seed_low, float seed_high, float number, float step, float draw)
+{
+    const uint32_t t = (uint32_t)step, golden = 0x9e3779b9;
+    const uint32_t seed = (uint32_t)seed_low + ((uint32_t)seed_high << 16);
+    const uint32_t stream = scrambled(scrambled((uint32_t)number + ((uint32_t)draw << 24)) ^ seed);
+    const uint32_t first = scrambled(stream ^ t) + (uint32_t)(origin >> 32) * golden;
+    const uint32_t second = scrambled(stream * golden + t), low = (uint32_t)position;
+    const uint32_t key = low < (uint32_t)origin ? first + golden : first;
+    return (float)(int32_t)(scrambled(scrambled(low ^ key) + second) >> 16);
+}
+""",
     "line_at": """\
 /* slope*x + start, rounded once or twice, whichever is faster: for results that may be either. */
 FUNCTION float line_at(float slope, float x, float start)

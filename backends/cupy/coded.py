@@ -127,7 +127,12 @@ class CodedKernel(StageKernel):
         return lines + [self._called("decode", b) for b in self._coded.values() if b.loaded]
 
     def _elements(self) -> list[str]:
-        arguments = {"i": "e", **{p.name: f"{self._pack(p)}.at" for p in self._arrays()}}
+        arguments = {
+            "i": "e",
+            "position": "i + e",
+            "origin": "i",
+            **{p.name: f"{self._pack(p)}.at" for p in self._arrays()},
+        }
         loop = block(f"for (int e = 0; e < {self.wide}; ++e)", block("if (e < count)", self._call(arguments)))
         return ["#pragma unroll", *loop]
 

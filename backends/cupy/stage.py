@@ -132,7 +132,7 @@ class StageKernel:
         wide, names, at = self.wide, self.writer.names, self.writer.at
         stored = self.nest.stored
         arrays = [p for p in self.parameters if p.kind == "buffer" or p.place in (ELEMENT, COL)]
-        loads, arguments = [], {"i": "e"}
+        loads, arguments = [], {"i": "e", "position": f"{i} + e", "origin": i}
         for p in arrays:
             start = columns if p.place == COL else i
             loads += self._load(p, start)
@@ -156,7 +156,7 @@ class StageKernel:
 
     def _single(self, i: str, column: str = "") -> list[str]:
         """The statements for one element, `i`, in memory."""
-        arguments = {"i": i}
+        arguments = {"i": i, "position": i, "origin": i}
         for p in self.parameters:
             if p.place == COL:
                 arguments[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{column}]")

@@ -43,6 +43,12 @@ class NumpyFunction(StageFunction):
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         super().__init__(DIALECT, program, layout, index, copied(program, index))
         self.index = index
+        if layout.transposed and self.sees_matrices:
+            self.printer.ops = {**self.printer.ops, Op.CHANCE: self._turned}
+
+    def _turned(self, *operands: str) -> str:
+        """Random bits of matrices whose rows are columns in memory."""
+        return f"chance(xp, {', '.join(operands)}, turned=True)"
 
     def text(self) -> str:
         """The printed function."""

@@ -45,6 +45,7 @@ def operations(compute: str) -> OpTable:
     return {
         **_OPERATORS,
         **{op: call(name if narrow else _WIDE.get(name, name)) for op, name in _WORDS.items()},
+        Op.CHANCE: lambda _, *words: call("chance")("start + i", *words),
         Op.DIV: quotient,
         Op.FLOORDIV: f"{floor}({quotient})",
         Op.SQRT: root,

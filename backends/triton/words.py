@@ -101,10 +101,32 @@ def coarse(x, count):
     return tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
 '''
 
+_SCRAMBLED = '''\
+@triton.jit
+def scrambled(x):
+    """lowbias32, the mixing function of Chris Wellons (hash-prospector, 2018), of a uint32."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D).to(tl.uint32)
+    x = ((x ^ (x >> 15)) * 0x846CA68B).to(tl.uint32)
+    return x ^ (x >> 16)
+'''
+
+_CHANCE = '''\
+@triton.jit
+def chance(place, seed_low, seed_high, number, step, draw):
+    """The random number below 2**16 of elements at places, for a seed of two halves, a tensor, a step and a draw."""
+    seed = seed_low.to(tl.uint32) + (seed_high.to(tl.uint32) << 16)
+    stream = scrambled(scrambled(number.to(tl.uint32) + (draw.to(tl.uint32) << 24)) ^ seed)
+    first = scrambled(stream ^ step.to(tl.uint32))
+    second = scrambled((stream * 0x9E3779B9).to(tl.uint32) + step.to(tl.uint32))
+    high = ((place >> 32).to(tl.uint32) * 0x9E3779B9).to(tl.uint32)
+    mixed = scrambled(place.to(tl.uint32) ^ (first + high))
+    return (scrambled(mixed + second) >> 16).to(tl.float32)
+'''
+
 #: The text of each function by name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN,
-    "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, **FUNCTIONS,
+    "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, "scrambled": _SCRAMBLED, "chance": _CHANCE, **FUNCTIONS,
 }  # fmt: skip
 
 

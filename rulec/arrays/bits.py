@@ -1,12 +1,24 @@
-"""Operations on the bits of float32 numbers, for weights in two parts: see `rulec.compiler.weights`.
+"""Operations on the bits of float32 numbers, for values in fewer bits: see `rulec.compiler.weights`.
 
 Each takes the array library `xp` and its arrays. Operands of other dtypes are rounded to float32, and results are
 float32.
+
+The random bits of an element are those of a counter, the element's place in its tensor, mixed twice with a key. The
+mixing function is `lowbias32` (Chris Wellons, hash-prospector, 2018): each bit of the counter changes each bit of the
+result with a probability within 0.2 % of one half.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+#: The largest number of a tensor that is told from others: a float32 has 24 bits.
+NUMBERS = 1 << 24
+
+#: The shifts and factors of the mixing function, and an odd number near 2**32 divided by the golden ratio.
+MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
+GOLDEN = 0x9E3779B9
 
 
 def _cast(x: Any, dtype: Any) -> Any:
@@ -32,3 +44,55 @@ def coarse(xp: Any, x: Any, count: Any) -> Any:
     """`x` moved away from zero by a count of ulps, its lowest 16 bits cleared; `x` where it is not finite."""
     moved = (_bits(xp, x) + _cast(count, xp.int32)) & -0x10000
     return xp.where(xp.isfinite(x), moved.view(xp.float32), _cast(x, xp.float32))
+
+
+def words_of(seed: int, number: Any) -> dict[str, Any]:
+    """The facts of a tensor that its random bits follow from, as in `rulec.language.node.WORDS`."""
+    return {"seed_low": seed % (1 << 16), "seed_high": seed >> 16, "number": number % NUMBERS}
+
+
+def scrambled(xp: Any, x: Any) -> Any:
+    """The mixing function of a word of 32 bits."""
+    for shift, factor in MIXING:
+        x = x ^ (x >> _word(xp, shift))
+        x = x if factor == 1 else x * _word(xp, factor)
+    return x
+
+
+def chance_at(xp: Any, low: Any, high: Any, words: tuple[Any, ...]) -> Any:
+    """The random number below 2**16 of the element at a place: the lower and the upper 32 bits of it, of uint32."""
+    seed_low, seed_high, number, step, draw = (_cast(xp.asarray(word), xp.uint32) for word in words)
+    stream = scrambled(xp, number + draw * _word(xp, NUMBERS)) ^ (seed_low + seed_high * _word(xp, 1 << 16))
+    stream = scrambled(xp, stream)
+    first, second = scrambled(xp, stream ^ step), scrambled(xp, stream * _word(xp, GOLDEN) + step)
+    mixed = scrambled(xp, low ^ (first + high * _word(xp, GOLDEN)))
+    return _cast(scrambled(xp, mixed + second) >> _word(xp, 16), xp.float32)
+
+
+def chance(xp: Any, like: Any, *words: Any, turned: bool = False) -> Any:
+    """The random numbers below 2**16 of all elements of a tensor, of the shape of `like`.
+
+    `turned` says that the last two axes lie in memory in the other order.
+    """
+    shape = like.shape[:-2] + like.shape[:-3:-1] if turned else like.shape
+    low, high = _places(xp, shape, xp.uint32), _word(xp, 0)
+    if math.prod(shape) > 1 << 32:
+        places = _places(xp, shape, xp.int64)
+        high = _cast(places >> 32, xp.uint32)
+    numbers = chance_at(xp, low, high, words)
+    return xp.permute_dims(numbers, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)) if turned else numbers
+
+
+def _word(xp: Any, number: int) -> Any:
+    return xp.asarray(number, dtype=xp.uint32)
+
+
+def _places(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The places of elements in the order of memory, axis by axis; in 32 bits the lower ones."""
+    total = xp.zeros((), dtype=dtype)
+    for axis, size in enumerate(shape):
+        along, after = xp.arange(size, dtype=dtype), shape[axis + 1 :]
+        stride = math.prod(after) % (1 << 32) if dtype == xp.uint32 else math.prod(after)
+        places = along * xp.asarray(stride, dtype=dtype)
+        total = total + xp.reshape(places, (size, *(1 for _ in after)))
+    return total

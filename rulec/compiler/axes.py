@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Site, Stage, Store
 from rulec.compiler.matrix import matrix_axes
@@ -41,7 +41,7 @@ class AxisInference:
         if value.op.kind is Kind.MATRIX:
             return matrix_axes(self._unhoisted(value), operands)
         if value.op.kind is Kind.RANDOM:
-            *_, rows, cols = cast(tuple[Any, ...], value.arg)
+            _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
         return self._union(value, operands)
 

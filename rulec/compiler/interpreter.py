@@ -7,14 +7,13 @@ float64 form with the mpmath one.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from rulec.arrays import random
+from rulec.arrays import bits, random
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program, Site, Store
@@ -191,6 +190,8 @@ class Run:
             return _matrix(value, operands, self.how)
         if value.op.kind is Kind.RANDOM:
             return self._random(value, operands, key)
+        if value.op is Op.CHANCE:
+            return self.how.array(bits.chance(np, *operands, turned=self.by_index[cast(int, key)].view.transposed))
         return self.how.table[value.op](*operands)
 
     def _leaf(self, value: Node, key: Key) -> Any:
@@ -207,7 +208,8 @@ class Run:
             return array(self._step(value.arg, key))
         if value.op is Op.FACT:
             tensor = self.by_index[key]  # type: ignore[index]
-            return array({**tensor.view.facts, "machine_eps": tensor.machine_eps}[str(value.arg)])
+            words = bits.words_of(self.seed, tensor.index)
+            return array({**tensor.view.facts, "machine_eps": tensor.machine_eps, **words}[str(value.arg)])
         return self._load(str(value.arg), key)
 
     def _model_hyper(self, name: str) -> float:
@@ -298,7 +300,7 @@ class Run:
         numbers = random.normal(count, **position)
         if value.op is Op.UNIFORM:
             numbers = random.uniform(random.stream(count, **position))
-        return self.how.array(numbers.reshape(math.prod(extents[:-2]), *extents[-2:]))
+        return self.how.array(numbers.reshape(1, *extents))
 
 
 def _count(level: Any) -> str:

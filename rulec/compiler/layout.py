@@ -150,10 +150,15 @@ def array_buffers(program: Program) -> list[Buffer]:
 
 
 def is_viewed(program: Program) -> bool:
-    """Whether a program sees tensors as matrices: then they must be contiguous in memory."""
+    """Whether a program sees tensors as matrices, or the places of elements: then they must be contiguous in memory."""
     kept = any({"b", "i", "j"} & set(b.axes.letters) and not b.axes.elementwise for b in program.buffers)
     scratch = any(b.role == "scratch" for b in program.buffers)
-    return bool(kept or scratch or program.vectors) or is_shaped(program)
+    return bool(kept or scratch or program.vectors) or is_shaped(program) or has_chance(program)
+
+
+def has_chance(program: Program) -> bool:
+    """Whether random bits of an element follow from its place in its tensor."""
+    return any(n.op is Op.CHANCE for stage in program.stages for n in walk(stage.roots))
 
 
 def is_shaped(program: Program) -> bool:

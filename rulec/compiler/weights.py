@@ -15,11 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rulec.compiler.ir import COLS, ROWS, Buffer, Program, Store, axes_of_letters
-from rulec.language.node import Node, Op, const, node
-
-#: The number of the random draw of a stochastic weight, beyond those of every rule.
-DRAW = 1 << 20
+from rulec.compiler.ir import Buffer, Program, Store, axes_of_letters
+from rulec.language.node import WORDS, Node, Op, const, node
 
 #: The dtypes of parameters that each kind is for.
 DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -106,11 +103,17 @@ def stored(kind: str, new: Node) -> list[Store]:
 def _count(kind: str) -> Node:
     """The ulps added to a number before its lowest bits are cleared, so that it is rounded."""
     if kind == "stochastic":
-        area = node(Op.MUL, ROWS, COLS)
-        batch = node(Op.WHERE, node(Op.GT, area, const(0)), node(Op.DIV, node(Op.FACT, "numel"), area), const(1))
-        uniform = node(Op.UNIFORM, node(Op.STEP), (DRAW, batch, ROWS, COLS))
-        return node(Op.FLOOR, node(Op.MUL, uniform, const(0x10000)))
+        return chance("p", 0)
     return const(0x8080) if kind == "split24" else _HALF  # 128 more: the low part is rounded up to 127 units at most
+
+
+def chance(buffer: str, draw: int) -> Node:
+    """A random whole number below 2**16 for each element of a buffer; `draw` tells the draws of one step apart."""
+    words = [node(Op.FACT, word) for word in WORDS]
+    # A float32 has 24 bits: of the step, those are taken.
+    step, most = node(Op.STEP), const(1 << 24)
+    beyond = node(Op.MUL, node(Op.FLOORDIV, step, most), most)
+    return node(Op.CHANCE, node(Op.LOAD, buffer), *words, node(Op.SUB, step, beyond), const(draw))
 
 
 def _rest(kind: str, new: Node, high: Node) -> Node:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays import bits
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Result
@@ -167,6 +168,9 @@ class _Run:
             vector = self.nest.program.result(str(value.arg))
             number = self.arrays[vector.name][at[self.nest.place(vector)]]
             return number != 0 if is_boolean(vector.value) else self.real(number)
+        if value.op is Op.CHANCE:
+            low, high = (np.array(at[ELEMENT] >> shift & 0xFFFFFFFF, np.uint32) for shift in (0, 32))
+            return self.real(bits.chance_at(np, low, high, tuple(values[x] for x in value.args[1:])))
         result = NUMPY[value.op](*(values[x] for x in value.args))
         return bool(result) if is_boolean(value) else self.real(result)
 

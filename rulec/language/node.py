@@ -36,7 +36,7 @@ class Op(Enum):
     HYPER = ("hyper", Kind.LEAF)  # arg: the hyper-parameter's name
     MODEL_HYPER = ("model_hyper", Kind.LEAF)  # arg: a hyper-parameter that must be the same in every group
     STEP = ("t", Kind.LEAF)  # this tensor's own count of updates, from 1; arg: None, "group" or "model"
-    FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps
+    FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps; or one of `WORDS`, of no rule
     LOAD = ("load", Kind.LEAF)  # arg: a buffer's name; its value before this step
     SCALAR = ("scalar", Kind.LEAF)  # arg: a column of the scalar program's table
     RESULT = ("result", Kind.LEAF)  # arg: the name of a finished reduction or matrix function
@@ -93,15 +93,17 @@ class Op(Enum):
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
     INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and an optional addend of each eigenvalue
 
-    # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...; a
-    # third extent, before rows and columns, is the batch: without it every matrix of a tensor has the same numbers
+    # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...
     UNIFORM = ("uniform", Kind.RANDOM)
     NORMAL = ("normal", Kind.RANDOM)
 
-    # Of float32 numbers, for weights kept in two parts: no rule can write these. `count` is of ulps, away from zero.
+    # Of float32 numbers, for values kept in fewer bits: no rule can write these. `count` is of ulps, away from zero.
     AWAY = ("away", Kind.BITS)  # args: x, count; x moved by so many ulps
     ULPS = ("ulps", Kind.BITS)  # args: x, y; the count from y to x, of one sign; 0 where x is NaN
     COARSE = ("coarse", Kind.BITS)  # args: x, count; x moved, and its lowest 16 bits cleared; x where it is not finite
+    # args: a buffer, then words that are numbers: those of `WORDS`, the step, the number of the draw; a random whole
+    # number below 2**16 for each element, that depends on the words and the element's place in its tensor alone
+    CHANCE = ("chance", Kind.BITS)
 
     CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
 
@@ -118,6 +120,9 @@ LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 
 #: Facts of a tensor, known when a kernel is made: its dimensions, its elements, the sides of its matrix view.
 FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
+
+#: Facts of a tensor that its random bits follow from: the halves of the seed, of 16 bits, and the tensor's number.
+WORDS = ("seed_low", "seed_high", "number")
 
 #: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
 MAX_SIZE = 1 << 40

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.bits import words_of
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
 from rulec.pure.codes import Coded, decode, encode
@@ -57,7 +58,7 @@ class BucketStep:
         self.step, self.bucket, self.program = step, bucket, bucket.program
         self.library, self.compute = step.library, bucket.layout.compute
         self.seed, self.owner, self.groups = step.plan.options.seed, step.processes, bucket.group_at
-        self.rows = PureRows(bucket, self.library, step.t, step.hyper, self.numbers)
+        self.rows = PureRows(bucket, self.library, step.t, step.hyper, self.numbers, self._row_facts)
         self.between = self.gaps(bucket.plan, self)
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
@@ -89,6 +90,10 @@ class BucketStep:
         if (index, at) not in self._numbers:
             self._numbers[index, at] = self.library.cast(column[at] if np.ndim(column) else column, self.compute)
         return self._numbers[index, at]
+
+    def _row_facts(self, i: int) -> dict[str, Any]:
+        """The facts of leaf i in the scalar table; its number may be traced."""
+        return {**self.bucket.facts[i], **words_of(self.seed, self.tensor_number(i))}
 
     # Where values between the stages come from
 

@@ -52,13 +52,15 @@ class PureRows:
     """The rows of a bucket's scalar table at the step `t`.
 
     `row` has the row of each leaf, and `kept` one leaf of each row. `values` has every column and stored scalar, over
-    rows or as one number. `numbers` gives a buffer of numbers, for each leaf or one for all.
+    rows or as one number. `numbers` gives a buffer of numbers, for each leaf or one for all; `facts` those of a leaf.
     """
 
     def __init__(
-        self, bucket: Bucket, library: PureLibrary, t: Any, hyper: Hypers, numbers: Callable[[str], Any]
-    ) -> None:
+        self, bucket: Bucket, library: PureLibrary, t: Any, hyper: Hypers, numbers: Callable[[str], Any],
+        facts: Callable[[int], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
         self._bucket, self._library, self._t, self._hyper, self._numbers = bucket, library, t, hyper, numbers
+        self._facts = facts
         per_leaf = bucket.own_rows or (np.ndim(t) > 0 and len(bucket.places) > 1)
         rows = np.arange(len(bucket.places)) if per_leaf else bucket.group_at
         self.kept, self.row = np.unique(rows, return_index=True, return_inverse=True)[1:]
@@ -74,7 +76,7 @@ class PureRows:
         if value.op in (Op.HYPER, Op.MODEL_HYPER):
             return self._stacked([self._hyper[self._bucket.group_at[i]][str(value.arg)] for i in self.kept])
         if value.op is Op.FACT:
-            return self._stacked([self._bucket.facts[i][str(value.arg)] for i in self.kept])
+            return self._stacked([self._facts(int(i))[str(value.arg)] for i in self.kept])
         return self._rows_of(self._numbers(str(value.arg)))
 
     def _of_rows(self, t: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.bits import words_of
 from rulec.arrays.library import Library
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
@@ -66,7 +67,8 @@ class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
     `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `resident`,
-    counts and scalars are on the device, and a branch on them has both arms in the kernel.
+    counts and scalars are on the device, and a branch on them has both arms in the kernel. Random bits follow from
+    `seed`.
     """
 
     program: Program
@@ -77,6 +79,7 @@ class Bucket:
     library: Library
     decoded: Decoded
     resident: bool = False
+    seed: int = 0
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -108,10 +111,12 @@ class Bucket:
         if version.call is None:
             views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
             version.call = version.kernel.bind(self.params, self.states, *views)
+            words = [words_of(self.seed, t.number) for t in self.tensors]
+            facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
             if self.resident:
-                version.rows = DeviceScalarRows(version.program, self.groups, self.facts, self.library)
+                version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)
             else:
-                version.rows = ScalarRows(version.program, self.groups, self.facts)
+                version.rows = ScalarRows(version.program, self.groups, facts)
         return version
 
     def knows_only_there(self, state: str) -> bool:

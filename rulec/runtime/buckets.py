@@ -181,7 +181,8 @@ class Buckets:
         resident = there and (self._resident or program.skip is not None)
         library = self.common.arrays.library(device, there)
         decoded = partial(self.common.decoded, device)
-        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, resident)
+        seed = self.common.seed
+        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, resident, seed)
         if resident or not program.predicates:
             bucket.compiled()
         return bucket

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rulec.backend.noise import Noise
+from rulec.compiler.layout import has_chance
 from rulec.errors import BackendUnsupported
 from rulec.runtime.bucket import Bucket, Version
 from rulec.runtime.launch import Launch
@@ -16,10 +17,10 @@ _REMEMBERED = 64
 
 
 def takes_parts(version: Version | Bucket) -> bool:
-    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip`, inputs and codes."""
+    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip`, inputs, codes, places."""
     program = version.program
     plain = program.elementwise and program.skip is None and not version.layout.formats
-    return plain and not program.rule.inputs
+    return plain and not program.rule.inputs and not has_chance(program)
 
 
 class OtherCalls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -125,24 +124,20 @@ class LaunchValues:
         return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value)
 
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
-        """Random numbers of tensor i: a matrix or a batch of matrices, or some rows of it."""
+        """Random numbers of tensor i: a matrix, or some rows of it."""
         draw, *sizes = cast(tuple[Any, ...], value.arg)
         facts, hyper = self.around.facts(i), self.around.hyper(i)
-        *batch, height, width = (int(evaluate_once(x, hyper, facts, {})) for x in sizes)
+        height, width = (int(evaluate_once(x, hyper, facts, {})) for x in sizes)
         step = self.around.known(value.args[0], self.values[value.args[0]], i)
         step = random.draw_number(step) if isinstance(step, int | float) else step
         position = {
             "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
         first, last, _ = (rows or slice(None)).indices(height)
+        count = (last - first) * width
         around = self.around
         drawing = Drawing(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
-        if (first, last) == (0, height):
-            shape = math.prod(batch), height, width
-            return drawing.numbers(0, math.prod(shape)).reshape(shape)
-        starts = [(matrix * height + first) * width for matrix in range(math.prod(batch))]
-        parts = [drawing.numbers(start, (last - first) * width).reshape(1, last - first, width) for start in starts]
-        return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
+        return drawing.numbers(first * width, count).reshape(1, last - first, width)
 
 
 #: Numbers in a block of the generator.

@@ -118,6 +118,23 @@ def test_tensors_that_stay_keep_their_codes_and_scales(make: Any) -> None:
     assert all(bool(x.any()) for x in before)
 
 
+@pytest.mark.parametrize("more", [{}, {"state_dtype": "int8"}], ids=["floats", "codes"])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_stochastic_weights_have_the_bits_of_the_cpu(more: dict[str, Any], capturable: bool) -> None:
+    def run(backend: str, **there: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((72, 81), (5,), (5,))]
+        optimizer = rulec.torch.AdamW(params, 1e-4, backend=backend, weights="stochastic", seed=70000, **more, **there)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape).bfloat16()
+            optimizer.step()
+        return [p.detach() for p in params]
+
+    for ours, theirs in zip(run("cupy", capturable=capturable), run("cpu"), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 def test_states_in_codes_are_saved_and_loaded_in_the_middle(capturable: bool) -> None:
     def run(backend: str, **more: Any) -> Any:

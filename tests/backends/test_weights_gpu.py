@@ -28,10 +28,10 @@ import torch
 import rulec.torch
 from rulec.compiler.weights import DTYPES
 
-def train(backend, kind, rule):
+def train(backend, kind, rule, large=40, **words):
     draws = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(n, generator=draws).bfloat16()) for n in ((40, 50), (7,))]
-    optimizer = getattr(rulec.torch, rule)(params, lr=1e-4, weights=kind, backend=backend)
+    params = [torch.nn.Parameter(torch.randn(n, generator=draws).bfloat16()) for n in ((large, 50), (7,), (7,))]
+    optimizer = getattr(rulec.torch, rule)(params, lr=1e-4, weights=kind, backend=backend, **words)
     for _ in range(3):
         for p in params:
             p.grad = torch.randn(p.shape, generator=draws).bfloat16()
@@ -43,6 +43,11 @@ for rule, kinds in (("AdamW", [*DTYPES]), ("LAMB", ["split", "master"])):
         for ours, theirs in zip(train("triton", kind, rule), train("cpu", kind, rule), strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 assert a.dtype == b.dtype and torch.equal(a, b), (rule, kind, a, b)
+# Scalars on the device, and states in codes beside the weights.
+coded = {"large": 90, "state_dtype": "int8"}
+for there, here in (({"capturable": True}, {}), (coded, coded)):
+    ours, theirs = train("triton", "stochastic", "AdamW", **there), train("cpu", "stochastic", "AdamW", **here)
+    assert all(torch.equal(a, b) for a, b in zip(sum(ours, ()), sum(theirs, ()), strict=True)), there
 """
 
 

@@ -17,6 +17,7 @@ import rulec.torch
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError
 from rulec.torch.eager import EagerUpdate
+from rulec.torch.eager.epilogue_tiles import TILE
 
 BRAIN = torch.bfloat16
 
@@ -134,6 +135,25 @@ def test_eager_updates_have_the_bits_of_steps() -> None:
         eager.step()
     assert torch.equal(net[0].weight, twin[0].weight)
     assert torch.equal(eager.state[net[0].weight]["param::low"], whole.state[twin[0].weight]["param::low"])
+
+
+def test_an_update_by_rows_of_a_gradient_has_the_random_bits_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a tile are not told where in the tensor they lie: the tensor is updated as a whole."""
+    monkeypatch.setitem(TILE, "cpu", 1)
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(8, 700, bias=False)).to(BRAIN)
+    net = copy.deepcopy(twin)
+    whole = adamw(twin, weights="stochastic", seed=7)
+    eager = EagerUpdate(net, "adamw", lr=1e-4, weights="stochastic", seed=7, epilogue="tiles")
+    for step in range(3):
+        inputs = torch.randn(5, 8, generator=torch.Generator().manual_seed(step)).to(BRAIN)
+        twin(inputs).square().sum().backward()
+        whole.step()
+        whole.zero_grad()
+        with eager.backward():
+            net(inputs).square().sum().backward()
+        eager.step()
+    assert torch.equal(net[0].weight, twin[0].weight)
 
 
 def test_bytes_of_a_parameter_are_those_counted() -> None:
