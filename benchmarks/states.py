@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +12,8 @@ import numpy as np
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
+from benchmarks.trained import Array, digits, letters
 from rulec.compare.interleave import interleaved
-
-Array = np.ndarray[Any, Any]
 
 #: torch's class -> the optimizers of the accuracy rows.
 OPTIMIZERS = ("AdamW", "NAdam")
@@ -43,9 +44,20 @@ WEIGHT_SPEEDS: Mapping[str, float | None] = {
     "split": 0.85, "split24": None, "master": None, "kahan": None, "stochastic": 0.8,
 }  # fmt: skip
 BACKENDS = ("c", "cpu")
+
+#: The storages of the states of a transformer.
+LETTERS: Sequence[Any] = ("dynamic8", "int8", {"exp_avg": "dynamic8", "exp_avg_sq": "int8"})
+
+#: Title of a peer's optimizer -> its module and class, and our format of the same width.
+PEERS: Mapping[str, tuple[str, str, str]] = {
+    "bitsandbytes' AdamW8bit": ("bitsandbytes.optim", "AdamW8bit", "dynamic8"),
+    "torchao's AdamW8bit": ("torchao.optim", "AdamW8bit", "dynamic8"),
+    "torchao's AdamW4bit": ("torchao.optim", "AdamW4bit", "dynamic4"),
+}
+PEERS_ELEMENTS = 1_000_000
 ELEMENTS, QUICK_ELEMENTS = 20_000_000, 200_000
-EPOCHS, SEEDS, BATCH = 3, 3, 64
-PARTS = (len(OPTIMIZERS) + 1) * len(STORAGES) + len(WEIGHTS) + 2 * len(BACKENDS)
+EPOCHS, SEEDS, STEPS, QUICK_STEPS = 3, 3, 300, 5
+PARTS = (len(OPTIMIZERS) + 1) * len(STORAGES) + len(WEIGHTS) + len(LETTERS) + 2 * len(BACKENDS) + 1
 
 
 def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
@@ -63,10 +75,13 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
         for kind in WEIGHTS:
             rows.append(_weights_distance(kind, 1 if quick else SEEDS))
             advance()
+        rows += _letters_distances(QUICK_STEPS if quick else STEPS, advance)
         for backend in BACKENDS:
             for speeds in (_speeds, _weight_speeds):
                 rows += speeds(backend, QUICK_ELEMENTS if quick else ELEMENTS, 3 if quick else 11)
                 advance()
+        rows += _peers(QUICK_ELEMENTS if quick else PEERS_ELEMENTS, 3 if quick else 11, notes)
+        advance()
     return Result("states", rows, quick, threads(), notes)
 
 
@@ -81,7 +96,7 @@ def _distance(name: str, storage: str, state_dtype: Any, target: float | None, s
     each = []
     for seed in range(seeds):
         runs = (None, 0), (None, EPOCHS), (state_dtype, EPOCHS)
-        each.append(_apart(*(_trained(name, seed, epochs, scaled, state_dtype=dtype) for dtype, epochs in runs)))
+        each.append(_apart(*(digits(name, seed, epochs, scaled, state_dtype=dtype) for dtype, epochs in runs)))
     inputs = "pixels of equal variance" if scaled else "plain pixels"
     measure = f"distance from the run in floats, {EPOCHS} epochs of digits, {inputs}"
     return Row(f"{name}, {storage}", measure, _greatest(each), target, "at most", detail={"each": each})
@@ -92,9 +107,22 @@ def _weights_distance(kind: str, seeds: int) -> Row:
     each = []
     for seed in range(seeds):
         runs = ("master", 0), ("master", EPOCHS), (kind, EPOCHS)
-        each.append(_apart(*(_trained("AdamW", seed, epochs, True, weights=w) for w, epochs in runs)))
+        each.append(_apart(*(digits("AdamW", seed, epochs, True, weights=w) for w, epochs in runs)))
     measure = f"distance from the run with a master copy, {EPOCHS} epochs of digits in bfloat16"
     return Row(f"AdamW, weights {kind or 'plain'}", measure, _greatest(each), detail={"each": each})
+
+
+def _letters_distances(steps: int, advance: Callable[[], object]) -> Iterator[Row]:
+    """Runs of a transformer, and the distance that a change of 0.1 % of the first weights makes: the target's base."""
+    first, exact = letters(0), letters(steps)
+    base = _apart(first, exact, letters(steps, changed=1e-3))
+    for storage in LETTERS:
+        words = " and ".join(f"{k} in {v}" for k, v in storage.items()) if isinstance(storage, Mapping) else storage
+        distance = _apart(first, exact, letters(steps, storage))
+        measure = f"distance from the run in floats, {steps} steps of a transformer of characters"
+        detail = {"changed": base}
+        yield Row(f"AdamW, states in {words}", measure, distance, base + 0.03, "at most", detail=detail)
+        advance()
 
 
 def _apart(first: Array, exact: Array, run: Array) -> float:
@@ -104,38 +132,6 @@ def _apart(first: Array, exact: Array, run: Array) -> float:
 
 def _greatest(each: Sequence[float]) -> float:
     return max(each) if all(map(np.isfinite, each)) else float("inf")
-
-
-def _trained(
-    name: str, seed: int, epochs: int, scaled: bool, state_dtype: Any = None, weights: str | None = None
-) -> Array:
-    """The weights of a small network after some epochs on the handwritten digits, as one vector in float64.
-
-    Where `weights` are of a kind, the network is in bfloat16; an empty kind is a plain one.
-    """
-    import torch
-    from sklearn.datasets import load_digits
-
-    import rulec.torch
-
-    images, labels = load_digits(return_X_y=True)
-    images = (images - images.mean(0)) / (images.std(0) + 1e-6) if scaled else images / 16.0
-    x, y = torch.tensor(images, dtype=torch.float32), torch.tensor(labels)
-    torch.manual_seed(seed)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
-    )
-    if weights is not None:
-        net, x, state_dtype = net.bfloat16(), x.bfloat16(), "float32"
-    optimizer = getattr(rulec.torch, name)(net.parameters(), lr=1e-3, state_dtype=state_dtype, weights=weights)
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for batch in torch.split(torch.randperm(len(x), generator=order), BATCH):
-            optimizer.zero_grad()
-            loss: Any = torch.nn.functional.cross_entropy(net(x[batch]), y[batch])
-            loss.backward()
-            optimizer.step()
-    return np.concatenate([p.detach().double().numpy().ravel() for p in net.parameters()])
 
 
 # How fast
@@ -183,3 +179,17 @@ def _speed(times: Any, which: str, base: str, target: float | None, title: str, 
     detail = {"seconds": seconds[which], base: seconds[base], "scatter": times.quartiles(which, base)}
     measure = f"step, times as fast as with {base}; {1e9 * seconds[which] / elements:.2f} ns an element"
     return Row(f"{title} {which}", measure, times.ratio(base, which), target, "at least", detail=detail)
+
+
+def _peers(elements: int, rounds: int, notes: list[str]) -> Iterator[Row]:
+    """A step of the cpu backend against those of peers that are installed."""
+    import rulec.torch
+
+    for peer, (module, name, form) in PEERS.items():
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            notes.append(f"{peer} is left out: {module.partition('.')[0]} is not installed")
+            continue
+        theirs = getattr(importlib.import_module(module), name)(tensors(1, elements)).step
+        ours = rulec.torch.AdamW(tensors(1, elements), state_dtype=form).step
+        times = interleaved({form: ours, peer: theirs}, rounds, settled=True)
+        yield _speed(times, form, peer, 10, f"AdamW, {elements:,} elements, cpu, states in", elements)
