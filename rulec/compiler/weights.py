@@ -55,7 +55,7 @@ def is_part(name: str) -> bool:
 #: Kind -> the memory beside a parameter.
 PARTS: Mapping[str, Part] = {
     "split": Part("param::low", "int16", const(0)),
-    "split24": Part("param::low", "int8", const(0)),
+    "split24": Part("param::low8", "int8", const(0)),
     "master": Part("param::master", "float32", _P),
     "kahan": Part("param::lost", "bfloat16", const(0)),
 }

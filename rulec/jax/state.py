@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from rulec.backend.printer import unique_name
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import FLOATS
+from rulec.compiler.weights import PARTS
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree, paired
 from rulec.jax.packing import Packed, Pieces
@@ -97,6 +98,15 @@ class Fields:
         return values
 
 
+def _field_of(part: str) -> str:
+    """The field of a part of a weight."""
+    return part.replace("::", "_")
+
+
+#: Field of a part of a weight -> its dtype.
+_PARTS = {_field_of(part.name): (part.dtype,) for part in PARTS.values()}
+
+
 def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
     if isinstance(value, Packed):
         return Pieces(_by_place(value.pieces(), field, tree, title), value)
@@ -112,12 +122,13 @@ def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
         for place, array in enumerate(arrays)
         if array is not None
     }
+    known = _PARTS.get(field, FLOATS)
     for place, array in by_place.items():
-        if not isinstance(array, Coded) and str(getattr(array, "dtype", None)) not in ITEM_SIZE:
+        if not isinstance(array, Coded) and str(getattr(array, "dtype", None)) not in known:
             kind = array.dtype if hasattr(array, "dtype") else type(array).__name__
             raise StateMismatch(
                 f"{field} of {tree.names[place]} in the state of {title} is of {kind}, and states are of "
-                f"{', '.join(ITEM_SIZE)}: give what init returned"
+                f"{', '.join(known)}: give what init returned"
             )
     return by_place
 
@@ -139,7 +150,7 @@ def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str], parts: Sequence
     """
     taken = {"count", "index"}
     numbers = number_states(rules)
-    renamed = {**renamed, **{part: part.replace("::", "_") for part in parts}}
+    renamed = {**renamed, **{part: _field_of(part) for part in parts}}
     names = dict.fromkeys([*(name for rule in rules for name in rule.state), *parts])
     fields = {name: unique_name(renamed.get(name, name), taken) for name in names}
     return Fields(

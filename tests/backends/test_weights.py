@@ -121,7 +121,7 @@ def test_plain_weights_lose_what_the_kinds_keep() -> None:
         if kind == "kahan":
             weights = weights + optimizer.state("w")["param::lost"].astype(np.float32)
         if kind == "split24":
-            low = 256 * optimizer.state("w")["param::low"].astype(np.int32)
+            low = 256 * optimizer.state("w")["param::low8"].astype(np.int32)
             weights = (weights.view(np.int32) + low).view(np.float32)
         return float(np.linalg.norm(weights - exact) / way)
 
