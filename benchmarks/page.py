@@ -39,8 +39,9 @@ _TEXT = {
     "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
     "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
     "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, in "
-    "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. The page "
-    "on [small states](small_states.md) says what the formats are.",
+    "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
+    "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "
+    "first weights. The page on [small states](small_states.md) says what the formats and weights are.",
     "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
     "parameters and state to reuse. A first call is traced and compiled in a new process.",
