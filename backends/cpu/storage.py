@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.arrays.bits import GOLDEN, MIXING, NUMBERS
+from rulec.arrays.bits import GOLDEN, MIXING, NUMBERS, SILVER
 
 from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
 
@@ -101,10 +101,12 @@ def chance(unit: Unit, place: Any, first_place: Any, words: Sequence[Any]) -> Re
     start = builder.trunc(builder.lshr(first_place, ir.Constant(place.type, 32)), narrow.whole_type)
     grown = builder.icmp_unsigned("<", low.value, before)
     stream = _scrambled(_scrambled(number + draw * NUMBERS) ^ (seed_low + seed_high * (1 << 16)))
-    first, second = _scrambled(stream ^ step) + Whole(narrow, start) * GOLDEN, _scrambled(stream * GOLDEN + step)
-    key = Whole(narrow, builder.select(grown, (first + GOLDEN).value, first.value))
-    mixed = _scrambled(low ^ key)
-    return Real(unit, builder.uitofp((_scrambled(mixed + second) >> 16).value, unit.real_type))
+    first, second = _scrambled(stream ^ step) + Whole(narrow, start) * SILVER, _scrambled(stream * GOLDEN + step)
+    counter = low * GOLDEN + Whole(narrow, builder.select(grown, (first + SILVER).value, first.value))
+    (shift, factor), (next_shift, next_factor), (last, _) = MIXING
+    mixed = (counter ^ (counter >> shift)) * factor + second
+    mixed = (mixed ^ (mixed >> next_shift)) * next_factor
+    return Real(unit, builder.uitofp((mixed >> last).value, unit.real_type))
 
 
 def _scrambled(x: Whole) -> Whole:

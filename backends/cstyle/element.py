@@ -207,12 +207,14 @@ class ElementWriter:
         return lines
 
     def _stores(self) -> list[str]:
-        return [f"{self.at[s.buffer]}[i] = {self._narrow(s.buffer, self.printer.text(s.value))};"
+        return [f"{self.at[s.buffer]}[i] = {self._narrow(s.buffer, s.value)};"
                 for s in self.stage.stores]  # fmt: skip
 
-    def _narrow(self, buffer: str, text: str) -> str:
+    def _narrow(self, buffer: str, value: Node) -> str:
         """A value converted to the stored dtype of its buffer."""
-        storage = self.layout.dtype(buffer)
+        storage, text = self.layout.dtype(buffer), self.printer.text(value)
+        if storage == "bfloat16" and value.op is Op.COARSE:
+            return f"upper_half({text})"
         if storage in ("bfloat16", "float16"):
             return f"to_{storage}({text if self.suffix else f'to_odd({text})'})"
         if storage == self.layout.compute:

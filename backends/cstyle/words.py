@@ -151,13 +151,14 @@ FUNCTION uint32_t scrambled(uint32_t x)
 FUNCTION float chance(
     int64_t position, int64_t origin, float seed_low, float seed_high, float number, float step, float draw)
 {
-    const uint32_t t = (uint32_t)step, golden = 0x9e3779b9;
+    const uint32_t t = (uint32_t)step, golden = 0x9e3779b9, silver = 0x6a09e667;
     const uint32_t seed = (uint32_t)seed_low + ((uint32_t)seed_high << 16);
     const uint32_t stream = scrambled(scrambled((uint32_t)number + ((uint32_t)draw << 24)) ^ seed);
-    const uint32_t first = scrambled(stream ^ t) + (uint32_t)(origin >> 32) * golden;
+    const uint32_t first = scrambled(stream ^ t) + (uint32_t)(origin >> 32) * silver;
     const uint32_t second = scrambled(stream * golden + t), low = (uint32_t)position;
-    const uint32_t key = low < (uint32_t)origin ? first + golden : first;
-    return (float)(int32_t)(scrambled(scrambled(low ^ key) + second) >> 16);
+    const uint32_t counter = low * golden + (low < (uint32_t)origin ? first + silver : first);
+    const uint32_t mixed = (counter ^ counter >> 16) * 0x7feb352d + second;
+    return (float)(int32_t)((mixed ^ mixed >> 15) * 0x846ca68b >> 16);
 }
 """,
     "line_at": """\
@@ -204,6 +205,13 @@ FUNCTION uint16_t to_bfloat16(float x)
     const uint32_t bits = bits_of(x);
     const uint32_t near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return (uint16_t)(x != x ? 0x7fc0 : near);
+}
+""",
+    "upper_half": """\
+/* A float whose lower half is clear, as a bfloat16: its upper half. */
+FUNCTION uint16_t upper_half(float x)
+{
+    return (uint16_t)(x != x ? 0x7fc0 : bits_of(x) >> 16);
 }
 """,
     "from_float16": """\

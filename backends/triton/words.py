@@ -118,9 +118,11 @@ def chance(place, seed_low, seed_high, number, step, draw):
     stream = scrambled(scrambled(number.to(tl.uint32) + (draw.to(tl.uint32) << 24)) ^ seed)
     first = scrambled(stream ^ step.to(tl.uint32))
     second = scrambled((stream * 0x9E3779B9).to(tl.uint32) + step.to(tl.uint32))
-    high = ((place >> 32).to(tl.uint32) * 0x9E3779B9).to(tl.uint32)
-    mixed = scrambled(place.to(tl.uint32) ^ (first + high))
-    return (scrambled(mixed + second) >> 16).to(tl.float32)
+    high = ((place >> 32).to(tl.uint32) * 0x6A09E667).to(tl.uint32)
+    counter = (place.to(tl.uint32) * 0x9E3779B9).to(tl.uint32) + (first + high)
+    mixed = ((counter ^ (counter >> 16)) * 0x7FEB352D).to(tl.uint32) + second
+    mixed = ((mixed ^ (mixed >> 15)) * 0x846CA68B).to(tl.uint32)
+    return (mixed >> 16).to(tl.float32)
 '''
 
 #: The text of each function by name, after the functions it calls.

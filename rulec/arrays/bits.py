@@ -3,9 +3,10 @@
 Each takes the array library `xp` and its arrays. Operands of other dtypes are rounded to float32, and results are
 float32.
 
-The random bits of an element are those of a counter, the element's place in its tensor, mixed twice with a key. The
-mixing function is `lowbias32` (Chris Wellons, hash-prospector, 2018): each bit of the counter changes each bit of the
-result with a probability within 0.2 % of one half.
+The random bits of an element are those of a counter, the element's place in its tensor, mixed with two keys that follow
+from the seed, the tensor, the draw and the step. The mixing function is `lowbias32` (Chris Wellons, hash-prospector,
+2018): each bit of the counter changes each bit of the result with a probability within 0.2 % of one half. The upper 16
+bits of the result are taken, which its last shift leaves as they are.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 #: The largest number of a tensor that is told from others: a float32 has 24 bits.
 NUMBERS = 1 << 24
 
-#: The shifts and factors of the mixing function, and an odd number near 2**32 divided by the golden ratio.
+#: The shifts and factors of the mixing function.
 MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
-GOLDEN = 0x9E3779B9
+#: The distance of neighbouring places as counters, near 2**32 divided by the golden ratio, and that of each 2**32nd.
+GOLDEN, SILVER = 0x9E3779B9, 0x6A09E667
 
 
 def _cast(x: Any, dtype: Any) -> Any:
@@ -65,8 +67,11 @@ def chance_at(xp: Any, low: Any, high: Any, words: tuple[Any, ...]) -> Any:
     stream = scrambled(xp, number + draw * _word(xp, NUMBERS)) ^ (seed_low + seed_high * _word(xp, 1 << 16))
     stream = scrambled(xp, stream)
     first, second = scrambled(xp, stream ^ step), scrambled(xp, stream * _word(xp, GOLDEN) + step)
-    mixed = scrambled(xp, low ^ (first + high * _word(xp, GOLDEN)))
-    return _cast(scrambled(xp, mixed + second) >> _word(xp, 16), xp.float32)
+    counter = low * _word(xp, GOLDEN) + (first + high * _word(xp, SILVER))
+    (shift, factor), (next_shift, next_factor), (last, _) = MIXING
+    mixed = (counter ^ (counter >> _word(xp, shift))) * _word(xp, factor) + second
+    mixed = (mixed ^ (mixed >> _word(xp, next_shift))) * _word(xp, next_factor)
+    return _cast(mixed >> _word(xp, last), xp.float32)
 
 
 def chance(xp: Any, like: Any, *words: Any, turned: bool = False) -> Any:
