@@ -203,9 +203,56 @@ def in_shard_map(rule: str) -> list[str]:
     return apart(found, want) + list(collectives)
 
 
+#: Blocks of a row each, blocks over rows, and blocks over devices.
+CODED: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "rows": ((64, 512), P("x")), "both": ((64, 512), P("x", "y")), "joined": ((64, 96), P("x")),
+    "cols": ((64, 512), P(None, "x")), "flat": ((8192,), P("y")),
+}  # fmt: skip
+
+
+def coded(words: Any) -> dict[str, Any]:
+    """How two steps of states in codes do on each kind of mesh: shardings lost, collectives, codes unlike one device's."""
+
+    def step(params: Any, grads: Any, state: Any) -> Any:
+        return rulec.jax.step("adamw", params, grads, state, lr=1e-2)
+
+    found = {}
+    for axes, mesh in MESHES.items():
+        params, want = placed(0, mesh, CODED), alone(placed(0, mesh, CODED))
+        state, same = (rulec.jax.init("adamw", tree, state_dtype=words) for tree in (params, want))
+        _, collectives = compiled(step, {"joined": params["joined"]}, {"joined": params["joined"]}, of_one(state))
+        for seed in (1, 2):
+            grads = placed(seed, mesh, CODED)
+            params, state = rulec.jax.step("adamw", params, grads, state, lr=1e-2)
+            want, same = rulec.jax.step("adamw", want, alone(grads), same, lr=1e-2)
+        like = placed(0, mesh, CODED)
+        codes = {field: {k: x.codes for k, x in getattr(state, field).items()} for field in ("m", "v")}
+        others = {field: {k: x.codes for k, x in getattr(same, field).items()} for field in ("m", "v")}
+        found[axes.name] = {
+            "lost": lost(params, like) + [text for tree in codes.values() for text in lost(tree, like)],
+            "collectives": collectives,
+            "unlike": max(map(share_unlike, jax.tree.leaves(codes), jax.tree.leaves(others))),
+            "apart": apart(params, want),
+        }
+    return found
+
+
+def of_one(state: Any) -> Any:
+    """The part of a state that is for the leaf `joined`."""
+    return type(state)(*({"joined": x["joined"]} if isinstance(x, dict) else x for x in state))
+
+
+def share_unlike(codes: Any, others: Any) -> float:
+    """The share of codes that differ; 1 where one differs by more than one."""
+    distance = np.abs(np.asarray(codes).astype(int) - np.asarray(others).astype(int))
+    return 1.0 if distance.max() > 1 else float(np.mean(distance > 0))
+
+
 def main() -> None:
     """Prints everything that was asked for."""
-    asked = {"rules": {}, "runs": [], "rounding": False, "eager": [], "shard_map": []} | json.loads(sys.argv[1])
+    asked = {"rules": {}, "runs": [], "rounding": False, "eager": [], "shard_map": [], "coded": []} | json.loads(
+        sys.argv[1]
+    )
     found: dict[str, Any] = {
         "devices": jax.device_count(),
         "largest": max(math.prod(shape) for shape, _ in LAYOUTS.values()),
@@ -214,6 +261,7 @@ def main() -> None:
         "rounding": rounding() if asked["rounding"] else {},
         "eager": {rule: eager(rule) for rule in asked["eager"]},
         "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
+        "coded": [coded(words) for words in asked["coded"]],
     }
     print(json.dumps(found))
 

@@ -27,6 +27,9 @@ EXPLICIT = (
     "accumulate(adam)", "mechanic(adam)",
 )  # fmt: skip
 
+#: Formats of states whose codes have the shape of their parameter.
+CODED: tuple[dict[str, str] | str, ...] = ({"m": "int8", "v": "dynamic8"}, "float8_e4m3")
+
 #: Those that are run on both kinds of mesh.
 RUN = ("muon", "soap", "adafactor", "transforms/noise", "accumulate(adam)", "low_rank(adam)")
 
@@ -42,8 +45,9 @@ def test_parameters_updates_and_states_keep_their_types_on_explicit_axes(rule: s
 def test_steps_over_eight_devices() -> None:
     """All in one: the process of eight devices is made once."""
     found = found_by_eight(
-        rules={**ELEMENTWISE, **REDUCING, **MORE}, eager=["lamb"], shard_map=["nadam"], runs=RUN, rounding=True
-    )
+        rules={**ELEMENTWISE, **REDUCING, **MORE}, eager=["lamb"], shard_map=["nadam"], runs=RUN, rounding=True,
+        coded=CODED,
+    )  # fmt: skip
     for rule, report in found["rules"].items():
         assert (rule, report["first"], report["after"], report["apart"]) == (rule, [], [], [])
     for rule in ELEMENTWISE:
@@ -57,6 +61,8 @@ def test_steps_over_eight_devices() -> None:
     assert found["shard_map"] == {"nadam": []}
     assert found["runs"] == {rule: {"Auto": [], "Explicit": []} for rule in RUN}
     what_parts_devices_is_rounding_alone(found["rounding"])
+    for report in found["coded"]:
+        codes_are_those_of_one_device(report)
 
 
 def found_by_eight(**asked: Any) -> dict[str, Any]:
@@ -75,6 +81,14 @@ def sums_are_of_numbers(collectives: dict[str, list[str]], sums: int) -> None:
     numbers = re.findall(r"f64\[\]", " ".join(collectives["all-reduce"]))
     assert 7 * sums <= len(numbers) <= 8 * sums
     assert set(re.findall(r"f\d+\[[^\]]*\]", " ".join(collectives["all-reduce"]))) == {"f64[]"}
+
+
+def codes_are_those_of_one_device(report: dict[str, dict[str, Any]]) -> None:
+    """Codes are sharded as their parameter, and on automatic axes nothing is sent for rows that lie on one device."""
+    assert report["Auto"]["collectives"] == {}
+    for found in report.values():
+        assert (found["lost"], found["apart"]) == ([], [])
+        assert found["unlike"] < 1e-3
 
 
 def factors_are_sharded_along_the_axis_that_they_have(factors: dict[str, dict[str, str]]) -> None:

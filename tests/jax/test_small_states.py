@@ -162,23 +162,6 @@ def test_first_values_that_are_no_zeros_are_encoded() -> None:
     assert np.all(values_of(getattr(state, field)["large"], SHAPE) == np.float32(0.5))
 
 
-def test_states_in_codes_on_four_devices_are_those_on_one() -> None:
-    if len(jax.devices()) < 4:
-        pytest.skip("there are fewer than four devices")
-    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
-    lay = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    results = []
-    for place in (lambda x: x, lambda x: jax.device_put(x, lay)):
-        params, grads = (jax.tree.map(place, draws(seed)) for seed in (0, 1))
-        state = rulec.jax.init("adamw", params, state_dtype="dynamic8")
-        new, state = rulec.jax.step("adamw", params, grads, state, lr=0.01)
-        new, state = rulec.jax.step("adamw", new, jax.tree.map(place, draws(2)), state, lr=0.01)
-        results.append((np.asarray(new["large"]), values_of(state.m["large"], SHAPE)))
-    assert new["large"].sharding == lay
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
-
-
 # Checkpoints
 
 
