@@ -211,7 +211,7 @@ CODED: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
 
 
 def coded(words: Any) -> dict[str, Any]:
-    """How two steps of states in codes do on each kind of mesh: shardings lost, collectives, codes unlike one device's."""
+    """Two steps of states in codes on each kind of mesh: shardings lost, collectives, codes unlike one device's."""
 
     def step(params: Any, grads: Any, state: Any) -> Any:
         return rulec.jax.step("adamw", params, grads, state, lr=1e-2)
