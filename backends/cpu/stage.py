@@ -13,6 +13,7 @@ from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.node import Node, Op, is_boolean
 
+from ..chance import chance_call
 from .words import NAMES
 
 OPS: OpTable = {
@@ -76,7 +77,7 @@ class StageWriter:
         first = "line * width + left" if self.nest.shaped else "start"
         # In a stage with states in codes, `i` counts the elements of a part.
         parted = any(self.layout.format(buffer) for buffer in self.nest.buffers)
-        return f"chance({'part + i, part' if parted else f'i, {first}'}, {', '.join(words)})"
+        return chance_call(["part + i", "part"] if parted else ["i", first], words)
 
     def _constant(self, value: float) -> str:
         text = repr(value) if math.isfinite(value) else ("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")

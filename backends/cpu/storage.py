@@ -109,6 +109,23 @@ def chance(unit: Unit, place: Any, first_place: Any, words: Sequence[Any]) -> Re
     return Real(unit, builder.uitofp((mixed >> last).value, unit.real_type))
 
 
+def in_range(builder: Any, place: Any, *words: Any) -> Any:
+    """The place in a whole tensor of the element at a place of a part: a range behind a start of two words."""
+    from llvmlite import ir
+
+    low, high = (builder.fptoui(word, place.type) for word in words)
+    return builder.add(place, builder.add(low, builder.shl(high, ir.Constant(place.type, 24))))
+
+
+def in_rows(builder: Any, place: Any, *words: Any) -> Any:
+    """The same of a part that is rows of a width with gaps between them: see `rulec.arrays.piece`."""
+    from llvmlite import ir
+
+    width, gap = (in_range(builder, ir.Constant(place.type, 0), *words[i : i + 2]) for i in (2, 4))
+    row = builder.udiv(place, width)
+    return builder.add(in_range(builder, place, *words[:2]), builder.mul(row, gap))
+
+
 def _scrambled(x: Whole) -> Whole:
     for shift, factor in MIXING:
         x = (x ^ (x >> shift)) * factor

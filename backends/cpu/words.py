@@ -131,6 +131,16 @@ def _chance() -> Any:
     return intrinsic_word(7, signature, generate)
 
 
+def _place(formula: Callable[..., Any], arity: int) -> Any:
+    """`in_range(i, *words)`: the place in a whole tensor of element i of a part."""
+    from numba import types
+
+    def signature(place: Any, *words: Any) -> Any:
+        return place if place == types.int64 and len({*words}) == 1 else None
+
+    return intrinsic_word(arity, signature, lambda builder, _, values: formula(builder, *values))
+
+
 def _where() -> Any:
     from numba import types
 
@@ -303,7 +313,9 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "inlined": partial(_compiled, True),
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
-    "where": _where, "chance": _chance, "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
+    "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
+    "in_rows": partial(_place, cpu_storage.in_rows, 7),
+    "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
     **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},

@@ -22,6 +22,7 @@ from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
 from rulec.language.node import Kind, Node, Op, is_boolean, walk
 
+from ..chance import chance_call
 from ..comment import line_comment
 from .dialect import Dialect
 from .text import WIDTH, call_lines, indented
@@ -282,7 +283,7 @@ class ElementPrinter(StagePrinter):
         if value.op is Op.FLOORDIV:
             return f"floor{suffix}({self._infix(Infix('/', _PRODUCT), *value.args)})", _ATOM
         if value.op is Op.CHANCE:
-            return f"chance({', '.join([*PLACE, *map(self.text, value.args[1:])])})", _ATOM
+            return chance_call(PLACE, [self.text(word) for word in value.args[1:]]), _ATOM
         if value.op is Op.ISFINITE:
             return f"isfinite({self.text(value.args[0])})", _ATOM
         if value.op is Op.POW and value.args[1].op is Op.CONST:

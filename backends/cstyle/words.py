@@ -161,6 +161,23 @@ FUNCTION float chance(
     return (float)(int32_t)((mixed ^ mixed >> 15) * 0x846ca68b >> 16);
 }
 """,
+    "in_range": """\
+/* The place in a whole tensor of the element at a position of a part that is one range from a start on. */
+FUNCTION int64_t in_range(int64_t position, float start_low, float start_high)
+{
+    return position + (int64_t)start_low + (int64_t)start_high * 16777216;
+}
+""",
+    "in_rows": """\
+/* The same of a part that is rows of a width with gaps between them. */
+FUNCTION int64_t in_rows(
+    int64_t position, float start_low, float start_high, float width_low, float width_high, float gap_low,
+    float gap_high)
+{
+    const int64_t width = in_range(0, width_low, width_high), gap = in_range(0, gap_low, gap_high);
+    return in_range(position, start_low, start_high) + position / width * gap;
+}
+""",
     "line_at": """\
 /* slope*x + start, rounded once or twice, whichever is faster: for results that may be either. */
 FUNCTION float line_at(float slope, float x, float start)

@@ -9,6 +9,8 @@ import numpy as np
 from rulec.backend.printer import OpTable, is_number
 from rulec.language.node import Op
 
+from ..chance import chance_call
+
 _OPERATORS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.NEG: "(-{})",
     Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
@@ -45,7 +47,7 @@ def operations(compute: str) -> OpTable:
     return {
         **_OPERATORS,
         **{op: call(name if narrow else _WIDE.get(name, name)) for op, name in _WORDS.items()},
-        Op.CHANCE: lambda _, *words: call("chance")("start + i", *words),
+        Op.CHANCE: lambda _, *words: chance_call(["start + i"], [*map(typed, words)]),
         Op.DIV: quotient,
         Op.FLOORDIV: f"{floor}({quotient})",
         Op.SQRT: root,

@@ -125,10 +125,27 @@ def chance(place, seed_low, seed_high, number, step, draw):
     return (mixed >> 16).to(tl.float32)
 '''
 
+_IN_RANGE = '''\
+@triton.jit
+def in_range(place, start_low, start_high):
+    """The places in a whole tensor of elements at places of a part that is one range from a start on."""
+    return place + start_low.to(tl.int64) + (start_high.to(tl.int64) << 24)
+'''
+
+_IN_ROWS = '''\
+@triton.jit
+def in_rows(place, start_low, start_high, width_low, width_high, gap_low, gap_high):
+    """The same of a part that is rows of a width with gaps between them."""
+    width = width_low.to(tl.int64) + (width_high.to(tl.int64) << 24)
+    gap = gap_low.to(tl.int64) + (gap_high.to(tl.int64) << 24)
+    return in_range(place, start_low, start_high) + place // width * gap
+'''
+
 #: The text of each function by name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN,
-    "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, "scrambled": _SCRAMBLED, "chance": _CHANCE, **FUNCTIONS,
+    "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, "scrambled": _SCRAMBLED, "chance": _CHANCE,
+    "in_range": _IN_RANGE, "in_rows": _IN_ROWS, **FUNCTIONS,
 }  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rulec.arrays.piece import Piece
+
 #: The largest number of a tensor that is told from others: a float32 has 24 bits.
 NUMBERS = 1 << 24
 
@@ -48,9 +50,10 @@ def coarse(xp: Any, x: Any, count: Any) -> Any:
     return xp.where(xp.isfinite(x), moved.view(xp.float32), _cast(x, xp.float32))
 
 
-def words_of(seed: int, number: Any) -> dict[str, Any]:
-    """The facts of a tensor that its random bits follow from, as in `rulec.language.node.WORDS`."""
-    return {"seed_low": seed % (1 << 16), "seed_high": seed >> 16, "number": number % NUMBERS}
+def words_of(seed: int, number: Any, piece: Piece | None = None) -> dict[str, Any]:
+    """The facts of a tensor, or of a part of one, that its random bits follow from: see `rulec.language.node.WORDS`."""
+    words = {"seed_low": seed % (1 << 16), "seed_high": seed >> 16, "number": number % NUMBERS}
+    return words if piece is None else words | piece.words
 
 
 def scrambled(xp: Any, x: Any) -> Any:
@@ -77,15 +80,30 @@ def chance_at(xp: Any, low: Any, high: Any, words: tuple[Any, ...]) -> Any:
 def chance(xp: Any, like: Any, *words: Any, turned: bool = False) -> Any:
     """The random numbers below 2**16 of all elements of a tensor, of the shape of `like`.
 
-    `turned` says that the last two axes lie in memory in the other order.
+    `words` are the five of `chance_at`, and for a part of a tensor those of its piece. `turned` says that the last two
+    axes lie in memory in the other order.
     """
     shape = like.shape[:-2] + like.shape[:-3:-1] if turned else like.shape
     low, high = _places(xp, shape, xp.uint32), _word(xp, 0)
-    if math.prod(shape) > 1 << 32:
-        places = _places(xp, shape, xp.int64)
-        high = _cast(places >> 32, xp.uint32)
-    numbers = chance_at(xp, low, high, words)
+    piece = words[5:]
+    if piece or math.prod(shape) > 1 << 32:
+        places = in_piece(xp, _places(xp, shape, xp.int64), *piece)
+        low, high = (_cast(places & 0xFFFFFFFF, xp.uint32) if piece else low), _cast(places >> 32, xp.uint32)
+    numbers = chance_at(xp, low, high, words[:5])
     return xp.permute_dims(numbers, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)) if turned else numbers
+
+
+def in_piece(xp: Any, places: Any, *piece: Any) -> Any:
+    """The places in the whole tensor, of int64, of elements at places of a part of it.
+
+    `piece` are the words of `RANGE` or `ROWS` in `rulec.language.node`, or none: the part is the whole.
+    """
+    words = [_cast(xp.asarray(word), xp.int64) for word in piece]
+    numbers = [low + (high << 24) for low, high in zip(words[::2], words[1::2], strict=True)]
+    if len(numbers) < 2:
+        return sum(numbers, places)
+    start, width, gap = numbers
+    return places + start + places // width * gap
 
 
 def _word(xp: Any, number: int) -> Any:

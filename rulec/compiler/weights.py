@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rulec.arrays.piece import Piece
 from rulec.compiler.ir import Buffer, Program, Store, axes_of_letters
-from rulec.language.node import WORDS, Node, Op, const, node
+from rulec.language.node import RANGE, ROWS, WORDS, Node, Op, const, node
 
 #: The dtypes of parameters that each kind is for.
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "split": ("bfloat16",), "split24": ("bfloat16",), "master": ("bfloat16", "float16"), "kahan": ("bfloat16",),
     "stochastic": ("bfloat16",),
+}  # fmt: skip
+
+#: The kinds that draw random bits -> the facts of a part of a tensor that the place of an element follows from.
+_DRAWING: Mapping[str, tuple[str, ...]] = {
+    "stochastic": (), "stochastic in a range": RANGE, "stochastic in rows": ROWS,
 }  # fmt: skip
 
 _P = node(Op.LOAD, "p")
@@ -61,6 +67,13 @@ PARTS: Mapping[str, Part] = {
 }
 
 
+def kind_of_piece(kind: str, piece: Piece) -> str:
+    """The kind of a part of a tensor whose parameter is of this kind."""
+    if kind not in _DRAWING:
+        return kind
+    return "stochastic in rows" if piece.gap else "stochastic in a range"
+
+
 def part_dtypes(program: Program) -> dict[str, str]:
     """The dtype of the memory beside the parameter of a program, by its name."""
     part = PARTS.get(program.weights)
@@ -95,25 +108,28 @@ def stored(kind: str, new: Node) -> list[Store]:
     if not kind:
         return [Store("p", new)]
     high = node(Op.COARSE, new, _count(kind))
-    if kind == "stochastic":
+    if kind in _DRAWING:
         return [Store("p", high)]
     return [Store("p", high), Store(PARTS[kind].name, _rest(kind, new, high))]
 
 
 def _count(kind: str) -> Node:
     """The ulps added to a number before its lowest bits are cleared, so that it is rounded."""
-    if kind == "stochastic":
-        return chance("p", 0)
+    if kind in _DRAWING:
+        return chance("p", 0, _DRAWING[kind])
     return const(0x8080) if kind == "split24" else _HALF  # 128 more: the low part is rounded up to 127 units at most
 
 
-def chance(buffer: str, draw: int) -> Node:
-    """A random whole number below 2**16 for each element of a buffer; `draw` tells the draws of one step apart."""
-    words = [node(Op.FACT, word) for word in WORDS]
+def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
+    """A random whole number below 2**16 for each element of a buffer.
+
+    `draw` tells the draws of one step apart; `piece` has the facts of a part of a tensor.
+    """
+    words, places = ([node(Op.FACT, word) for word in names] for names in (WORDS, piece))
     # A float32 has 24 bits: of the step, those are taken.
     step, most = node(Op.STEP), const(1 << 24)
     beyond = node(Op.MUL, node(Op.FLOORDIV, step, most), most)
-    return node(Op.CHANCE, node(Op.LOAD, buffer), *words, node(Op.SUB, step, beyond), const(draw))
+    return node(Op.CHANCE, node(Op.LOAD, buffer), *words, node(Op.SUB, step, beyond), const(draw), *places)
 
 
 def _rest(kind: str, new: Node, high: Node) -> Node:

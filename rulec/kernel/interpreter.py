@@ -169,8 +169,10 @@ class _Run:
             number = self.arrays[vector.name][at[self.nest.place(vector)]]
             return number != 0 if is_boolean(vector.value) else self.real(number)
         if value.op is Op.CHANCE:
-            low, high = (np.array(at[ELEMENT] >> shift & 0xFFFFFFFF, np.uint32) for shift in (0, 32))
-            return self.real(bits.chance_at(np, low, high, tuple(values[x] for x in value.args[1:])))
+            words = [values[x] for x in value.args[1:]]
+            place = int(bits.in_piece(np, np.int64(at[ELEMENT]), *words[5:]))
+            low, high = (np.array(place >> shift & 0xFFFFFFFF, np.uint32) for shift in (0, 32))
+            return self.real(bits.chance_at(np, low, high, tuple(words[:5])))
         result = NUMPY[value.op](*(values[x] for x in value.args))
         return bool(result) if is_boolean(value) else self.real(result)
 

@@ -36,7 +36,7 @@ class Op(Enum):
     HYPER = ("hyper", Kind.LEAF)  # arg: the hyper-parameter's name
     MODEL_HYPER = ("model_hyper", Kind.LEAF)  # arg: a hyper-parameter that must be the same in every group
     STEP = ("t", Kind.LEAF)  # this tensor's own count of updates, from 1; arg: None, "group" or "model"
-    FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps; or one of `WORDS`, of no rule
+    FACT = ("fact", Kind.LEAF)  # arg: ndim | numel | rows | cols | machine_eps; of no rule: those of `WORDS` and `ROWS`
     LOAD = ("load", Kind.LEAF)  # arg: a buffer's name; its value before this step
     SCALAR = ("scalar", Kind.LEAF)  # arg: a column of the scalar program's table
     RESULT = ("result", Kind.LEAF)  # arg: the name of a finished reduction or matrix function
@@ -101,8 +101,9 @@ class Op(Enum):
     AWAY = ("away", Kind.BITS)  # args: x, count; x moved by so many ulps
     ULPS = ("ulps", Kind.BITS)  # args: x, y; the count from y to x, of one sign; 0 where x is NaN
     COARSE = ("coarse", Kind.BITS)  # args: x, count; x moved, and its lowest 16 bits cleared; x where it is not finite
-    # args: a buffer, then words that are numbers: those of `WORDS`, the step, the number of the draw; a random whole
-    # number below 2**16 for each element, that depends on the words and the element's place in its tensor alone
+    # args: a buffer, then words that are numbers: those of `WORDS`, the step, the number of the draw, and for a part of
+    # a tensor those of `RANGE` or `ROWS`; a random whole number below 2**16 for each element, that depends on the first
+    # five words and the element's place in the whole tensor alone
     CHANCE = ("chance", Kind.BITS)
 
     CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
@@ -123,6 +124,11 @@ FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
 
 #: Facts of a tensor that its random bits follow from: the halves of the seed, of 16 bits, and the tensor's number.
 WORDS = ("seed_low", "seed_high", "number")
+
+#: Facts of a part of a tensor: where its elements lie in the whole tensor, if they are one range, or equal rows. See
+#: `rulec.arrays.piece`.
+RANGE = ("start_low", "start_high")
+ROWS = (*RANGE, "width_low", "width_high", "gap_low", "gap_high")
 
 #: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
 MAX_SIZE = 1 << 40

@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.arrays.bits import words_of
 from rulec.arrays.library import Library
+from rulec.arrays.piece import Piece
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
@@ -31,7 +32,8 @@ from rulec.runtime.rows import ScalarRows
 class Tensor:
     """A parameter of the engine. It has no bucket and no state until its first gradient.
 
-    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing.
+    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. `piece` says
+    where a part of a tensor lies in the whole; None for a whole one.
     """
 
     array: Any
@@ -41,6 +43,7 @@ class Tensor:
     view: MatrixView
     number: int
     maximize: bool = False
+    piece: Piece | None = None
     bucket: Bucket | None = None
     position: int = 0
 
@@ -111,7 +114,7 @@ class Bucket:
         if version.call is None:
             views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
             version.call = version.kernel.bind(self.params, self.states, *views)
-            words = [words_of(self.seed, t.number) for t in self.tensors]
+            words = [words_of(self.seed, t.number, t.piece) for t in self.tensors]
             facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
             if self.resident:
                 version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.piece import Piece
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.ir import Program
@@ -19,6 +20,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
+from rulec.compiler.weights import kind_of_piece
 from rulec.errors import RuleError, TensorError
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
@@ -110,7 +112,8 @@ class Buckets:
         self.extensions = 0
 
     def add(
-        self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool
+        self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool,
+        piece: Piece | None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. RuleError where the rule does not apply to it and names no other."""
         common = self.common
@@ -118,7 +121,7 @@ class Buckets:
         rule = self._router.choose(shape, tags, name)
         number = len(self.tensors) if number is None else number
         common.largest = max(common.largest, math.prod(shape) * ITEM_SIZE[dtype])
-        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize))
+        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize, piece))
         common.shared.make_room(group + 1)
         return len(self.tensors) - 1
 
@@ -194,7 +197,8 @@ class Buckets:
         return compile(tensor.rule, self.facts(tensor), static, weights=self._weights(tensor)), static
 
     def _weights(self, tensor: Tensor) -> str:
-        return self.storage.weights_of(self.common.arrays.dtype(tensor.array))
+        kind = self.storage.weights_of(self.common.arrays.dtype(tensor.array))
+        return kind if tensor.piece is None else kind_of_piece(kind, tensor.piece)
 
     def _key(self, tensor: Tensor, grad_dtype: str | None, table: Numbers) -> Any:
         dtype = self.common.arrays.dtype(tensor.array)
@@ -202,7 +206,8 @@ class Buckets:
         check_counts(program, {**self.facts(tensor), **static})
         self._check_fits(program, tensor)
         # Blocks are of neighbours in the order of the shape, for kernels and for files.
-        coded = tensor.numel if self.common.arrays.plain(tensor.array) else 0
+        whole = tensor.numel if tensor.piece is None else tensor.piece.numel
+        coded = whole if self.common.arrays.plain(tensor.array) else 0
         states, formats = self.storage.of(program, dtype, coded)
         turned = tensor.view.transposed and is_shaped(program)
         layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)

@@ -12,6 +12,7 @@ from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import Groups, live_values, seed_of, table_of
 from rulec.torch.interface import Interface
 from rulec.torch.options import Options
+from rulec.torch.placed import part_here
 from rulec.torch.residence import Residence
 from rulec.torch.routes import Route
 from rulec.torch.tensors import TorchArrays, real_view
@@ -71,7 +72,8 @@ def add_parameters(
     for place, route in enumerate(routes):
         engine, column = of_group[route.group]
         array, maximize = real_view(route.param), group_rules[route.group].maximize
-        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize)))
+        piece = part_here(route.param)
+        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize, piece)))
     return homes
 
 

@@ -17,7 +17,7 @@ from rulec.language.source import did_you_mean
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
-from rulec.torch.placed import is_flat, is_split
+from rulec.torch.placed import is_flat, is_split, place_of
 from rulec.torch.tensors import DTYPES
 
 #: torch's names of formats -> ours.
@@ -51,18 +51,24 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
     return replace(options, backend=ShapesBackend())
 
 
-def check_whole(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """TensorError where a parameter is a part of a tensor, and its storage depends on the whole.
+def check_parts(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
+    """TensorError where a parameter is a part of a tensor of which the storage asked for needs to know more.
 
-    Blocks of codes may reach over a part, and random numbers follow from the place of an element in its tensor.
+    Codes of a part, and random bits that follow from an element's place in its tensor, need a DTensor.
     """
     coded = [f"state_dtype={word!r}" for word in options.state_dtypes.values() if word not in DTYPES]
-    advice = f"give state_dtype one of {', '.join(DTYPES)}"
-    if options.weights == "stochastic":
-        coded, advice = ["weights='stochastic'"], "give weights='split'"
+    drawn = ["weights='stochastic'"] if options.weights == "stochastic" else []
     for param, name in zip(params, names, strict=True):
-        if coded and (is_split(param) or is_flat(param)):
-            raise TensorError(f"{name} is a part of a tensor, and {coded[0]} is for whole tensors alone: {advice}")
+        if (coded or drawn) and is_flat(param):
+            raise TensorError(
+                f"{name} is a part of a flat parameter of FullyShardedDataParallel, which has no shape for "
+                f"{[*coded, *drawn][0]}: use fully_shard, whose parameters are DTensors"
+            )
+        if drawn and is_split(param) and place_of(param) is None:
+            raise TensorError(
+                f"{name} is placed as {param.placements}, and weights='stochastic' is for parts that are a range or "  # type: ignore[attr-defined]
+                f"equal rows of the whole: shard another dimension, or give weights='split'"
+            )
 
 
 def options_of(interface: Interface, values: dict[str, Any]) -> Options:

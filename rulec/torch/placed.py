@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from rulec.arrays.piece import Piece, piece_of
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.torch.fake import address_of as plain_address_of
+from rulec.torch.fake import real_memory
 
 _MODULE = "torch.distributed.tensor"
 
@@ -38,6 +41,44 @@ def part_of(tensor: Any) -> Tensor:
 def is_split(tensor: Any) -> bool:
     """Whether this process may have a part only."""
     return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def part_here(param: Any) -> Piece | None:
+    """The part of a split parameter in this process; None for a whole one.
+
+    Where `place_of` knows no place of the part, the piece has that of the whole.
+    """
+    return (place_of(param) or Piece(param.numel())) if is_split(param) else None
+
+
+def place_of(param: Any) -> Piece | None:
+    """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
+    part, mesh = part_of(param).shape, param.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not all(part):
+        return Piece(param.numel())
+    indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+    ranges = all(len(chosen) == n and chosen[-1] - chosen[0] == n - 1 for chosen, n in zip(indices, part, strict=True))
+    return piece_of(param.shape, part, [chosen[0] for chosen in indices]) if ranges else None
+
+
+def _indices(param: Any, axis: int, coordinate: Sequence[int]) -> Sequence[int]:
+    """The indices of a dimension that a process at a coordinate of the mesh has, as torch places them."""
+    size, sizes = param.shape[axis], param.device_mesh.shape
+    cuts = [(p, n, at) for p, n, at in zip(param.placements, sizes, coordinate, strict=True) if _cuts(p, axis)]
+    if not cuts:
+        return range(size)
+    with real_memory():
+        indices = torch.arange(size, device="cpu").reshape((1,) * axis + (size,))
+        for placement, count, at in cuts:
+            indices = placement._split_tensor(indices, count, with_padding=False)[0][at]
+        chosen: list[int] = indices.flatten().tolist()
+    return chosen
+
+
+def _cuts(placement: Any, axis: int) -> bool:
+    """Whether a placement, or torch's of FSDP within tensor parallelism, splits this dimension."""
+    return getattr(placement, "dim", None) == axis
 
 
 def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:

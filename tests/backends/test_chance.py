@@ -15,6 +15,7 @@ import rulec
 import rulec.jax
 from rulec.array import Optimizer
 from rulec.arrays.bits import chance_at, words_of
+from rulec.arrays.piece import Piece, piece_of
 from rulec.backend import registry
 from rulec.compiler.interpreter import Run, Tensor, arithmetic
 from rulec.compiler.layout import layout_for
@@ -22,6 +23,8 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported
 from rulec.kernel.interpreter import Interpreter
+from rulec.language.node import RANGE, ROWS
+from rulec_backends.chance import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
 from tests.backends.triton_process import in_the_interpreter
@@ -33,9 +36,15 @@ needs_c = pytest.mark.skipif(bool(registry.get("c").unavailable_reason()), reaso
 #: A step of an eighth of an ulp below 2: the weights that grow are those with a random number above a bound.
 FALL = rulec.parse("name: Fall\nsummary: A fixed step.\nhyper: {lr: 0.0009765625}\nstep: |\n  direction = g\n")
 #: The same for a matrix with rows: the stage that stores sees rows and columns.
-ROWS = rulec.parse(
+ROW_MEANS = rulec.parse(
     "name: Rows\nsummary: A step with a mean of rows.\nhyper: {lr: 0.0009765625}\n"
     "step: |\n  direction = g + 0*mean(p, per='row')\n"
+)
+
+#: The same beside a state.
+KEPT = rulec.parse(
+    "name: Kept\nsummary: A fixed step beside a state.\nhyper: {lr: 0.0009765625}\nstate: {m: 0}\n"
+    "step: |\n  m = 0.9*m + 0.1*g\n  direction = g\n"
 )
 
 #: First places of loops, seeds and numbers of tensors.
@@ -128,7 +137,118 @@ def ones(*shape: int) -> Array:
     return np.ones(shape, BRAIN)
 
 
-@pytest.mark.parametrize("rule", [FALL, ROWS], ids=["elements", "rows"])
+#: Parts of a tensor of 61 rows and 1,500 columns: some rows, an uneven share of the columns, and both.
+PARTS = {
+    "rows": (slice(7, 48), slice(None)), "columns": (slice(None), slice(501, 1001)),
+    "both": (slice(3, 60), slice(9, 10)),
+    "none": (slice(61, 61), slice(None)), "all": (slice(None), slice(None)),
+}  # fmt: skip
+
+
+def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: Any) -> tuple[Any, Any]:
+    """The weights that a step moves: of whole tensors, in the places of their parts, and of parts."""
+    whole = {name: make(ones(61, 1500)) for name in PARTS}
+    parts = {name: make(np.ascontiguousarray(ones(61, 1500)[cut])) for name, cut in PARTS.items()}
+    grown = []
+    for arrays in (whole, parts):
+        optimizer = Optimizer(rule, arrays, backend, weights="stochastic", seed=70000, **words)
+        for name, tensor in zip(PARTS, optimizer._engine.tensors, strict=True):
+            if arrays is parts:
+                first = [cut.indices(n)[0] for cut, n in zip(PARTS[name], (61, 1500), strict=True)]
+                tensor.piece = piece_of((61, 1500), arrays[name].shape, first)
+        optimizer.step({name: make(np.full(p.shape, -1, np.float32)) for name, p in arrays.items()})
+        there = {name: np.asarray(p.get() if hasattr(p, "get") else p) for name, p in arrays.items()}
+        grown.append({name: p.astype(np.float32) > 1 for name, p in there.items()})
+    return {name: grown[0][name][cut] for name, cut in PARTS.items()}, grown[1]
+
+
+@pytest.mark.parametrize("words", [{}, {"state_dtype": {"m": "int8"}}], ids=["floats", "codes"])
+@pytest.mark.parametrize("backend", ["numpy", "cpu", pytest.param("c", marks=needs_c)])
+def test_parts_have_the_bits_of_the_whole_tensor(backend: str, words: dict[str, Any]) -> None:
+    whole, parts = of_parts(KEPT, backend, **words)
+    assert all(np.array_equal(whole[name], parts[name]) for name in PARTS)
+    assert 0 < whole["both"].sum() < whole["both"].size
+
+
+def test_the_interpreter_of_kernels_knows_parts() -> None:
+    grown = []
+    for cut in (slice(None), slice(4, 6)):
+        params = {"w": np.ascontiguousarray(ones(5, 9)[:, cut])}
+        optimizer = Optimizer(FALL, params, Interpreter(), weights="stochastic", seed=70000)
+        optimizer._engine.tensors[0].piece = piece_of((5, 9), params["w"].shape, (0, cut.start or 0))
+        grown.append(moved(optimizer, params)["w"])
+    assert np.array_equal(grown[0][:, 4:6], grown[1])
+
+
+#: Starts, and widths and gaps, of parts that lie far in their tensors.
+FAR = [Piece(0, 2**32 - 700), Piece(0, 3 * 2**32 + 5, 7, 2**26 + 1), Piece(0, 2**40 + 1, 2**24 + 3, 2**33)]
+
+
+def far_numbers(piece: Piece) -> Array:
+    part = np.arange(2048, dtype=np.int64)
+    places = (part + piece.start + part // piece.width * piece.gap).astype(np.uint64)
+    low, high = places.astype(np.uint32), (places >> np.uint64(32)).astype(np.uint32)
+    with np.errstate(over="ignore"):
+        drawn: Array = chance_at(np, low, high, (*words_of(7, 3).values(), 5, 2))
+    return drawn
+
+
+def call_of(piece: Piece, places: list[str], form: str) -> str:
+    """The printed call for an element of a part."""
+    names = ROWS if piece.gap else RANGE
+    words = [*words_of(7, 3).values(), 5, 2, *(piece.words[name] for name in names)]
+    return chance_call(places, [form.format(float(word)) for word in words])
+
+
+@needs_c
+@pytest.mark.parametrize("piece", FAR)
+def test_c_knows_parts_that_lie_far_in_their_tensors(piece: Piece) -> None:
+    run = c_functions.function(call_of(piece, ["i", "(int64_t)0"], "{}f"), "float32")
+    assert np.array_equal(run(np.zeros(2048, np.float32)), far_numbers(piece))
+
+
+@pytest.mark.parametrize("piece", FAR)
+def test_the_cpu_backend_knows_parts_that_lie_far_in_their_tensors(piece: Piece) -> None:
+    call = call_of(piece, ["i", "start"], "float32({})")
+    text = CPU.replace("chance(i, start, a, b, c, float32(5.0), float32(2.0))", call)
+    text = text.replace("import chance,", "import chance, in_range, in_rows,")
+    machine = cpu_machine.Machine(cpu_machine.emit_object(cpu_machine.compile_text(text, Path("chance.py"))))
+    out, words = np.zeros(2048, np.float32), np.zeros(3)
+    job = (ctypes.c_int64 * 4)(out.size, out.ctypes.data, 0, words.ctypes.data)
+    machine.run(ctypes.addressof(job))
+    assert np.array_equal(out, far_numbers(piece))
+
+
+FAR_TRITON = """
+import torch
+from rulec_backends.printed import run_source
+from rulec_backends.triton.words import words_used
+
+head = "import triton\\nimport triton.language as tl\\n\\n\\n"
+drawn = []
+for call in CALLS:
+    kernel = f'''
+@triton.jit
+def run(out_at, COUNT: tl.constexpr):
+    i = tl.arange(0, COUNT)
+    start = tl.full((), 0, tl.int64)
+    tl.store(out_at + i, {call})
+'''
+    made = run_source("triton", "chance", head + "\\n\\n".join([*words_used(kernel), kernel]))
+    out = torch.empty(2048)
+    made["run"][(1,)](out, COUNT=2048)
+    drawn.append(out.tolist())
+"""
+
+
+def test_triton_knows_parts_that_lie_far_in_their_tensors() -> None:
+    calls = [call_of(piece, ["start + i"], "tl.full((), {}, tl.float32)") for piece in FAR]
+    drawn = in_the_interpreter(f"CALLS = {calls!r}\n{FAR_TRITON}", "drawn")
+    for numbers, piece in zip(drawn, FAR, strict=True):
+        assert np.array_equal(np.array(numbers, np.float32), far_numbers(piece))
+
+
+@pytest.mark.parametrize("rule", [FALL, ROW_MEANS], ids=["elements", "rows"])
 @pytest.mark.parametrize("backend", ["interpreter", "numpy", "cpu", pytest.param("c", marks=needs_c)])
 def test_the_bits_of_a_tensor_follow_from_its_number_the_step_and_the_seed(rule: rulec.Rule, backend: str) -> None:
     """And from nothing else: not from the shape, the order of memory that a rule sees, or the other tensors."""
@@ -177,14 +297,10 @@ def test_a_matrix_seen_turned_has_the_bits_of_its_memory() -> None:
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("c", marks=needs_c)])
 def test_states_in_codes_leave_the_bits_of_weights_as_they_are(backend: str) -> None:
     """The first parts of a chunk and a later chunk, by the weights that a step of a fixed size moves."""
-    rule = rulec.parse(
-        "name: Coded\nsummary: A fixed step beside a state.\nhyper: {lr: 0.0009765625}\nstate: {m: 0}\n"
-        "step: |\n  m = 0.9*m + 0.1*g\n  direction = g\n"
-    )
     grown = []
     for words in ({}, {"state_dtype": {"m": "int8"}}):
         params = {"w": ones(70_000)}
-        grown.append(moved(Optimizer(rule, params, backend, weights="stochastic", **words), params)["w"])
+        grown.append(moved(Optimizer(KEPT, params, backend, weights="stochastic", **words), params)["w"])
     assert np.array_equal(*grown)
     assert 0 < grown[0].sum() < grown[0].size
 

@@ -18,6 +18,7 @@ from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in
 from tests.backends.cuda_assembly import kernels, missing
+from tests.backends.test_chance import KEPT, of_parts
 from tests.backends.triton_process import in_the_interpreter
 
 BRAIN = np.dtype(ml_dtypes.bfloat16)
@@ -26,6 +27,7 @@ needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_sta
 TRITON = """
 import torch
 import rulec.torch
+from rulec.arrays.piece import piece_of
 from rulec.compiler.weights import DTYPES
 
 def train(backend, kind, rule, large=40, **words):
@@ -43,6 +45,21 @@ for rule, kinds in (("AdamW", [*DTYPES]), ("LAMB", ["split", "master"])):
         for ours, theirs in zip(train("triton", kind, rule), train("cpu", kind, rule), strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 assert a.dtype == b.dtype and torch.equal(a, b), (rule, kind, a, b)
+# Parts of tensors: rows, and an uneven share of the columns.
+def moved(backend, cut):
+    p = torch.nn.Parameter(torch.ones(70, 91).bfloat16()[cut].contiguous())
+    optimizer = rulec.torch.AdamW([p], lr=2.0**-10, weights="stochastic", backend=backend, weight_decay=0)
+    (tensor,) = optimizer._build().engines[0].tensors
+    if cut != whole:
+        tensor.piece = piece_of((70, 91), p.shape, [c.indices(n)[0] for c, n in zip(cut, (70, 91))])
+    p.grad = -torch.ones_like(p)
+    optimizer.step()
+    return p > 1
+
+whole = slice(None), slice(None)
+for cut in ((slice(13, 40), slice(None)), (slice(5, 66), slice(31, 61))):
+    assert torch.equal(moved("triton", cut), moved("cpu", whole)[cut]), cut
+
 # Scalars on the device, and states in codes beside the weights.
 coded = {"large": 90, "state_dtype": "int8"}
 for there, here in (({"capturable": True}, {}), (coded, coded)):
@@ -60,6 +77,13 @@ def cupy() -> Iterator[Any]:
     with cuda_stand_in.installed() as module:
         yield module
         cuda_stand_in.flush()
+
+
+@needs_compiler
+@pytest.mark.parametrize("words", [{}, {"state_dtype": {"m": "int8"}}], ids=["floats", "codes"])
+def test_cuda_knows_the_places_of_parts(cupy: Any, words: dict[str, Any]) -> None:
+    whole, parts = of_parts(KEPT, "cupy", cuda_stand_in.asarray, **words)
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
 def arrays(kind: str, backend: str, make: Any) -> list[np.ndarray[Any, Any]]:

@@ -242,17 +242,5 @@ def split_shards(rank: int) -> None:
         assert torch.equal(low.float().full_tensor(), first.state[p]["param::low"].float())
 
 
-def stochastic_shards(rank: int) -> None:
-    model = fully_shard(net().bfloat16())
-    optimizer = rulec.torch.AdamW(model.named_parameters(), weights="stochastic")
-    model(torch.ones(4, 5).bfloat16()).sum().backward()
-    with pytest.raises(TensorError, match="weights='stochastic' is for whole tensors alone: give weights='split'"):
-        optimizer.step()
-
-
-def test_stochastic_weights_of_shards_are_refused() -> None:
-    together(stochastic_shards)
-
-
 def test_split_weights_of_shards_are_those_of_whole_ones() -> None:
     together(split_shards)

@@ -1,4 +1,4 @@
-"""Two processes that train one model, over gloo on the CPU."""
+"""A few processes that train one model, over gloo on the CPU."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import torch.multiprocessing as mp
 COUNT = 2
 
 
-def together(work: Callable[[int], None]) -> None:
-    """Runs `work(rank)` in every process; AssertionError with what went wrong in any."""
+def together(work: Callable[[int], None], count: int = COUNT) -> None:
+    """Runs `work(rank)` in every one of `count` processes; AssertionError with what went wrong in any."""
     # Forks of a process that has imported everything and started nothing.
     multiprocessing.set_forkserver_preload([work.__module__])
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_process, (folder, work), nprocs=COUNT, start_method="forkserver")
+        mp.start_processes(_process, (folder, work, count), nprocs=count, start_method="forkserver")
         problems = [path.read_text() for path in sorted(Path(folder).glob("problem*"))]
     assert not problems, "\n".join(problems)
 
 
-def _process(rank: int, folder: str, work: Callable[[int], None]) -> None:
+def _process(rank: int, folder: str, work: Callable[[int], None], count: int) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=COUNT)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
     try:
         work(rank)
     except BaseException:  # noqa: BLE001 - whatever it is, the other process waits for this one

@@ -1,0 +1,50 @@
+"""The part of a tensor that a process has, and where its elements lie in the whole tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: A float32 has so many bits: larger numbers of a part are two words.
+_BITS = 24
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor of `numel` elements.
+
+    Element i of the part, in C order, is the element `start + i + gap*(i // width)` of the whole tensor, in C order.
+    """
+
+    numel: int
+    start: int = 0
+    width: int = 1
+    gap: int = 0
+
+    @property
+    def words(self) -> dict[str, int]:
+        """The numbers of the part in words of 24 bits, as facts of a tensor."""
+        numbers = {"start": self.start, "width": self.width, "gap": self.gap}
+        low = {f"{name}_low": number % (1 << _BITS) for name, number in numbers.items()}
+        return low | {f"{name}_high": number >> _BITS for name, number in numbers.items()}
+
+
+def piece_of(whole: Sequence[int], part: Sequence[int], first: Sequence[int]) -> Piece | None:
+    """The piece of a tensor of shape `whole` with shape `part` from the index `first` on.
+
+    None where no piece says it: two dimensions are cut, and none of them is the first with several indices here.
+    """
+    numel, here = math.prod(whole), math.prod(part)
+    if not here:
+        return Piece(numel)
+    strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    start = sum(at * stride for at, stride in zip(first, strides, strict=True))
+    last = max((axis for axis, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m), default=0)
+    width = math.prod(part[last:])
+    if here == width:
+        return Piece(numel, start)
+    several = [axis for axis in range(last) if part[axis] > 1]
+    if any(whole[axis] != part[axis] for axis in range(several[0] + 1, last)):
+        return None
+    return Piece(numel, start, width, strides[last - 1] - width)
