@@ -29,6 +29,7 @@ from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
+from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.states import Store
 from rulec.torch.tensors import check_parameters, dtype_name
@@ -260,8 +261,16 @@ class RuleOptimizer(Optimizer, Turns):
     # Checkpoints
 
     @in_turn
-    def state_dict(self) -> dict[str, Any]:
-        """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies."""
+    def state_dict(self, layout: str = "") -> dict[str, Any]:
+        """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies.
+
+        `layout` is `bitsandbytes` or `torchao` for the state as that library lays it out, in copies: an optimizer there
+        goes on from it, with the same codes where it has their format. StateMismatch where the library has no optimizer
+        that computes the same.
+        """
+        if layout:
+            machine = self._current()
+            return written(layout, super().state_dict(), machine, self.param_groups)
         saved = super().state_dict()
         states = saved.get("state")
         if isinstance(states, Mapping):

@@ -24,8 +24,8 @@ from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
+from rulec.torch.peers.reading import is_coded, taken
 from rulec.torch.placed import as_placed, fill
-from rulec.torch.quantized import as_floats, is_coded
 from rulec.torch.routes import Route
 from rulec.torch.tensors import dtype_name, real_view
 
@@ -162,14 +162,16 @@ class Buffers:
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
-        saved = as_floats(saved, [name for name in self._of(place) if name != "step" and "::" not in name], route.name)
-        before, after = formats_of(self._formats[route.group], saved, route.name), self.formats(place)
+        names, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
+        saved, kept = taken(saved, names, after, tuple(route.param.shape), route.name)
+        before = formats_of(
+            {**self._formats[route.group], **{k: form.key for k, form in kept.items()}}, saved, route.name
+        )
         if before == after:
             return saved
-        names = {*before, *after, *map(scale_name, before)} & saved.keys()
-        coded = {name: _numpy(saved[name]) for name in names}
+        coded = {name: _numpy(saved[name]) for name in {*before, *after, *map(scale_name, before)} & saved.keys()}
         arrays = recoded(coded, before, after, tuple(real_view(route.param).shape), route.name)
-        return {k: v for k, v in saved.items() if k not in names} | {k: torch.as_tensor(v) for k, v in arrays.items()}
+        return {k: v for k, v in saved.items() if k not in coded} | {k: torch.as_tensor(v) for k, v in arrays.items()}
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's states in codes, under torch's names; empty before its first step."""
@@ -198,8 +200,8 @@ class Buffers:
         for key, buffer in known.items():
             fill(buffer, torch.as_tensor(saved[key], device=_device_of(saved[key])), self._routes[place].name)
         if known and not self._counted(place):
-            # torch keeps no count here, and asks no more than whether there was a step before.
-            self.written(place)["step"].fill_(1)
+            # torch keeps no count here, and asks no more than whether there was a step before. bitsandbytes has one.
+            self.written(place)["step"].fill_(saved["step"] if is_count(saved.get("step")) else 1)
 
     def show(self) -> None:
         """Puts every buffer into the store; other values there stay."""
