@@ -182,7 +182,7 @@ def _speed(times: Any, which: str, base: str, target: float | None, title: str, 
 
 
 def _peers(elements: int, rounds: int, notes: list[str]) -> Iterator[Row]:
-    """A step of the cpu backend against those of peers that are installed."""
+    """A step of the cpu backend against those of installed peers."""
     import rulec.torch
 
     for peer, (module, name, form) in PEERS.items():

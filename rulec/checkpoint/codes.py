@@ -14,7 +14,7 @@ from rulec.formats import decode, of_key
 
 
 def faults(parameter: Parameter) -> Iterable[str]:
-    """What is wrong with the states of a parameter that are in codes, each as a clause."""
+    """Faults of the states of a parameter in codes, each as a clause."""
     scaled = {scale_name(name) for name, state in parameter.states.items() if state.format}
     if any(name.endswith(scale_name("")) and name not in scaled for name in parameter.states):
         yield f"scales of {parameter.name} without a format"

@@ -30,7 +30,7 @@ class CodedBuffer:
 
 
 def coded_buffers(layout: Layout, loaded: Sequence[str], stored: Sequence[str]) -> list[CodedBuffer]:
-    """The states in codes of a stage that loads and stores these buffers."""
+    """The states in codes of a stage with these loads and stores."""
     used = [(name, form) for name, form in layout.formats if name in {*loaded, *stored}]
     return [CodedBuffer(name, form, name in loaded, name in stored) for name, form in used]
 

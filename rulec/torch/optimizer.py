@@ -31,7 +31,7 @@ from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
-from rulec.torch.states import Store
+from rulec.torch.states import Store, with_named_codes
 from rulec.torch.tensors import check_parameters, dtype_name
 
 
@@ -274,7 +274,7 @@ class RuleOptimizer(Optimizer, Turns):
         saved = super().state_dict()
         states = saved.get("state")
         if isinstance(states, Mapping):
-            saved["state"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in states.items()}
+            saved["state"] = {k: with_named_codes(v) if isinstance(v, Mapping) else v for k, v in states.items()}
         return saved
 
     @in_turn

@@ -32,6 +32,9 @@ from rulec.torch.tensors import dtype_name, real_view
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
 FORMATS = "formats"
 
+#: What a saved state's name has behind it where the state is in codes.
+CODES = "::codes"
+
 
 class Edits:
     """Whether a mapping, or one inside it, was written to."""
@@ -258,8 +261,13 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
+def with_named_codes(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state to be saved: codes are called `NAME::codes`, and no other optimizer reads them as values."""
+    return {f"{name}{CODES}" if scale_name(name) in state else name: value for name, value in state.items()}
+
+
 def _values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in saved.items() if value is not None}
+    return {name.removesuffix(CODES): value for name, value in saved.items() if value is not None}
 
 
 def _device_of(value: Any) -> torch.device:

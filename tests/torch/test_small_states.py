@@ -204,6 +204,20 @@ def test_codes_without_a_known_format_are_refused_and_nothing_changes() -> None:
     assert not fresh.state
 
 
+def test_torchs_own_optimizer_does_not_take_codes_for_values() -> None:
+    net = model()
+    optimizer = adamw(net, state_dtype="dynamic8")
+    train(net, optimizer, range(1))
+    saved = optimizer.state_dict()
+    weight, bias = saved["state"][0].keys(), saved["state"][1].keys()
+    assert weight == {"step", "exp_avg::codes", "exp_avg::scale", "exp_avg_sq::codes", "exp_avg_sq::scale"}
+    assert bias == {"step", "exp_avg", "exp_avg_sq"}
+    theirs = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    theirs.load_state_dict(saved)
+    with pytest.raises(KeyError, match="exp_avg"):
+        train(net, theirs, range(1, 2))
+
+
 def test_codes_of_another_shape_are_refused() -> None:
     net = model()
     optimizer = adamw(net, state_dtype=INT8)

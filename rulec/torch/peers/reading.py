@@ -37,7 +37,7 @@ class DecodedState(NamedTuple):
 
 def is_coded(name: str) -> bool:
     """Whether a state of this name belongs to one storage in codes, ours or bitsandbytes'."""
-    return name.endswith(scale_name("")) or name == NESTED or bool(_NUMBERED.fullmatch(name))
+    return name.endswith((scale_name(""), "::codes")) or name == NESTED or bool(_NUMBERED.fullmatch(name))
 
 
 def taken(
