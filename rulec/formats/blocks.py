@@ -33,7 +33,7 @@ def encode(format: Format, values: ArrayLike) -> tuple[Codes, Floats]:
     if format.floor and zero(format) is not None:
         code = np.where((x > 0) & (code == zero(format)), code + 1, code)
     bits = np.where(finite, code, 0).astype(np.uint8).reshape(-1)[: values.size]
-    return _packed(format, bits, values.shape), np.where(finite, scale, np.float32(np.nan)).reshape(-1)
+    return packed(format, bits, values.shape), np.where(finite, scale, np.float32(np.nan)).reshape(-1)
 
 
 def decode(format: Format, codes: ArrayLike, scales: ArrayLike, shape: tuple[int, ...]) -> Floats:
@@ -45,7 +45,7 @@ def decode(format: Format, codes: ArrayLike, scales: ArrayLike, shape: tuple[int
             f"{format.scales(count)} scales, and not {codes.shape} and {scales.shape}"
         )
     unit = scales * (_ONE / np.float32(format.largest))
-    numbers = table(format)[_unpacked(format, codes, count)]
+    numbers = table(format)[unpacked(format, codes, count)]
     return (numbers * np.repeat(unit, format.block)[:count]).reshape(shape)
 
 
@@ -80,7 +80,7 @@ def _nearest(format: Format, y: Floats) -> NDArray[np.integer]:
     return rounded
 
 
-def _packed(format: Format, bits: NDArray[np.uint8], shape: tuple[int, ...]) -> Codes:
+def packed(format: Format, bits: NDArray[np.uint8], shape: tuple[int, ...]) -> Codes:
     """Codes as they are stored."""
     if format.bits == 8:
         return bits.view(format.code_dtype).reshape(shape)
@@ -89,7 +89,7 @@ def _packed(format: Format, bits: NDArray[np.uint8], shape: tuple[int, ...]) -> 
     return pairs[:, 0] << 4 | pairs[:, 1]
 
 
-def _unpacked(format: Format, codes: Codes, count: int) -> NDArray[np.uint8]:
+def unpacked(format: Format, codes: Codes, count: int) -> NDArray[np.uint8]:
     """Stored codes, one in each uint8, in C order."""
     bits = np.ascontiguousarray(codes).view(np.uint8).reshape(-1)
     if format.bits == 8:

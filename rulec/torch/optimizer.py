@@ -20,6 +20,7 @@ from rulec.runtime.device import Scaling
 from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.across import Across
+from rulec.torch.codes import all_saved
 from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of, seed_of
@@ -31,7 +32,7 @@ from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.options import options_of
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
-from rulec.torch.states import Store, with_named_codes
+from rulec.torch.states import Store
 from rulec.torch.tensors import check_parameters, dtype_name
 
 
@@ -264,6 +265,9 @@ class RuleOptimizer(Optimizer, Turns):
     def state_dict(self, layout: str = "") -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies.
 
+        A state in codes is two tensors, `NAME::codes` and `NAME::scale`. Where blocks do not divide the rows of a
+        parameter that is split over processes, both have an entry for each element, and are copies.
+
         `layout` is `bitsandbytes` or `torchao` for the state as that library lays it out, in copies: an optimizer there
         goes on from it, with the same codes where it has their format. StateMismatch where the library has no optimizer
         that computes the same.
@@ -272,9 +276,8 @@ class RuleOptimizer(Optimizer, Turns):
             machine = self._current()
             return written(layout, super().state_dict(), machine, self.param_groups)
         saved = super().state_dict()
-        states = saved.get("state")
-        if isinstance(states, Mapping):
-            saved["state"] = {k: with_named_codes(v) if isinstance(v, Mapping) else v for k, v in states.items()}
+        if isinstance(saved.get("state"), Mapping):
+            saved = all_saved(saved, self.param_groups)
         return saved
 
     @in_turn

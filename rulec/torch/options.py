@@ -54,7 +54,7 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
 def check_parts(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where a parameter is a part of a tensor of which the storage asked for needs to know more.
 
-    Codes of a part, and random bits that follow from an element's place in its tensor, need a DTensor.
+    Codes and random bits of a part need to know its tensor, as a DTensor does.
     """
     coded = [f"state_dtype={word!r}" for word in options.state_dtypes.values() if word not in DTYPES]
     drawn = ["weights='stochastic'"] if options.weights == "stochastic" else []

@@ -16,6 +16,7 @@ from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.classes import optimizer
+from rulec.torch.codes import all_saved
 from rulec.torch.inputs import by_parameter
 from rulec.torch.memory import without_compiler
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer, check_groups_match
@@ -191,8 +192,7 @@ class Partitioned(Optimizer, Turns):
     @in_turn
     def state_dict(self) -> dict[str, Any]:
         """The state of all rules as torch.optim lays out that of one; its tensors are the optimizers' own."""
-        saved = super().state_dict()
-        return {**saved, "state": {k: dict(v) if isinstance(v, Mapping) else v for k, v in saved["state"].items()}}
+        return all_saved(super().state_dict(), self.param_groups)
 
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

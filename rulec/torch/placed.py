@@ -153,29 +153,43 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
 
 def as_placed(state: Tensor, param: Any) -> Tensor:
     """A state in the shape of a parameter's part here, as a tensor with the parameter's placement."""
-    if not is_placed(param) or not state.dim() or state.shape != part_of(param).shape:
+    if not state.dim() or state.shape != part_of(param).shape:
         return state
+    return as_part(state, param.shape, param.stride(), param)
+
+
+def as_part(here: Tensor, shape: Sequence[int], stride: Sequence[int], param: Any) -> Tensor:
+    """What this process has of a tensor with this shape and stride, as a tensor placed as a parameter."""
+    if not is_placed(param):
+        return here
     kind: Any = sys.modules[_MODULE].DTensor
+    size = torch.Size(shape)
     placed: Tensor = kind.from_local(
-        state, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        here, param.device_mesh, param.placements, run_check=False, shape=size, stride=tuple(stride)
     )
     return placed
 
 
-def fill(state: Any, value: Any, name: str) -> None:
-    """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
-    if not is_placed(state):
-        state.copy_(part_of(value).reshape(state.shape))
-        return
+def saved_part(value: Any, param: Any, name: str) -> Tensor:
+    """This process's part of a saved value, placed as a parameter or whole. StateMismatch for another placement."""
+    value = torch.as_tensor(value) if not isinstance(value, Tensor) else value
+    if not is_placed(param):
+        return part_of(value)
     if not is_placed(value):
         module: Any = sys.modules[_MODULE]
-        value = module.distribute_tensor(value, state.device_mesh, state.placements, src_data_rank=None)
-    if _place(value) != _place(state):
+        value = module.distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+    if _place(value) != _place(param):
         raise StateMismatch(
-            f"a saved state of {name} is placed as {value.placements}, where its parameter is as {state.placements}: "
+            f"a saved state of {name} is placed as {value.placements}, where its parameter is as {param.placements}: "
             f"load it with torch.distributed.checkpoint"
         )
-    part_of(state).copy_(part_of(value))
+    return part_of(value)
+
+
+def fill(state: Any, value: Any, name: str) -> None:
+    """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
+    part = saved_part(value, state, name)
+    part_of(state).copy_(part if is_placed(state) else part.reshape(state.shape))
 
 
 def check_whole(params: Sequence[Tensor], verb: str) -> None:

@@ -20,6 +20,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
+from rulec.torch.codes import arrays_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.group_rules import Groups
@@ -32,8 +33,7 @@ from rulec.torch.tensors import dtype_name, real_view
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
 FORMATS = "formats"
 
-#: What a saved state's name has behind it where the state is in codes.
-CODES = "::codes"
+_SCALE = scale_name("")
 
 
 class Edits:
@@ -149,7 +149,7 @@ class Buffers:
         everything its rule needs.
         """
         held: dict[int, Mapping[str, Any]] = {
-            place: _values(saved.get(route.param, {})) for place, route in enumerate(self._routes)
+            place: with_plain_names(saved.get(route.param, {})) for place, route in enumerate(self._routes)
         }
         chosen = [place for place, values in held.items() if values or full]
         for engine in self._engines:
@@ -165,16 +165,27 @@ class Buffers:
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
-        names, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
-        saved, kept = taken(saved, names, after, tuple(route.param.shape), route.name)
+        order, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
+        saved, kept = taken(saved, order, after, tuple(route.param.shape), route.name)
         before = formats_of(
             {**self._formats[route.group], **{k: form.key for k, form in kept.items()}}, saved, route.name
         )
-        if before == after:
+        names = {*before, *after} & saved.keys()
+        if not names:
             return saved
-        coded = {name: _numpy(saved[name]) for name in {*before, *after, *map(scale_name, before)} & saved.keys()}
-        arrays = recoded(coded, before, after, tuple(real_view(route.param).shape), route.name)
-        return {k: v for k, v in saved.items() if k not in coded} | {k: torch.as_tensor(v) for k, v in arrays.items()}
+        arrays, before = arrays_here(saved, before, names, route.param, route.name)
+        arrays = recoded(arrays, before, after, tuple(real_view(route.param).shape), route.name)
+        others = {name: value for name, value in saved.items() if not {name, name.removesuffix(_SCALE)} & names}
+        return others | {name: self._shown(place, name, torch.as_tensor(array)) for name, array in arrays.items()}
+
+    def _shown(self, place: int, name: str, state: Tensor) -> Tensor:
+        """An array of a state, by torch's name, with its parameter's placement where it has the parameter's shape."""
+        param = self._routes[place].param
+        form = self.formats(place).get(name)
+        if name.endswith(_SCALE) or (form is not None and form.bits != 8):  # for runs of elements here
+            return state
+        paired = param.is_complex() and state.is_floating_point() and state.dim() > param.dim()
+        return as_placed(torch.view_as_complex(state) if paired else state, param)
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's states in codes, under torch's names; empty before its first step."""
@@ -243,31 +254,13 @@ class Buffers:
         buffers = {}
         for name, value in self.written(place).items():
             if name != "step" or self._counted(place):
-                paired = route.param.is_complex() and value.is_floating_point() and value.dim() > route.param.dim()
-                buffer = torch.view_as_complex(value) if paired else value
-                buffers[entry.outside(name, route.routed)] = as_placed(buffer, route.param)
+                outside = entry.outside(name, route.routed)
+                buffers[outside] = self._shown(place, outside, value)
         return buffers
 
     def _counted(self, place: int) -> bool:
         """Whether torch's layout has a step count of the parameter."""
         return self._homes[place][0].group_rule.entry.counted or self._routes[place].routed
-
-
-def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    """A saved value in main memory: codes as they are, all else in float32."""
-    tensor = torch.as_tensor(value).detach().cpu()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-
-
-def with_named_codes(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's state to be saved: codes are called `NAME::codes`, and no other optimizer reads them as values."""
-    return {f"{name}{CODES}" if scale_name(name) in state else name: value for name, value in state.items()}
-
-
-def _values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removesuffix(CODES): value for name, value in saved.items() if value is not None}
 
 
 def _device_of(value: Any) -> torch.device:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -16,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rulec.torch
 from rulec.errors import TensorError
+from rulec.formats import decode, of_key
 from tests.torch.eager.processes import together
 
 BRAIN = torch.bfloat16
@@ -143,6 +149,132 @@ def stochastic_everywhere(rank: int) -> None:
     stochastic(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
 
 
+#: Blocks that divide the rows of "even" and "uneven", and of no other tensor in codes.
+CODES = {"exp_avg": "int8/32", "exp_avg_sq": "dynamic8/32"}
+FOUR_BITS = {"exp_avg": "dynamic4/32", "exp_avg_sq": "float8_e4m3/32"}
+DIVIDED = ("even", "uneven")
+
+
+def held(optimizer: Any, param: Any) -> dict[str, Tensor]:
+    """The values of a parameter's states here, decoded."""
+    formats, states = optimizer.param_groups[0].get("formats", {}), optimizer.state[param]
+    values = {name: here(value) for name, value in states.items() if "::" not in name and name != "step"}
+    for name, value in values.items():
+        if f"{name}::scale" in states:
+            scales, shape = states[f"{name}::scale"].numpy(), tuple(here(param).shape)
+            values[name] = torch.from_numpy(decode(of_key(formats[name]), value.numpy(), scales, shape))
+    return values
+
+
+def codes(rank: int, ways: Any = (fsdp,), words: Any = (CODES,), backends: Any = ("cpu",)) -> None:
+    """Shards that begin at blocks have the bits of one process; others are as far from states in floats as it is."""
+    floats = Model()
+    train(floats, adamw(floats), range(4))
+    for backend, state_dtype in product(backends, words):
+        alone = Model()
+        first = adamw(alone, state_dtype=state_dtype, backend=backend)
+        train(alone, first, range(4))
+        for way in ways:
+            model = way(Model())
+            second = adamw(model, state_dtype=state_dtype, backend=backend)
+            train(model, second, range(4))
+            assert first.storage() == second.storage()
+            assert first.storage()["small"] == {"exp_avg": "float32", "exp_avg_sq": "float32"}
+            for (name, p), q in zip(alone.named_parameters(), model.parameters(), strict=True):
+                ours, theirs = here(q), part(p, q)
+                if name == "small" or (name in DIVIDED and way not in (columns, both)):
+                    assert torch.equal(ours, theirs), (way.__name__, name)
+                elif ours.numel():
+                    exact = part(floats.get_parameter(name), q)
+                    ratio = (ours - exact).abs().mean() / (theirs - exact).abs().mean()
+                    assert 0.7 < ratio < 1.4, (way.__name__, name, ratio)
+
+
+def codes_everywhere(rank: int) -> None:
+    four = (both, twice, strided) if dist.get_world_size() > 2 else ()
+    codes(rank, (fsdp, hsdp, columns, replicated, *four), (CODES, FOUR_BITS), ("cpu", "c"))
+
+
+def saved(model: nn.Module, optimizer: Any, folder: str) -> None:
+    dcp.save(
+        {"optimizer": get_optimizer_state_dict(model, optimizer), "model": model.state_dict()}, checkpoint_id=folder
+    )
+
+
+def loaded(model: nn.Module, optimizer: Any, folder: str) -> None:
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer), "model": model.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def resumed(rank: int, folder: str, way: Any = fsdp, words: Any = CODES) -> None:
+    """A run that is saved and loaded has the bits of one that is not."""
+    straight, broken = way(Model()), way(Model())
+    first, second = (adamw(model, state_dtype=words) for model in (straight, broken))
+    train(straight, first, range(4))
+    train(broken, second, range(2))
+    saved(broken, second, folder)
+    again = way(Model())
+    third = adamw(again, state_dtype=words)
+    loaded(again, third, folder)
+    for p, q in zip(broken.parameters(), again.parameters(), strict=True):
+        for key, value in second.state[p].items():
+            assert torch.equal(here(value), here(third.state[q][key])), key
+    train(again, third, range(2, 4))
+    for (name, p), q in zip(straight.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(here(p), here(q)), name
+
+
+def gathered(rank: int) -> None:
+    """Whole states that torch gathers load into one process, and from there into shards."""
+    model = fsdp(Model())
+    optimizer = adamw(model, state_dtype=FOUR_BITS)
+    train(model, optimizer, range(2))
+    states = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    alone, again = Model(), fsdp(Model())
+    first, second = adamw(alone, state_dtype=FOUR_BITS), adamw(again, state_dtype=FOUR_BITS)
+    set_optimizer_state_dict(alone, first, states, options=StateDictOptions(full_state_dict=True))
+    second.load_state_dict(first.state_dict())
+    for (name, p), q, one in zip(model.named_parameters(), again.parameters(), alone.parameters(), strict=True):
+        theirs, whole, ours = (held(opt, x) for opt, x in ((optimizer, p), (first, one), (second, q)))
+        for state, value in theirs.items():
+            if name in (*DIVIDED, "small"):
+                assert torch.equal(value, part(whole[state], p)), (name, state)
+                assert torch.equal(value, ours[state]), (name, state)
+            elif value.numel():
+                near = 0.2 * value.abs().max()
+                assert (value - part(whole[state], p)).abs().max() <= near, (name, state)
+                assert (value - ours[state]).abs().max() <= 2 * near, (name, state)
+
+
+def saved_here(rank: int, folder: str, before: str = "") -> None:
+    """Some steps, or those of a file; saved, with the values of this process beside them."""
+    model = fsdp(Model())
+    optimizer = adamw(model, state_dtype=CODES)
+    if before:
+        loaded(model, optimizer, before)
+        compared(model, optimizer, before)
+    else:
+        train(model, optimizer, range(2))
+    saved(model, optimizer, folder)
+    values = {name: [here(p).detach(), held(optimizer, p)] for name, p in model.named_parameters()}
+    torch.save(values, Path(folder, f"values{rank}"))
+
+
+def compared(model: nn.Module, optimizer: Any, folder: str) -> None:
+    """Weights and states are those that were saved: exactly where blocks divide rows, else as near as formats are."""
+    processes = [torch.load(path) for path in sorted(Path(folder).glob("values*"))]
+    for name, p in model.named_parameters():
+        assert torch.equal(here(p), part(torch.cat([each[name][0] for each in processes]), p))
+        for state, value in held(optimizer, p).items():
+            wanted = part(torch.cat([each[name][1][state] for each in processes]), p)
+            if name in (*DIVIDED, "small"):
+                assert torch.equal(value, wanted), (name, state)
+            else:
+                assert not value.numel() or (value - wanted).abs().max() <= 0.01 * wanted.abs().max(), (name, state)
+
+
 @pytest.fixture
 def four() -> Iterator[Any]:
     """A mesh of two by two processes, of which this is the first and the others are none."""
@@ -159,8 +291,42 @@ def test_parts_without_equal_rows_are_refused(four: Any) -> None:
     rulec.torch.AdamW([nn.Parameter(cube)], weights="split").storage()
 
 
-def test_random_bits_of_shards_are_those_of_whole_parameters() -> None:
-    together(stochastic)
+def everyday(rank: int, folder: str) -> None:
+    stochastic(rank)
+    codes(rank)
+    resumed(rank, folder)
+
+
+def test_shards_of_two_processes_are_those_of_whole_parameters(tmp_path: Path) -> None:
+    together(partial(everyday, folder=str(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_codes_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
+    together(codes_everywhere, count)
+
+
+@pytest.mark.slow
+def test_whole_states_in_codes_load_into_one_process_and_into_shards() -> None:
+    together(gathered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [CODES, FOUR_BITS], ids=["eight bits", "four bits"])
+@pytest.mark.parametrize("way", [fsdp, hsdp, columns, both, twice, replicated])
+def test_a_run_of_all_shards_goes_on_bit_for_bit(tmp_path: Path, way: Any, words: Any) -> None:
+    together(partial(resumed, folder=str(tmp_path), way=way, words=words), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(2, 1, 2), (2, 4), (4, 2), (1, 2)], ids=str)
+def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    before = ""
+    for number, count in enumerate(counts):
+        folder = str(tmp_path / str(number))
+        together(partial(saved_here, folder=folder, before=before), count)
+        before = folder
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 import rulec.torch as rt
 from rulec.errors import HyperError, StateMismatch, TensorError
@@ -216,6 +218,36 @@ def test_torchs_own_optimizer_does_not_take_codes_for_values() -> None:
     theirs.load_state_dict(saved)
     with pytest.raises(KeyError, match="exp_avg"):
         train(net, theirs, range(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_file_of_codes_never_fills_states_in_floats(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint fills tensors by their names, and looks at no dtype."""
+    net = model()
+    optimizer, floats = adamw(net, state_dtype=INT8), adamw(net)
+    for each in (floats, optimizer):
+        train(net, each, range(1))
+        dcp.save(each.state_dict(), checkpoint_id=tmp_path / str(each is floats), no_dist=True)
+    for each, folder in ((floats, "False"), (optimizer, "True")):
+        with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict"):
+            dcp.load(each.state_dict(), checkpoint_id=tmp_path / folder, no_dist=True)
+
+
+def test_codes_under_the_names_of_their_states_load() -> None:
+    """What `optimizer.state` has, which is in no shape that only files know."""
+    net = model()
+    optimizer = adamw(net, state_dtype="dynamic4/32")
+    train(net, optimizer, range(2))
+    saved = optimizer.state_dict()
+    weight = net[0].weight
+    assert saved["state"][0]["exp_avg::codes"].shape == (64, 48)
+    assert saved["state"][0]["exp_avg::scale"].shape == (64, 3)
+    assert optimizer.state[weight]["exp_avg"].shape == (64 * 48,)
+    states = [optimizer.state[p] for p in net.parameters()]
+    for kept in (saved, {**saved, "state": dict(enumerate(map(dict, states)))}):
+        other = adamw(net, state_dtype="dynamic4/32")
+        other.load_state_dict(kept)
+        assert all(torch.equal(optimizer.state[weight][k], x) for k, x in other.state[weight].items())
 
 
 def test_codes_of_another_shape_are_refused() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
 from rulec.formats import Format, table
+from rulec.torch.codes import CODES
 
 #: The key under which bitsandbytes keeps its tensors apart from those that FSDP gathers.
 NESTED = "__bnb_optimizer_quant_state__"
@@ -37,7 +38,7 @@ class DecodedState(NamedTuple):
 
 def is_coded(name: str) -> bool:
     """Whether a state of this name belongs to one storage in codes, ours or bitsandbytes'."""
-    return name.endswith((scale_name(""), "::codes")) or name == NESTED or bool(_NUMBERED.fullmatch(name))
+    return name.endswith((scale_name(""), CODES)) or name == NESTED or bool(_NUMBERED.fullmatch(name))
 
 
 def taken(
