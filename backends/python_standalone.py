@@ -14,6 +14,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.node import Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
+from rulec.runtime.storage import Storage
 from rulec.standalone.cases import CannotBuild, family, values
 from rulec.standalone.prose import file_name, introduction, vendored
 
@@ -47,17 +48,20 @@ class OneFile(ABC):
     #: Whether the file has a function of its name.
     makes_function = False
 
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
+    def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.dtype = rule, name, dtype
-        whole = family(rule, dtype, state_dtype, self.form)
+        if storage.formats:
+            self.cannot(f"it keeps no states in codes, as {next(iter(storage.formats.values())).name} is")
+        if storage.weights:
+            self.cannot(f"it keeps no weights in parts, as {storage.weights} does")
+        whole = family(rule, dtype, storage, self.form)
         self.static = whole.static
         self.program = whole.cases[0].program
         self._refuse(len(whole.cases) > 1 or whole.applies is not None)
-        for asked in (dtype, state_dtype or dtype):
+        for asked in (dtype, *storage.words.values()):
             if asked not in self.dtypes:
                 self.cannot(f"{self.lacking} {asked}")
-        states = dict.fromkeys((b.name for b in self.program.states), state_dtype or dtype)
-        self.layout: Layout = layout_for(self.program, dtype, states=states)
+        self.layout: Layout = layout_for(self.program, dtype, states=storage.of(self.program, dtype, 0)[0])
         #: The dtype of values outside of the kernel; and the printed name of each state.
         self.precise = "float64"
         self.states = {b.name: b.name for b in self.program.states}
@@ -70,9 +74,9 @@ class OneFile(ABC):
         self.defaults = {key: values_of[key] for key in self.hyper}
 
     @classmethod
-    def files(cls, rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, str]:
+    def files(cls, rule: Rule, name: str, dtype: str, storage: Storage) -> Mapping[str, str]:
         """The file, by its name."""
-        return {f"{name}.py": cls(rule, name, dtype, state_dtype).text()}
+        return {f"{name}.py": cls(rule, name, dtype, storage).text()}
 
     @abstractmethod
     def text(self) -> str:

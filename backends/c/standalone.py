@@ -8,16 +8,22 @@ from typing import NamedTuple
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Program
+from rulec.formats import Format
+from rulec.kernel.coded import is_flat, part_length
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
-from rulec.standalone.cases import CannotBuild, Case, Family, family
+from rulec.runtime.storage import Storage
+from rulec.standalone.cases import CannotBuild, Case, Family, Version, family
 
 from ..cstyle.element import literal
 from .standalone_matrix import WRITTEN
 from .standalone_numbers import LOOPS
 from .standalone_words import RESERVED, TYPES
+
+#: Elements of a tensor for one call of a stage's function, where no states are in codes.
+CHUNK = 8192
 
 #: The statuses that functions return, and their meanings.
 STATUSES = (
@@ -61,13 +67,17 @@ class Parameter(NamedTuple):
 class CFile:
     """A rule under the name `name` for tensors of one dtype: the common facts of all its printed files."""
 
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
+    def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.upper = rule, name, name.upper()
-        self.dtype, self.real = dtype, TYPES[dtype]
-        self.family: Family = family(rule, dtype, state_dtype, "C", WRITTEN)
-        self.state_dtype = state_dtype or dtype
+        self.dtype, self.real, self.storage = dtype, TYPES[dtype], storage
+        self.family: Family = family(rule, dtype, storage, "C", WRITTEN)
+        for case in self.family.cases:
+            for version in case.versions:
+                check_flat(rule, version)
         self.hyper = self._hyper_names()
         self.states = self._state_names()
+        #: The place of the scales of each state in codes.
+        self.scales = {state: unique_name(f"{state}_scale", {*self.states.values()}) for state in self._coded()}
         self.inputs = list(self.family.rule.inputs.items())
         taken = {*RESERVED, "magic", "steps", "bytes"}
         for key in self.family.rule.inputs:
@@ -183,6 +193,14 @@ class CFile:
         states = dict.fromkeys(b.name for case in self.family.cases for b in case.program.states)
         return {state: unique_name(state, taken) for state in states}
 
+    def fields_of(self, state: str) -> list[str]:
+        """The places of an array state: of its values; or of its codes and of their scales."""
+        return [self.states[state], *([self.scales[state]] if state in self.scales else [])]
+
+    def _coded(self) -> set[str]:
+        """The states in codes."""
+        return {state for case in self.family.cases for state, _ in case.versions[0].layout.formats}
+
     def numbers(self) -> list[str]:
         """The scalar states of all cases, in order."""
         numbers: dict[str, None] = {}
@@ -198,6 +216,18 @@ class CFile:
         """The array states of all cases, in order."""
         return list(dict.fromkeys(b.name for case in self.family.cases for b in self.arrays(case)))
 
+    @property
+    def formats(self) -> list[Format]:
+        """The formats of states in codes, each once."""
+        layouts = [case.versions[0].layout for case in self.family.cases]
+        return list(dict.fromkeys(form for layout in layouts for _, form in layout.formats))
+
+    @property
+    def chunk(self) -> int:
+        """The elements of a tensor for one call of a stage's function: with states in codes, as many as are decoded."""
+        layouts = [case.versions[0].layout for case in self.family.cases]
+        return max(map(part_length, layouts)) if self.formats else CHUNK
+
     def size(self, buffer: Buffer) -> str:
         """The number of elements of a state, in C."""
         letters = "".join(c for c in buffer.axes.letters if c in "bij")
@@ -207,7 +237,22 @@ class CFile:
     def magic(self) -> int:
         """The mark of a state block, different for other rules and dtypes."""
         kept = [(b.name, str(b.axes)) for case in self.family.cases for b in case.program.states]
-        return int(hashlib.sha256(repr((self.name, self.state_dtype, kept)).encode()).hexdigest()[:15], 16)
+        stored = self.storage.words.get("", self.dtype)
+        if self.formats or self.storage.weights or {*self.storage.words} - {""}:
+            stored = "; ".join(case.versions[0].layout.text() for case in self.family.cases)
+        return int(hashlib.sha256(repr((self.name, stored, kept)).encode()).hexdigest()[:15], 16)
+
+
+def check_flat(rule: Rule, version: Version) -> None:
+    """CannotBuild where a state in codes is read or written by rows and columns, or by a matrix function."""
+    program, layout = version.program, version.layout
+    coded = {name for name, _ in layout.formats}
+    whole = [v.args[0] for gap in version.plan.gaps for v in gap.values if v.op in WRITTEN]
+    read = [str(operand.arg) for operand in whole if operand.op is Op.LOAD and operand.arg in coded]
+    if not is_flat(program, layout) or read:
+        raise CannotBuild(
+            rule.name, "C", "its step sees rows or columns of a state in codes: leave --state-dtype out, or name others"
+        )
 
 
 def is_vector(buffer: Buffer) -> bool:
@@ -215,13 +260,13 @@ def is_vector(buffer: Buffer) -> bool:
     return bool({"b", "i", "j"} & set(buffer.axes.letters))
 
 
-def files(rule: Rule, name: str, dtype: str, state_dtype: str) -> Mapping[str, str]:
+def files(rule: Rule, name: str, dtype: str, storage: Storage) -> Mapping[str, str]:
     """The source, its header, and the declarations for Fortran and Julia, by file name."""
     from .standalone_bindings import fortran_text, julia_text
     from .standalone_header import header_text
     from .standalone_source import Source
 
-    file = CFile(rule, name, dtype, state_dtype)
+    file = CFile(rule, name, dtype, storage)
     return {
         f"{name}.c": Source(file).text(), f"{name}.h": header_text(file), f"{name}.f90": fortran_text(file),
         f"{name}.jl": julia_text(file),

@@ -57,8 +57,22 @@ def _introduction(file: CFile) -> list[str]:
     return [*lines, *_limits(file)]
 
 
-def _limits(file: CFile) -> list[str]:
+def _stored(file: CFile) -> list[str]:
+    """The lines on states in codes and on weights in parts."""
+    coded = {name: form.text for case in file.family.cases for name, form in case.versions[0].layout.formats}
     lines = []
+    if coded:
+        listed = ", ".join(f"{name} {text}" for name, text in coded.items())
+        lines += ["", f"States in codes, with a scale for each block of so many elements: {listed}.",
+                  "Tensors of any size have them."]  # fmt: skip
+    if file.storage.weights:
+        kind = file.storage.weights
+        lines += ["", f"Weights are stored as {kind}: the state block has what param has no place for."]
+    return lines
+
+
+def _limits(file: CFile) -> list[str]:
+    lines = _stored(file)
     wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
     if wide:
         shared = " and ".join(dict.fromkeys(wide))

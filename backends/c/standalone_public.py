@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rulec.compiler.ir import Buffer
+from rulec.formats import Format
 from rulec.language.node import Node, Op
 from rulec.standalone.cases import Case
 
+from ..cstyle.format_words import function_name
 from ..cstyle.text import indented
 from .standalone import STATUSES, CFile, is_vector
 from .standalone_numbers import used
@@ -91,19 +94,48 @@ class Public:
             if not is_vector(buffer):
                 lines.append(f"head->{self.states[buffer.name]} = {self._initial(buffer.init)};")
                 continue
-            kind, compute = TYPES[self.file.state_dtype], self.file.state_dtype
-            name = self.states[buffer.name]
-            copy = buffer.init.op is Op.LOAD and self.file.state_dtype == self.file.dtype
-            value = "param[i]" if copy else narrowed(self._initial(buffer.init), compute)
+            layout, name = case.versions[0].layout, self.states[buffer.name]
+            form, stored = layout.format(buffer.name), layout.dtype(buffer.name)
+            if form is not None:
+                lines += self._first_codes(buffer, form)
+                continue
+            kind = TYPES[stored]
+            copy = buffer.init.op is Op.LOAD and stored == self.file.dtype
+            value = "param[i]" if copy else narrowed(self._initial(buffer.init), stored)
             if buffer.init.op is Op.CONST and not buffer.init.arg:
                 value = "0"
             filled = loop("i", "0", self.file.size(buffer), [f"values[i] = {value};"])
             lines += ["{", *indented([f"{kind} *const values = ({kind} *)((char *)state + at.{name});", *filled]), "}"]
         return lines
 
-    def _initial(self, value: Node) -> str:
+    def _first_codes(self, buffer: Buffer, form: Format) -> list[str]:
+        """The statements that encode the first values of a state, chunk by chunk."""
+        assert buffer.init is not None
+        codes, scales = self.file.fields_of(buffer.name)
+        value = narrowed(self._initial(buffer.init, "param[start + i]"), "float32")
+        value = "0" if buffer.init.op is Op.CONST and not buffer.init.arg else value
+        half = " / 2" * (form.bits == 4)
+        body = [
+            f"for (int64_t start = 0; start < count; start += {self.file.chunk}) {{",
+            *indented(
+                [
+                    f"const int64_t some = count - start < {self.file.chunk} ? count - start : {self.file.chunk};",
+                    f"float values[{self.file.chunk}];",
+                    *loop("i", "0", "some", [f"values[i] = {value};"]),
+                    f"encode_{function_name(form)}(codes + start{half}, scales + start / {form.block}, some, values);",
+                ]
+            ),
+            "}",
+        ]
+        kind = f"{form.code_dtype}_t"
+        return ["{", *indented([
+            f"{kind} *const codes = ({kind} *)((char *)state + at.{codes});",
+            f"float *const scales = (float *)((char *)state + at.{scales});", *body,
+        ]), "}"]  # fmt: skip
+
+    def _initial(self, value: Node, element: str = "param[i]") -> str:
         def leaf(n: Node) -> str:
-            return widened("param[i]", self.file.dtype) if n.op is Op.LOAD else self.file.known(n)
+            return widened(element, self.file.dtype) if n.op is Op.LOAD else self.file.known(n)
 
         return expression(self.file.program, value, leaf)
 

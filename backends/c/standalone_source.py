@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rulec.compiler.ir import Buffer
+from rulec.compiler.layout import Layout
 from rulec.compiler.pipeline import compile
 from rulec.standalone.cases import versions
 from rulec.standalone.prose import introduction, vendored
 
 from ..cstyle.element import literal
+from ..cstyle.format_words import format_functions
 from ..cstyle.text import comment, indented
 from .standalone import CFile
 from .standalone_public import Public
 from .standalone_step import StepText
-from .standalone_text import block, branch, extents, signature, wrapped
+from .standalone_text import block, branch, extents, guarded, signature, wrapped
 from .standalone_view import View
-from .standalone_words import TYPES, words_used
+from .standalone_words import C99, TYPES, words_used
 
-#: Elements in a chunk of a tensor, and columns in a tile of a matrix, for one call of a stage's function.
-CHUNK, TILE = 8192, 4096
+#: Columns in a tile of a matrix, for one call of a stage's function.
+TILE = 4096
 
 
 class Source:
@@ -45,17 +47,19 @@ class Source:
             )
             if part
         )
+        formats = guarded("\n".join(format_functions(self.file.formats, C99)))
+        formats += "\n" * bool(formats)
         lines = [
             *comment([*introduction(self.file.rule), "", *vendored()]), "", f'#include "{self.name}.h"', "",
             "#include <math.h>", "#include <stdbool.h>", "#include <stdlib.h>", "", *self._constants(body),
         ]  # fmt: skip
-        words = words_used(self.matrix_words + body) + self.matrix_words
+        words = words_used(self.matrix_words + formats + body) + self.matrix_words + formats
         whole = "\n".join(lines) + "\n\n" + words + body
         return "\n".join(line for x in whole.rstrip("\n").split("\n") for line in wrapped(x)) + "\n"
 
     def _constants(self, body: str) -> list[str]:
         told = {
-            f"{self.upper}_CHUNK": (CHUNK, "Elements that one thread updates at a time."),
+            f"{self.upper}_CHUNK": (self.file.chunk, "Elements that one thread updates at a time."),
             f"{self.upper}_TILE": (TILE, "Columns of a matrix that one thread updates at a time."),
         }
         lines = [
@@ -84,7 +88,7 @@ class Source:
                 "/* A tensor as the rule sees it: a batch of matrices. */",
                 *_struct(f"{self.name}_view", fields),
             ]
-        places = [f"size_t {self.states[n]};" for n in self.file.all_arrays()]
+        places = [f"size_t {field};" for n in self.file.all_arrays() for field in self.file.fields_of(n)]
         told = "/* Where the states lie, in bytes from the beginning of their block, and the bytes of it all. */"
         return [*lines, "", told, *_struct(f"{self.name}_places", [*places, "size_t bytes;"])]
 
@@ -95,7 +99,7 @@ class Source:
         body = [f"{self.name}_places found = {{0}};", f"size_t end = (sizeof({self.name}_head) + 63) / 64 * 64;"]
         cases = self.file.family.cases
         for kind, case in enumerate(cases):
-            lines = [line for b in self.file.arrays(case) for line in self._placed(b)]
+            lines = [line for b in self.file.arrays(case) for line in self._placed(b, case.versions[0].layout)]
             body += branch(f"view->kind == {kind}", lines) if len(cases) > 1 and lines else lines
         body += ["found.bytes = end;", "return found;"]
         if not self.file.shaped and not self.file.all_arrays():
@@ -105,12 +109,18 @@ class Source:
             body = body if any("view" in line for line in body) else ["(void)view;", *body]
         return [*signature(f"static {self.name}_places {self.name}_find", [self._whole()]), *block(body)]
 
-    def _placed(self, buffer: Buffer) -> list[str]:
-        kind = TYPES[self.file.state_dtype]
-        field = self.states[buffer.name]
-        size = self.file.size(buffer)
-        size = f"(size_t){size if size.isidentifier() else f'({size})'} * sizeof({kind})"
-        return [f"found.{field} = end;", f"end += ({size} + 63) / 64 * 64;"]
+    def _placed(self, buffer: Buffer, layout: Layout) -> list[str]:
+        form, size = layout.format(buffer.name), self.file.size(buffer)
+        if form is None:
+            parts = [(TYPES[layout.dtype(buffer.name)], size)]
+        else:
+            codes = size if form.bits == 8 else f"{size} / 2 + {size} % 2"
+            parts = [(f"{form.code_dtype}_t", codes), ("float", f"({size} + {form.block - 1}) / {form.block}")]
+        lines = []
+        for field, (kind, items) in zip(self.file.fields_of(buffer.name), parts, strict=False):
+            number = f"(size_t){items if items.isidentifier() else f'({items})'} * sizeof({kind})"
+            lines += [f"found.{field} = end;", f"end += ({number} + 63) / 64 * 64;"]
+        return lines
 
     def _checks(self) -> list[str]:
         """The function that checks the ranges of hyper-parameters."""
@@ -136,8 +146,8 @@ class Source:
                 self.matrix_words = self.matrix_words or step.matrices.words()
                 functions.append(step.text().rstrip("\n").split("\n"))
             for word, rule in self.file.moves().items():
-                program = compile(rule, case.facts, self.file.family.static)
-                (version,) = versions(rule, program, case.facts, {}, self.file.dtype, self.file.state_dtype)[:1]
+                program = compile(rule, case.facts, self.file.family.static, weights=self.file.storage.weights)
+                (version,) = versions(rule, program, case.facts, {}, self.file.dtype, self.file.storage)[:1]
                 function = self.file.inner_name(word, kind)
                 move = StepText(self.file, version, function, word, counts=False)
                 functions.append(move.text().rstrip("\n").split("\n"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from rulec.compiler.ir import Result
+from rulec.kernel.coded import coded_buffers
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
@@ -37,6 +38,8 @@ class StageText(ChunkLoops):
 
     def __init__(self, version: Version, index: int, name: str) -> None:
         super().__init__(version.program, version.layout, index, name)
+        #: The states in codes: the function gets their values.
+        self.coded = coded_buffers(version.layout, self.write.printer.loads(), self.nest.stored)
 
     def passed(self) -> list[Parameter]:
         """The parameters of the function after its range: buffers, vectors, scalars, and slots of reductions."""

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
+from rulec.compiler.layout import scale_name
+from rulec.kernel.coded import CodedBuffer
 from rulec.kernel.place import COL, ROW, TENSOR, is_shaped, place
 from rulec.language.node import Node, Op, walk
 from rulec.runtime.plan import Plan
 from rulec.standalone.cases import Version
 
 from ..cstyle.element import Parameter
+from ..cstyle.format_words import CodedNames, function_name
 from .standalone import CFile
 from .standalone_matrix import WRITTEN, MatrixFunctions
 from .standalone_numbers import LOOPS, Numbers, used
@@ -39,6 +42,10 @@ class StepText:
         self.taken = set(RESERVED) | {"t"}
         self.states = file.states
         self.pointers = self._pointers()
+        #: The variables of scales of states in codes, and of their values in a chunk.
+        self.codes = CodedNames(self.layout, self.taken)
+        self.values = {name: unique_name(f"{name}_values", self.taken) for name, _ in self.layout.formats}
+        self.taken |= {"some"} if self.layout.formats else set()
         self.matrices = MatrixFunctions(version, self.taken)
         self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
         #: Arrays of double for one step: name and size.
@@ -138,9 +145,11 @@ class StepText:
                 f"const {self.name}_places at = {self.name}_find({'view' if self.file.shaped else 'count'});"
             )
         for b in read:
-            kind = TYPES[self.layout.dtype(b.name)]
-            text = f"({kind} *)((char *)state + at.{self.states[b.name]})"
-            declared.append(f"{kind} *const {self.pointers[b.name]} = {text};")
+            form = self.layout.format(b.name)
+            kinds = [TYPES[self.layout.dtype(b.name)]] if form is None else [f"{form.code_dtype}_t", "float"]
+            names = [self.pointers[b.name], self.codes.scales.get(scale_name(b.name), "")]
+            for kind, name, field in zip(kinds, names, self.file.fields_of(b.name), strict=False):
+                declared.append(f"{kind} *const {name} = ({kind} *)((char *)state + at.{field});")
         t = [
             "const double t = (double)head->steps;"
             if not self.counts
@@ -185,9 +194,25 @@ class StepText:
         body = [
             f"const int64_t start = chunk * {chunk};",
             f"const int64_t stop = start + {chunk} < count ? start + {chunk} : count;",
-            *signature(stage.name, ["start", "stop", *self._arguments(stage)], ";"),
-        ]
+            *(self._coded_call(stage) if stage.coded else
+              signature(stage.name, ["start", "stop", *self._arguments(stage)], ";")),
+        ]  # fmt: skip
         return [*_parallel("chunks"), *loop("chunk", "0", "chunks", body)]
+
+    def _coded_call(self, stage: StageText) -> list[str]:
+        """The call for a chunk whose states are decoded before it and encoded after it."""
+        lines = ["const int64_t some = stop - start;"]
+        lines += [f"float {self.values[buffer.name]}[{self.name.upper()}_CHUNK];" for buffer in stage.coded]
+        lines += [self._moved("decode", buffer) for buffer in stage.coded if buffer.loaded]
+        lines += signature(stage.name, ["0", "some", *self._arguments(stage)], ";")
+        return lines + [self._moved("encode", buffer) for buffer in stage.coded if buffer.stored]
+
+    def _moved(self, way: str, buffer: CodedBuffer) -> str:
+        """The call that decodes or encodes a state in a chunk."""
+        form, name = buffer.format, buffer.name
+        codes, scales = self.pointers[name], self.codes.scales[scale_name(name)]
+        at = f"{codes} + start{' / 2' * (form.bits == 4)}, {scales} + start / {form.block}"
+        return f"{way}_{function_name(form)}({at}, some, {self.values[name]});"
 
     def _tiles(self, stage: StageText) -> list[str]:
         wide = f"{self.name.upper()}_TILE"
@@ -204,12 +229,13 @@ class StepText:
         return [self._argument(p, stage) for p in stage.passed()]
 
     def _argument(self, parameter: Parameter, stage: StageText) -> str:
+        start = " + start" * bool(stage.coded)
         if parameter.kind == "buffer":
-            return self.pointers[parameter.of]
+            return self.values.get(parameter.of) or f"{self.pointers[parameter.of]}{start}"
         if parameter.kind == "vector":
             result = self.program.result(parameter.of)
             if parameter.of in self.matrices.results:
-                return self.matrices.results[parameter.of]
+                return f"{self.matrices.results[parameter.of]}{start}"
             letters = self._letters(result)
             return self.numbers.text(result.value, letters).removesuffix(f"[{LOOPS[letters][0]}]")
         if parameter.kind == "scalar":

@@ -26,6 +26,11 @@ def branch(condition: str, body: Sequence[str]) -> list[str]:
     return [f"if ({condition}) {{", *indented(body), "}"]
 
 
+def guarded(text: str) -> str:
+    """A text whose directives for OpenMP are left out by compilers without it."""
+    return re.sub(r"^#pragma omp .*$", r"#ifdef _OPENMP\n\g<0>\n#endif", text, flags=re.MULTILINE)
+
+
 def signature(head: str, parameters: Sequence[str], end: str = "") -> list[str]:
     """`head(parameters)end` on as many lines as it needs."""
     line = f"{head}({', '.join(parameters) or 'void'}){end}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rulec.backend.printer import StagePrinter
 from rulec.language.node import Node, Op, node
 from rulec.language.rule import Rule
+from rulec.runtime.storage import Storage
 
 from ..array_print import Dialect, StageFunction
 from ..python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
@@ -122,8 +123,8 @@ class JaxFile(OneFile):
     )  # fmt: skip
     makes_function = True
 
-    def __init__(self, rule: Rule, name: str, dtype: str, state_dtype: str) -> None:
-        super().__init__(rule, name, dtype, state_dtype)
+    def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
+        super().__init__(rule, name, dtype, storage)
         self.states = field_names(self.program.states, ("step", "count", "index"))
         # JAX may have no wider dtype.
         self.real = self.precise = self.layout.compute

@@ -23,6 +23,12 @@ RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 BackendOption = Annotated[str, typer.Option("--backend", "-b", help="The backend: `rulec doctor` lists them.")]
 DtypeOption = Annotated[str, typer.Option(help="The dtype of parameters and gradients, and of states.")]
+StateDtypeOption = Annotated[
+    str, typer.Option(metavar="WORD", help="The dtype or format of states, where it is another, or v=dynamic8,m=int8.")
+]
+WeightsOption = Annotated[
+    str, typer.Option(help="The kind of 16-bit weights: split, split24, master, kahan or stochastic.")
+]
 HyperOption = Annotated[
     list[str] | None, typer.Option("--hyper", metavar="NAME=NUMBER", help="A hyper-parameter; may be repeated.")
 ]
@@ -115,6 +121,17 @@ def check_dtype(dtype: str) -> str:
     if dtype not in FLOATS:
         raise RulecError(f"there is no dtype {dtype!r}{did_you_mean(dtype, FLOATS)}: use {', '.join(FLOATS)}")
     return dtype
+
+
+def check_state_dtypes(text: str) -> dict[str, str]:
+    """The dtypes and formats of states by name, `""` for all others, of `WORD` or `NAME=WORD,NAME=WORD`."""
+    words: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        name, equals, word = part.strip().rpartition("=")
+        if name in words or (equals and not name):
+            raise RulecError(f"--state-dtype {text!r} is no list such as v=dynamic8,m=int8: give each state once")
+        words[name.strip()] = check_state_dtype(word.strip())
+    return words
 
 
 def check_state_dtype(word: str) -> str:

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from rulec.cli.arguments import DtypeOption, JsonFlag, RuleArgument, check_dtype, find_rule
+from rulec.cli.arguments import (
+    DtypeOption,
+    JsonFlag,
+    RuleArgument,
+    StateDtypeOption,
+    WeightsOption,
+    check_dtype,
+    check_state_dtypes,
+    find_rule,
+)
 from rulec.cli.console import print_json
 from rulec.errors import RulecError
 
@@ -22,7 +31,8 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write to.")] = Path("."),
     name: Annotated[str, typer.Option(help="What files and functions are called; the rule's name by default.")] = "",
     dtype: DtypeOption = "float32",
-    state_dtype: Annotated[str, typer.Option(help="The dtype of states, where it is another.")] = "",
+    state_dtype: StateDtypeOption = "",
+    weights: WeightsOption = "",
     json: JsonFlag = False,
 ) -> None:
     """Write a rule as source files that need nothing of rulec, to copy into a project.
@@ -30,11 +40,12 @@ def build(
     C99 with a header and declarations for Fortran and Julia, or one Python file: an optimizer for torch (a fused Triton
     kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
     """
+    from rulec.runtime.storage import Storage
     from rulec.standalone.prose import written
 
     loaded = find_rule(rule)
-    states = check_dtype(state_dtype) if state_dtype else ""
-    files = written(loaded, backend, name=name, dtype=check_dtype(dtype), state_dtype=states)
+    storage = Storage(check_state_dtypes(state_dtype), weights)
+    files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage)
     paths = [_write(out, file, text) for file, text in files.items()]
     if json:
         print_json({"rule": loaded.name, "backend": backend, "files": [str(path) for path in paths]})

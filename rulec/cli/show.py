@@ -11,8 +11,10 @@ from rulec.cli.arguments import (
     DtypeOption,
     JsonFlag,
     RuleArgument,
+    StateDtypeOption,
+    WeightsOption,
     check_dtype,
-    check_state_dtype,
+    check_state_dtypes,
     find_rule,
 )
 from rulec.cli.console import print_json, print_source
@@ -31,10 +33,8 @@ def show(
     rule: RuleArgument,
     backend: BackendOption = "cpu",
     dtype: DtypeOption = "float32",
-    state_dtype: Annotated[str, typer.Option(help="The dtype or format of states, where it is another.")] = "",
-    weights: Annotated[
-        str, typer.Option(help="The kind of 16-bit weights: split, split24, master, kahan or stochastic.")
-    ] = "",
+    state_dtype: StateDtypeOption = "",
+    weights: WeightsOption = "",
     epilogue: Annotated[
         bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
     ] = False,
@@ -124,7 +124,8 @@ def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
     from rulec.compiler.layout import layout_for
     from rulec.runtime.storage import FEWEST_CODED, Storage
 
-    storage = Storage({"": check_state_dtype(state_dtype)} if state_dtype else {})
+    storage = Storage(check_state_dtypes(state_dtype))
+    storage.check([program.rule])
     states, formats = storage.of(program, dtype, FEWEST_CODED)
     return layout_for(program, dtype, states=states, formats=formats)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import Program
-from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, kernel_for
+from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
 from rulec.compiler.view import matrix_view
@@ -17,6 +17,7 @@ from rulec.language.node import FACTS, Kind, Node, Op, const, names_in, rewrite,
 from rulec.language.rule import Rule
 from rulec.language.text import expression_text
 from rulec.runtime.plan import Plan, needs_matrix
+from rulec.runtime.storage import FEWEST_CODED, Storage
 
 #: Most branches on `t` and hyper-parameters to write out, each outcome as a version of its own.
 MOST_PREDICATES = 3
@@ -61,16 +62,18 @@ class Family:
     static: Mapping[str, float]
 
 
-def family(rule: Rule, dtype: str, state_dtype: str, form: str, written: frozenset[Op] = frozenset()) -> Family:
+def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozenset[Op] = frozenset()) -> Family:
     """All programs of a rule for tensors of this dtype; CannotBuild where `form`, a kind of file, cannot have them.
 
     `written` are the matrix functions of the form.
     """
     rule = rule.standalone()
     static = static_defaults(rule)
-    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, form, written))
+    storage.check([rule])
+    storage.check_weights([dtype])
+    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, storage, form, written))
     cases = tuple(
-        Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, state_dtype)))
+        Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, storage)))
         for program, facts, truths in groups
     )
     applies = None if rule.applies_to is None else _untagged(rule.applies_to)
@@ -92,7 +95,7 @@ def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
 
 
 def _by_truth(
-    rule: Rule, static: Mapping[str, float], form: str, written: frozenset[Op]
+    rule: Rule, static: Mapping[str, float], storage: Storage, form: str, written: frozenset[Op]
 ) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
     """Values of the conditions -> the program for a shape with these values, and the facts of one such shape."""
     conditions = _conditions(rule, static)
@@ -105,7 +108,7 @@ def _by_truth(
             continue
         truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
         if truths not in programs:
-            program = compile(rule, facts)
+            program = compile(rule, facts, weights=storage.weights)
             refuse_shared(program, form)
             refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
@@ -159,17 +162,17 @@ def _fewest(
 
 
 def versions(
-    rule: Rule, program: Program, facts: Mapping[str, float], static: Mapping[str, float], dtype: str, state_dtype: str
+    rule: Rule, program: Program, facts: Mapping[str, float], static: Mapping[str, float], dtype: str, storage: Storage
 ) -> list[Version]:
     """A version for each outcome of a program's predicates, and for both orientations where the rule turns matrices."""
     outcomes = []
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-        chosen = compile(rule, facts, static, assumed) if assumed else program
+        chosen = compile(rule, facts, static, assumed, weights=storage.weights) if assumed else program
         turnable = rule.view.get("short") == "first" and (is_shaped(chosen) or needs_matrix(chosen) is not None)
         for turned in (False, True)[: 1 + turnable]:
-            states = dict.fromkeys((b.name for b in chosen.states), state_dtype or dtype)
-            last, layout = kernel_for(chosen, dtype, states=states, transposed=turned)
+            states, formats = storage.of(chosen, dtype, FEWEST_CODED)
+            last, layout = scheduled(chosen, layout_for(chosen, dtype, None, states, False, turned, formats))
             outcomes.append(Version(decided, turned, last, layout, Plan(last)))
     return outcomes
 
@@ -224,7 +227,7 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
     for value in values(program):
         if value.op.kind is Kind.MATRIX and value.op not in written:
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
-        if value.op.kind is Kind.RANDOM:
+        if value.op.kind is Kind.RANDOM or value.op is Op.CHANCE:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 
 

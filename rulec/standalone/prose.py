@@ -12,6 +12,7 @@ from typing import cast
 from rulec.errors import RulecError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.runtime.storage import Storage
 
 LICENCE = """\
 MIT License
@@ -92,15 +93,16 @@ WRITTEN = ("c", "triton", "cupy", "jax", "numpy")
 
 
 def written(
-    rule: Rule, backend: str, *, name: str = "", dtype: str = "float32", state_dtype: str = ""
+    rule: Rule, backend: str, *, name: str = "", dtype: str = "float32", storage: Storage | None = None
 ) -> Mapping[str, str]:
     """Name -> text of the files of a rule for a backend, always the same for the same rule.
 
-    `name` is the name of files and functions, by default the rule's own. Raises RulecError for a backend without files
-    of its own, and CannotBuild, with the reason, for a rule without such a form.
+    `name` is the name of files and functions, by default the rule's own; `storage` says how states and parameters lie
+    in memory, by default in `dtype`. Raises RulecError for a backend without files of its own, TensorError or
+    HyperError for an unknown or unsafe storage, and CannotBuild, with the reason, for a rule without such a form.
     """
     if backend not in WRITTEN:
         known = ", ".join(WRITTEN)
         raise RulecError(f"rulec build writes nothing for {backend!r}{did_you_mean(backend, WRITTEN)}: choose {known}")
     writer = importlib.import_module(f"rulec_backends.{backend}.standalone")
-    return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, state_dtype))
+    return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, storage or Storage()))

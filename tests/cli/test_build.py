@@ -41,6 +41,15 @@ def test_dtypes(tmp_path: Path) -> None:
     assert "float *restrict m_at" in source
 
 
+def test_states_in_codes_and_weights_in_parts(tmp_path: Path) -> None:
+    words = ("--dtype", "bfloat16", "--state-dtype", "v=dynamic8,m=int8/64", "--weights", "split")
+    run("build", "adamw", "-o", str(tmp_path), *words)
+    source = (tmp_path / "adamw.c").read_text()
+    assert "decode_int8_64_signed(m" in source
+    assert "encode_dynamic8_256_unsigned_floor(v" in source
+    assert "int16_t *restrict param__low_at" in source
+
+
 def test_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     run("build", "adafactor", "-o", str(tmp_path))
     before = {x.name: x.read_bytes() for x in tmp_path.iterdir()}
@@ -53,7 +62,11 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "writes nothing for 'cuda'" in error("build", "adamw", "--backend", "cuda", *at)
     assert "there is no rule 'adamww'; did you mean 'adamw'?" in error("build", "adamww", *at)
     assert "there is no dtype 'float31'" in error("build", "adamw", "--dtype", "float31", *at)
-    assert "there is no dtype 'half'" in error("build", "adamw", "--state-dtype", "half", *at)
+    assert "there is no state dtype 'half'" in error("build", "adamw", "--state-dtype", "half", *at)
+    assert "give each state once" in error("build", "adamw", "--state-dtype", "v=int8,v=int8", *at)
+    assert "no state 'w'" in error("build", "adamw", "--state-dtype", "w=int8", *at)
+    assert "it keeps no states in codes" in error("build", "adamw", "-b", "jax", "--state-dtype", "dynamic8", *at)
+    assert "it draws random numbers" in error("build", "adamw", "--dtype", "bfloat16", "--weights", "stochastic", *at)
     assert "--name 'a b' is no name of a function" in error("build", "adamw", "--name", "a b", *at)
     assert "cannot write Prodigy as C: it takes a sum over all tensors" in error("build", "prodigy", *at)
     assert not (tmp_path / "nothing").exists()

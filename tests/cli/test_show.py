@@ -77,3 +77,4 @@ def test_mistakes() -> None:
     assert "there is no backend 'cpuu'; did you mean 'cpu'?" in error("show", "adam", "--backend", "cpuu")
     assert "there is no dtype 'float31'" in error("show", "adam", "--dtype", "float31")
     assert "there is no state dtype 'half'" in error("show", "adam", "--state-dtype", "half")
+    assert "no state 'w'" in error("show", "adam", "--state-dtype", "w=int8")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rulec import Rule
 from rulec.array.arrays import numpy_dtype
+from rulec.runtime.storage import Storage
 from rulec.standalone.prose import file_name, written
 from rulec_backends.c.compile import processor
 from rulec_backends.c.standalone import CFile
@@ -41,13 +42,22 @@ def compiled(folder: Path, name: str, *more: str) -> Path:
     return kept(f"lib{name}.so", (version("gcc"), processor(), *command, *texts), make)
 
 
+def storage_of(state_dtype: str | Mapping[str, str] = "", weights: str = "") -> Storage:
+    """The storage with one word for all states, or words by name."""
+    words = state_dtype if isinstance(state_dtype, Mapping) else {"": state_dtype} if state_dtype else {}
+    return Storage(words, weights)
+
+
 class CRule:
     """The C functions of a rule, for tensors of one dtype."""
 
-    def __init__(self, rule: Rule, folder: Path, dtype: str = "float32", state_dtype: str = "", *flags: str) -> None:
-        self.name, self.dtype = file_name(rule, ""), dtype
-        self.file = CFile(rule, self.name, dtype, state_dtype)
-        for name, text in written(rule, "c", dtype=dtype, state_dtype=state_dtype).items():
+    def __init__(
+        self, rule: Rule, folder: Path, dtype: str = "float32", state_dtype: str | Mapping[str, str] = "", *flags: str,
+        weights: str = "",
+    ) -> None:  # fmt: skip
+        self.name, self.dtype, storage = file_name(rule, ""), dtype, storage_of(state_dtype, weights)
+        self.file = CFile(rule, self.name, dtype, storage)
+        for name, text in written(rule, "c", dtype=dtype, storage=storage).items():
             (folder / name).write_text(text)
         self.library = ctypes.CDLL(str(compiled(folder, self.name, *flags)))
         self.fields = [field for field, _ in self.file.defaults]

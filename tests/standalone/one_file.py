@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rulec
+from rulec.runtime.storage import Storage
 from rulec.standalone.prose import written
 
 Array = NDArray[Any]
@@ -65,7 +66,8 @@ class Case:
     def write(self, folder: Path, backend: str, program: str) -> None:
         """Writes the file, the program and the arrays into a folder."""
         rule = rulec.load(self.rule)
-        ((name, text),) = written(rule, backend, name="rule", dtype=self.dtype, state_dtype=self.state_dtype).items()
+        storage = Storage({"": self.state_dtype} if self.state_dtype else {})
+        ((name, text),) = written(rule, backend, name="rule", dtype=self.dtype, storage=storage).items()
         assert name == "rule.py"
         (folder / name).write_text(text)
         (folder / "program.py").write_text(program)

@@ -21,6 +21,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import needs_matrix
+from rulec.runtime.storage import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.c.standalone import CFile
@@ -51,7 +52,7 @@ def built() -> list[str]:
     names = []
     for name in [*rulec.rules(wrappers=False), *COMPOSED]:
         try:
-            file = CFile(rulec.load(name), "rule", "float32", "")
+            file = CFile(rulec.load(name), "rule", "float32", Storage())
         except CannotBuild:
             continue
         if not any(needs_matrix(case.program) for case in file.family.cases):

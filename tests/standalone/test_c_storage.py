@@ -1,0 +1,178 @@
+"""States in codes and weights of sixteen bits in the C that `rulec build` writes, against the numpy backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+import rulec.array
+from rulec.array.arrays import numpy_dtype
+from rulec.errors import HyperError, TensorError
+from rulec.runtime.storage import Storage
+from rulec.standalone.cases import CannotBuild
+from rulec.standalone.prose import written
+from tests.standalone.c_library import CRule, CRun, drawn
+from tests.standalone.test_c import FAST
+
+#: Blocks that end in the middle of a tensor, an odd number of codes, and several chunks.
+SHAPES = ((4096 + 5,), (65, 127))
+
+WORDS: tuple[tuple[str, str | Mapping[str, str]], ...] = (
+    ("adamw", "dynamic8"), ("adamw", "dynamic4"), ("adamw", "softsign8"), ("adamw", "float8_e4m3"),
+    ("adamw", {"m": "int8", "v": "dynamic8/64"}), ("adamw", {"v": "int8/4096"}),
+    ("adamw", {"": "bfloat16", "v": "int8"}),
+    ("lion", "int8"), ("lion", "float8_e5m2"), ("momentum", "dynamic4"), ("rmsprop", "dynamic8"),
+)  # fmt: skip
+
+
+def text_of(word: Any) -> str:
+    return ",".join(f"{k}={v}" for k, v in word.items()).replace("/", "_") if isinstance(word, Mapping) else str(word)
+
+
+def alike(run: CRun, params: Sequence[Any], optimizer: Any) -> None:
+    """The parameters and all states have the same bits; a state's bytes lie in the block somewhere."""
+    for array, block, param, key in zip(run.arrays, run.states, params, optimizer.names, strict=True):
+        assert array.tobytes() == param.tobytes()
+        for name, state in optimizer.state(key).items():
+            if name != "step":
+                assert np.asarray(state).tobytes() in block.tobytes(), name
+
+
+def compared(rule: rulec.Rule, crule: CRule, steps: int = 4, **keywords: Any) -> None:
+    params, grads = drawn(3, SHAPES, steps)
+    arrays = [p.astype(numpy_dtype(crule.dtype)) for p in params]
+    run = CRun(crule, arrays)
+    twins = [a.copy() for a in arrays]
+    optimizer = rulec.array.Optimizer(rule, twins, backend="numpy", **keywords)
+    for number, each in enumerate(grads):
+        # Magnitudes of a tensor differ by powers of ten, and one block of it has no gradient.
+        given = [g * np.logspace(-4, 0, g.size).reshape(g.shape) for g in each]
+        for g in given:
+            g.reshape(-1)[512:1024] = 0
+        rounded = [g.astype(numpy_dtype(crule.dtype)) for g in given]
+        run.step(rounded)
+        optimizer.step(rounded)
+        if number == 0:
+            alike(run, twins, optimizer)
+    alike(run, twins, optimizer)
+
+
+@pytest.mark.parametrize(("name", "word"), WORDS, ids=lambda x: text_of(x))
+def test_steps_in_codes_have_the_bits_of_the_definition(name: str, word: Any, tmp_path: Path) -> None:
+    rule = rulec.load(name)
+    compared(rule, CRule(rule, tmp_path, "float32", word), state_dtype=word)
+
+
+@pytest.mark.parametrize("kind", ["split", "split24", "master", "kahan"])
+@pytest.mark.parametrize("word", ["", "dynamic8"])
+def test_weights_of_sixteen_bits_have_the_bits_of_the_definition(kind: str, word: str, tmp_path: Path) -> None:
+    rule = rulec.load("adamw")
+    crule = CRule(rule, tmp_path, "bfloat16", word, weights=kind)
+    compared(rule, crule, weights=kind, **({"state_dtype": word} if word else {}))
+
+
+def test_a_master_copy_of_float16(tmp_path: Path) -> None:
+    rule = rulec.load("lion")
+    compared(rule, CRule(rule, tmp_path, "float16", "int8", weights="master"), weights="master", state_dtype="int8")
+
+
+def test_the_header_tells_of_the_storage() -> None:
+    header = written(rulec.load("adamw"), "c", dtype="bfloat16", storage=Storage({"v": "dynamic4"}, "split"))["adamw.h"]
+    assert "v dynamic4/128" in header
+    assert "Weights are stored as split" in header
+
+
+def test_what_the_manual_says_to_compile_with_changes_no_bit(tmp_path: Path) -> None:
+    rule, word = rulec.load("adamw"), {"m": "int8", "v": "dynamic8"}
+    compared(rule, CRule(rule, tmp_path, "bfloat16", word, *FAST, weights="split"), state_dtype=word, weights="split")
+
+
+def test_a_value_that_is_not_finite_takes_its_block_alone(tmp_path: Path) -> None:
+    rule = rulec.load("lion")
+    run = CRun(CRule(rule, tmp_path, "float32", "dynamic8"), [np.ones(4096, np.float32)])
+    grad = np.ones(4096, np.float32)
+    grad[300] = np.inf
+    run.step([grad])
+    run.step([np.ones(4096, np.float32)])
+    assert np.isnan(run.arrays[0][256:512]).all()
+    assert np.isfinite(np.delete(run.arrays[0], np.arange(256, 512))).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind"),
+    [
+        ("lamb", "float32", ""), ("clip_by_norm >> adamw", "float32", ""), ("schedule_free(adam)", "float32", ""),
+        ("schedule_free(adam)", "bfloat16", "split"),
+    ],
+)  # fmt: skip
+def test_sums_and_points_of_evaluation(name: str, dtype: str, kind: str, tmp_path: Path) -> None:
+    """Sums are in another order, so a code may be the next one here and there."""
+    rule, (params, grads) = rulec.load(name), drawn(5, SHAPES, 2)
+    crule, own = CRule(rule, tmp_path, dtype, "dynamic8", "-fopenmp", weights=kind), numpy_dtype(dtype)
+    arrays = [p.astype(own) for p in params]
+    run = CRun(crule, arrays)
+    twins, options = [a.copy() for a in arrays], {"state_dtype": "dynamic8", "weights": kind or None}
+    optimizers: list[Any] = [rulec.array.Optimizer(rule, [a], backend="numpy", **options) for a in twins]
+    for each in grads:
+        rounded = [g.astype(own) for g in each]
+        run.step(rounded)
+        for optimizer, grad in zip(optimizers, rounded, strict=True):
+            optimizer.step([grad])
+    if rule.evaluate is not None:
+        run.move("to_evaluation")
+        for optimizer in optimizers:
+            optimizer.eval()
+    for ours, theirs, before in zip(run.arrays, twins, arrays, strict=True):
+        ours, theirs, before = (x.astype(np.float64) for x in (ours, theirs, before))
+        assert np.abs(ours - theirs).mean() <= 1e-4 * np.abs(theirs - before).mean()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({"word": "dynamic8"}, {"word": "float8_e4m3"}), ({"word": {"v": "int8"}}, {"word": {"v": "softsign8/256"}}),
+        ({"kind": "split"}, {"kind": "kahan"}),
+    ],
+)  # fmt: skip
+def test_a_block_of_another_storage_is_refused(pair: Sequence[Mapping[str, Any]], tmp_path: Path) -> None:
+    rule, runs = rulec.load("adamw"), []
+    for number, each in enumerate(pair):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        crule = CRule(rule, folder, "bfloat16", each.get("word", ""), weights=each.get("kind", ""))
+        runs.append(CRun(crule, [np.ones(5000, numpy_dtype("bfloat16"))]))
+    with pytest.raises(AssertionError, match="was not initialised"):
+        CRun.step(_with_states(*runs), [np.ones(5000, np.float32)])
+
+
+def _with_states(run: CRun, other: CRun) -> CRun:
+    run.states = [block.copy() for block in other.states]
+    return run
+
+
+@pytest.mark.parametrize("backend", ["triton", "cupy", "jax", "numpy"])
+@pytest.mark.parametrize("storage", [Storage({"": "dynamic8"}), Storage(weights="split")], ids=["codes", "split"])
+def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -> None:
+    with pytest.raises(CannotBuild, match=r"states in codes|weights in parts"):
+        written(rulec.load("adamw"), backend, dtype="bfloat16", storage=storage)
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "kind", "words"),
+    [
+        ("adamw", Storage({"w": "dynamic8"}), TensorError, "no state 'w'"),
+        ("adamw", Storage({"v": "int7"}), TensorError, "int7"),
+        ("prodigy", Storage({"x0": "int8"}), HyperError, "x0"),
+        ("adamw", Storage(weights="stochastic"), CannotBuild, "random numbers"),
+        ("adamw", Storage(weights="splitt"), HyperError, "splitt"),
+        ("came", Storage({"": "dynamic8"}), CannotBuild, "rows or columns"),
+    ],
+)
+def test_storages_that_cannot_be_are_refused_by_name(name: str, storage: Storage, kind: Any, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        written(rulec.load(name), "c", dtype="bfloat16", storage=storage)
